@@ -1,0 +1,10 @@
+//! The etcd port: what the operators ask of an etcd cluster, as a trait, with the real client and a fake.
+//!
+//! Callers name the members they want to reach by client URL; nothing here knows Kubernetes.
+//! Every call has a deadline that is really applied: a member that hangs costs its caller that long and no more.
+
+mod port;
+
+pub use port::{
+    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
+};

@@ -1,0 +1,168 @@
+//! The trait and its words. No I/O here.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+/// The 64-bit ID of an etcd cluster; shown in hexadecimal as `etcdctl` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClusterId(pub u64);
+
+/// The 64-bit ID of a member; shown in hexadecimal as `etcdctl` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MemberId(pub u64);
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// One entry of etcd's member list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The member's ID: the only thing membership changes are addressed by.
+    pub id: MemberId,
+    /// Empty until the member has started for the first time.
+    pub name: String,
+    /// The URLs its peers reach it by, as registered.
+    pub peer_urls: Vec<String>,
+    /// Empty until the member has started for the first time.
+    pub client_urls: Vec<String>,
+    /// A learner receives the log and has no vote.
+    pub is_learner: bool,
+}
+
+/// A linearizable member list: it was confirmed by a quorum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
+    /// From the response header.
+    pub cluster_id: ClusterId,
+    /// Sorted by ID.
+    pub members: Vec<Member>,
+}
+
+/// What one member says of itself (`Maintenance.Status`), answered locally, without a quorum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// From the response header: the cluster this member believes to be part of.
+    pub cluster_id: ClusterId,
+    /// From the response header: the member that answered.
+    pub member_id: MemberId,
+    /// The etcd version the member runs, such as `3.6.16`.
+    pub version: String,
+    /// `None` when the member knows of no leader.
+    pub leader: Option<MemberId>,
+    /// Whether the member is a learner in its own view.
+    pub is_learner: bool,
+    /// The store revision applied on this member.
+    pub revision: i64,
+    /// The raft term of the member.
+    pub raft_term: u64,
+    /// The index of the last committed raft entry the member knows.
+    pub raft_index: u64,
+    /// The index of the last raft entry the member has applied.
+    pub raft_applied_index: u64,
+    /// Bytes of the database file.
+    pub db_size: i64,
+    /// Bytes of the database in use.
+    pub db_size_in_use: i64,
+    /// Problems the member reports itself: alarms, corruption, no leader.
+    pub errors: Vec<String>,
+}
+
+/// What an alarm is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AlarmKind {
+    /// The quota is used up; the cluster refuses writes.
+    NoSpace,
+    /// The member's data differs from the others'.
+    Corrupt,
+}
+
+/// A raised alarm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Alarm {
+    /// Whose alarm it is.
+    pub member: MemberId,
+    /// What it is about.
+    pub kind: AlarmKind,
+}
+
+/// The answer to an addition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Added {
+    /// The ID etcd gave the new member.
+    pub id: MemberId,
+    /// The list after the addition: what the new member's `--initial-cluster` is made from.
+    pub members: Members,
+}
+
+/// A snapshot being streamed: the database file followed by its 32-byte SHA-256.
+pub struct Snapshot {
+    /// The chunks as the member sends them, trailer included.
+    pub chunks: BoxStream<'static, Result<Bytes, Error>>,
+    /// The etcd version the member named in the stream; absent before etcd 3.6.
+    pub version: Option<String>,
+}
+
+/// Why an etcd call did not do what was asked. Texts never carry credentials.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// None of the members answered: unknown, not empty (invariant 1).
+    #[error("no member could be reached: {0}")]
+    Unreachable(String),
+    /// A member was reached and did not answer in time; a linearizable call without a quorum ends here.
+    #[error("no answer within the deadline from {0}")]
+    Timeout(String),
+    /// etcd refuses for now (`unhealthy cluster`, `too many learners`, learner not ready, no leader).
+    #[error("etcd refuses for now: {0}")]
+    Unavailable(String),
+    /// The named member is not in the list.
+    #[error("member not found")]
+    MemberNotFound,
+    /// A member with these peer URLs exists already.
+    #[error("a member with this peer URL exists already")]
+    PeerUrlExists,
+    /// Authentication or authorisation failed.
+    #[error("access denied: {0}")]
+    AccessDenied(String),
+    /// TLS handshake or certificate trouble.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// Anything else etcd answered.
+    #[error("etcd answered: {0}")]
+    Other(String),
+}
+
+/// What the operators ask of an etcd cluster. Client URLs look like `http://name.namespace.svc:2379`.
+///
+/// `via` lists members any of which may answer; they are tried until one does.
+#[async_trait]
+pub trait Etcd: Send + Sync {
+    /// The linearizable member list.
+    async fn members(&self, via: &[String]) -> Result<Members, Error>;
+    /// One member's own view.
+    async fn status(&self, member: &str) -> Result<Status, Error>;
+    /// The alarms raised in the cluster.
+    async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
+    /// Adds a member that is not started yet.
+    async fn add_member(&self, via: &[String], peer_urls: &[String], learner: bool) -> Result<Added, Error>;
+    /// Makes a learner that has caught up a voter.
+    async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
+    /// Removes a member; removing one that is not there is `MemberNotFound`.
+    async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
+    /// Hands leadership from the leader, reached at its own client URL, to another voter.
+    async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error>;
+    /// Streams a snapshot from one member. The deadline is for progress, not for the whole.
+    async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
+}
