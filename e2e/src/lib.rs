@@ -1,1 +1,24 @@
-//! e2e
+//! The vocabulary of the end-to-end tests: a namespace with operators in it, typed waits, a client's view of etcd.
+//!
+//! It sees the product as a user does: the chart, custom resources, `kubectl`, etcd's own API. Of the product's
+//! crates it knows `api` alone.
+
+pub mod bucket;
+pub mod chart;
+pub mod env;
+pub mod keyspace;
+pub mod kubectl;
+pub mod objects;
+pub mod sandbox;
+pub mod wait;
+
+pub use env::Env;
+pub use keyspace::Keyspace;
+pub use sandbox::{Sandbox, scenario};
+pub use wait::until;
+
+use std::time::Duration;
+
+/// How long a test waits for something that takes seconds on an idle machine. A test never waits this long unless
+/// it is about to fail: waits end with their condition.
+pub const PATIENCE: Duration = Duration::from_secs(180);

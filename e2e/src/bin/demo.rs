@@ -1,0 +1,288 @@
+//! The main job, shown from end to end: `cargo xtask demo` runs this against the testbed or a cluster of the user's.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use e2e::bucket::Bucket;
+use e2e::objects::{Kind, await_object, condition, conditions_line, field, has_condition, ready_members};
+use e2e::wait::Look;
+use e2e::{Env, Keyspace, chart, kubectl, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::api::{Api, DynamicObject, ListParams};
+
+/// Install the operators, run a cluster, back it up, lose it, restore it, and read every key back.
+#[derive(Parser)]
+struct Arguments {
+    /// Leave the restored cluster and the operators in place and print how to use them.
+    #[arg(long)]
+    keep: bool,
+    /// Keys to write before the backup.
+    #[arg(long, default_value_t = 10_000)]
+    keys: usize,
+    /// Namespace to work in; made if it does not exist.
+    #[arg(long, default_value = "etcd-demo")]
+    namespace: String,
+    /// Bucket for the backup; made if it does not exist.
+    #[arg(long, default_value = "etcd-demo")]
+    bucket: String,
+}
+
+const CLUSTER: &str = "example-etcd-cluster";
+const KEY: &str = "demo/etcd.backup";
+const WITHIN: Duration = Duration::from_secs(300);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let env = Env::from_vars()?;
+    let client = env.client().await?;
+    let mut demo = Demo { arguments, env, client, steps: Vec::new() };
+    let outcome = demo.run().await;
+    if outcome.is_err() {
+        let looks: [&[&str]; 3] = [
+            &["get", "etcdclusters,etcdbackups,etcdrestores,pods", "-o", "wide"],
+            &["get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"],
+            &["logs", "-l", "app.kubernetes.io/name=etcd-operator", "--prefix", "--tail=25"],
+        ];
+        for look in looks {
+            eprintln!("\n--- kubectl {}\n{}", look.join(" "), demo.kubectl(look).await.unwrap_or_else(|e| e.to_string()));
+        }
+    }
+    outcome
+}
+
+struct Demo {
+    arguments: Arguments,
+    env: Env,
+    client: kube::Client,
+    steps: Vec<(String, Duration, String)>,
+}
+
+/// What the demo remembers from before the loss.
+struct Before {
+    revision: i64,
+    cluster_id: String,
+}
+
+impl Demo {
+    async fn run(&mut self) -> Result<()> {
+        let s3 = self.env.s3()?.clone();
+        let begun = Instant::now();
+        self.prepare_namespace().await?;
+        self.step("install the chart: three operators", async |demo| demo.install().await).await?;
+        self.step("create a cluster of 3 members", async |demo| demo.create_cluster().await).await?;
+        let before = {
+            let keys = self.arguments.keys;
+            self.step(&format!("write {keys} keys"), async |demo| demo.write().await).await?
+        };
+        let bucket = Bucket::create(&s3, &self.arguments.bucket).await?;
+        self.step("back it up to S3", async |demo| demo.back_up(&bucket, &before).await).await?;
+        self.step("delete the cluster with its data", async |demo| demo.lose().await).await?;
+        self.step("restore it", async |demo| demo.restore(&bucket).await).await?;
+        self.step("grow to 3 members again", async |demo| demo.await_cluster().await).await?;
+        self.step("read every key back", async |demo| demo.verify(&before).await).await?;
+        self.print_table(begun.elapsed());
+        if self.arguments.keep {
+            self.print_usage();
+        } else {
+            self.remove().await?;
+        }
+        Ok(())
+    }
+
+    async fn step<T>(&mut self, what: &str, body: impl AsyncFnOnce(&Self) -> Result<(T, String)>) -> Result<T> {
+        print!("{what} ... ");
+        std::io::stdout().flush()?;
+        let begun = Instant::now();
+        let (value, note) = body(self).await.with_context(|| what.to_owned())?;
+        let took = begun.elapsed();
+        println!("{:.1} s{}{note}", took.as_secs_f64(), if note.is_empty() { "" } else { ": " });
+        self.steps.push((what.to_owned(), took, note));
+        Ok(value)
+    }
+
+    async fn prepare_namespace(&self) -> Result<()> {
+        // Left over from a run that was stopped: the demo starts from nothing.
+        let name = &self.arguments.namespace;
+        kubectl::run(&self.env, &["delete", "namespace", name, "--ignore-not-found", "--wait=true"]).await?;
+        kubectl::run(&self.env, &["create", "namespace", name]).await?;
+        Ok(())
+    }
+
+    async fn install(&self) -> Result<((), String)> {
+        let settings = ["--set", "crds.install=true", "--take-ownership", "--wait"];
+        chart::install(&self.env, "etcd-operator", &self.arguments.namespace, &settings).await?;
+        Ok(((), String::new()))
+    }
+
+    async fn create_cluster(&self) -> Result<((), String)> {
+        let manifest = self.example("example-etcd-cluster.yaml")?;
+        self.apply(&manifest).await?;
+        self.await_cluster().await
+    }
+
+    async fn await_cluster(&self) -> Result<((), String)> {
+        let object = await_object(&self.objects(Kind::EtcdCluster), CLUSTER, "3 ready members", WITHIN, |object| {
+            ready_members(object).len() == 3
+                && has_condition(object, "Available", "True")
+                && has_condition(object, "Progressing", "False")
+        })
+        .await?;
+        let version = field(&object, "/status/currentVersion").as_str().unwrap_or("?").to_owned();
+        let id = field(&object, "/status/clusterID").as_str().unwrap_or("?").to_owned();
+        Ok(((), format!("etcd {version}, cluster ID {id}")))
+    }
+
+    async fn write(&self) -> Result<(Before, String)> {
+        let keys = Keyspace::of_cluster(&self.env, &self.arguments.namespace, CLUSTER).await?;
+        let count = self.arguments.keys;
+        let live = std::io::stdout().is_terminal();
+        let revision = keys
+            .fill("demo/", count, |done| {
+                if live && (done % 250 == 0 || done == count) {
+                    print!("\rwrite {count} keys ... {done} ");
+                    let _ = std::io::stdout().flush();
+                }
+            })
+            .await?;
+        let cluster_id = format!("{:x}", keys.cluster_id().await?);
+        Ok((Before { revision, cluster_id }, format!("revision {revision}")))
+    }
+
+    async fn back_up(&self, bucket: &Bucket, before: &Before) -> Result<((), String)> {
+        let s3 = self.env.s3()?;
+        let secret = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: aws}}\nstringData:\n  credentials: |\n    [default]\n    \
+             aws_access_key_id = {}\n    aws_secret_access_key = {}\n  config: |\n    [default]\n    region = {}\n",
+            s3.access_key, s3.secret_key, s3.region
+        );
+        self.apply(&secret).await?;
+        let manifest = format!(
+            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: demo}}\nspec:\n  \
+             etcdCluster: {{name: {CLUSTER}}}\n  storageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, \
+             endpoint: \"{}\", forcePathStyle: true}}\n",
+            bucket.name, s3.endpoint
+        );
+        self.apply(&manifest).await?;
+        let done = self.await_end(Kind::EtcdBackup, "demo").await?;
+        let revision = field(&done, "/status/etcdRevision").as_i64().unwrap_or(0);
+        ensure!(revision == before.revision, "the backup is of revision {revision}, written: {}", before.revision);
+        let size = field(&done, "/status/size").as_u64().unwrap_or(0);
+        let location = field(&done, "/status/location").as_str().unwrap_or("?").to_owned();
+        Ok(((), format!("{location}, {:.1} MiB, revision {revision}", mebibytes(size))))
+    }
+
+    async fn lose(&self) -> Result<((), String)> {
+        self.kubectl(&["delete", "etcdcluster", CLUSTER]).await?;
+        until("pods and volumes are gone", WITHIN, async || {
+            let selector = ListParams::default().labels(&format!("etcd_cluster={CLUSTER}"));
+            let pods = self.api::<Pod>().list(&selector).await?.items.len();
+            let volumes = self.api::<PersistentVolumeClaim>().list(&selector).await?.items.len();
+            Ok(if pods + volumes == 0 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
+            })
+        })
+        .await?;
+        Ok(((), "no pod and no volume is left".to_owned()))
+    }
+
+    async fn restore(&self, bucket: &Bucket) -> Result<((), String)> {
+        let s3 = self.env.s3()?;
+        let manifest = format!(
+            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: demo}}\nspec:\n  \
+             etcdCluster: {{name: {CLUSTER}}}\n  backupStorageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, \
+             endpoint: \"{}\", forcePathStyle: true}}\n",
+            bucket.name, s3.endpoint
+        );
+        self.apply(&manifest).await?;
+        let done = self.await_end(Kind::EtcdRestore, "demo").await?;
+        let revision = field(&done, "/status/restoredRevision").as_i64().unwrap_or(0);
+        Ok(((), format!("revision {revision} serves")))
+    }
+
+    async fn verify(&self, before: &Before) -> Result<((), String)> {
+        let keys = Keyspace::of_cluster(&self.env, &self.arguments.namespace, CLUSTER).await?;
+        let revision = keys.verify("demo/", self.arguments.keys).await?;
+        ensure!(revision == before.revision, "revision {revision} after the restore, {} before", before.revision);
+        let id = format!("{:x}", keys.cluster_id().await?);
+        ensure!(id != before.cluster_id, "the cluster ID is the old one: this is not the restored cluster");
+        Ok(((), format!("{} keys, revision {revision}, as before", self.arguments.keys)))
+    }
+
+    async fn remove(&self) -> Result<()> {
+        let namespace = self.arguments.namespace.as_str();
+        chart::helm(&self.env, &["uninstall", "etcd-operator", "-n", namespace]).await?;
+        kubectl::run(&self.env, &["delete", "namespace", namespace, "--wait=false"]).await?;
+        Ok(())
+    }
+
+    /// Waits for a backup or restore to end, and fails with what it says when it failed.
+    async fn await_end(&self, kind: Kind, name: &str) -> Result<DynamicObject> {
+        let object = await_object(&self.objects(kind), name, "its end", WITHIN, |object| {
+            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
+        })
+        .await?;
+        ensure!(condition(&object, "Complete").is_some_and(|c| c["status"] == "True"), "{}", conditions_line(&object));
+        Ok(object)
+    }
+
+    fn example(&self, file: &str) -> Result<String> {
+        let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(file);
+        std::fs::read_to_string(&root).with_context(|| format!("read {}", root.display()))
+    }
+
+    async fn apply(&self, manifest: &str) -> Result<()> {
+        let arguments = ["-n", &self.arguments.namespace, "apply", "-f", "-"];
+        kubectl::run_with_input(&self.env, &arguments, Some(manifest)).await?;
+        Ok(())
+    }
+
+    async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let mut all = vec!["-n", self.arguments.namespace.as_str()];
+        all.extend_from_slice(arguments);
+        kubectl::run(&self.env, &all).await
+    }
+
+    fn objects(&self, kind: Kind) -> Api<DynamicObject> {
+        kind.api(self.client.clone(), &self.arguments.namespace)
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.arguments.namespace)
+    }
+
+    fn print_table(&self, total: Duration) {
+        let width = self.steps.iter().map(|(what, _, _)| what.len()).max().unwrap_or(0);
+        println!("\n{:width$}  seconds", "step");
+        for (what, took, note) in &self.steps {
+            println!("{what:width$}  {:7.1}  {note}", took.as_secs_f64());
+        }
+        println!("{:width$}  {:7.1}", "in all", total.as_secs_f64());
+    }
+
+    fn print_usage(&self) {
+        let namespace = &self.arguments.namespace;
+        println!(
+            "\nThe cluster is left running. To use it:\n\
+             \n  eval \"$(cargo xtask testbed env)\"        # on the testbed: KUBECONFIG and PATH\
+             \n  kubectl -n {namespace} get etcd,pods\
+             \n  kubectl -n {namespace} describe etcd {CLUSTER}\
+             \n  kubectl -n {namespace} port-forward service/{CLUSTER}-client 2379\
+             \n  kubectl -n {namespace} scale etcdcluster/{CLUSTER} --replicas=5\
+             \n\nTo end: kubectl delete namespace {namespace}; cargo xtask testbed down"
+        );
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // For people.
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1u32 << 20)
+}

@@ -1,0 +1,77 @@
+//! The bucket as its owner sees it, beside what the operators say of it.
+
+use anyhow::{Context, Result};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
+
+use crate::env::S3;
+
+/// A bucket on the S3 server of the run.
+pub struct Bucket {
+    client: Client,
+    /// Its name.
+    pub name: String,
+}
+
+impl Bucket {
+    /// Makes the bucket, or takes the one that is there.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn create(s3: &S3, name: &str) -> Result<Self> {
+        let config = aws_sdk_s3::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .endpoint_url(&s3.endpoint)
+            .region(Region::new(s3.region.clone()))
+            .credentials_provider(Credentials::new(&s3.access_key, &s3.secret_key, None, None, "e2e"))
+            .force_path_style(true)
+            .build();
+        let client = Client::from_conf(config);
+        if client.head_bucket().bucket(name).send().await.is_err() {
+            client
+                .create_bucket()
+                .bucket(name)
+                .send()
+                .await
+                .with_context(|| format!("create bucket {name} on {}", s3.endpoint))?;
+        }
+        Ok(Self { client, name: name.to_owned() })
+    }
+
+    /// The keys in the bucket, sorted (first page: tests keep few).
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn keys(&self) -> Result<Vec<String>> {
+        let page = self.client.list_objects_v2().bucket(&self.name).send().await.context("list the bucket")?;
+        Ok(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)).collect())
+    }
+
+    /// The uploads that were begun and neither finished nor aborted.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn unfinished_uploads(&self) -> Result<usize> {
+        let page =
+            self.client.list_multipart_uploads().bucket(&self.name).send().await.context("list the uploads")?;
+        Ok(page.uploads().len())
+    }
+
+    /// An object's content.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub async fn read(&self, key: &str) -> Result<Vec<u8>> {
+        let object = self.client.get_object().bucket(&self.name).key(key).send().await.context("get object")?;
+        Ok(object.body.collect().await?.to_vec())
+    }
+
+    /// Writes an object.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn write(&self, key: &str, content: Vec<u8>) -> Result<()> {
+        self.client.put_object().bucket(&self.name).key(key).body(content.into()).send().await.context("put object")?;
+        Ok(())
+    }
+}

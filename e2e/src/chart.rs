@@ -1,0 +1,46 @@
+//! Installing the chart as a user does, with Helm.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+
+use crate::Env;
+
+/// Runs `helm` and returns what it printed.
+///
+/// # Errors
+/// With its whole error output when it fails.
+pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
+    let mut command = Command::new("helm");
+    if let Some(context) = &env.context {
+        command.args(["--kube-context", context]);
+    }
+    let output = command
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .context("helm cannot be started: is it on PATH? (`cargo xtask testbed env` puts the testbed's there)")?;
+    if !output.status.success() {
+        bail!("helm {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Installs or upgrades the chart as `release` in `namespace`.
+///
+/// # Errors
+/// With what Helm says.
+pub async fn install(env: &Env, release: &str, namespace: &str, settings: &[&str]) -> Result<String> {
+    let (repository, tag) = env.image_parts();
+    let chart = env.chart.to_string_lossy().into_owned();
+    let repository = format!("image.repository={repository}");
+    let tag = format!("image.tag={tag}");
+    let mut args = vec![
+        "upgrade", "--install", release, &chart, "-n", namespace, "--create-namespace", "--set", &repository, "--set",
+        &tag, "--set", "image.pullPolicy=IfNotPresent",
+    ];
+    args.extend_from_slice(settings);
+    helm(env, &args).await
+}

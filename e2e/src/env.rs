@@ -1,0 +1,100 @@
+//! What the surroundings hand to the tests: `cargo xtask test`, `demo` and `bench` set these variables.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// The surroundings of a run.
+#[derive(Clone, Debug)]
+pub struct Env {
+    /// The operators' image, as `repository:tag`, present on every node of the cluster.
+    pub image: String,
+    /// The chart's directory.
+    pub chart: PathBuf,
+    /// The kubeconfig context, where it is not the current one.
+    pub context: Option<String>,
+    /// The S3 server pods and tests use.
+    pub s3: Option<S3>,
+    /// etcd versions whose images the nodes hold, oldest first, without the leading `v`.
+    pub etcd_versions: Vec<String>,
+    /// The `xtask` executable that brought the testbed up; absent on a cluster of the user's own.
+    pub xtask: Option<PathBuf>,
+}
+
+/// An S3 server with full access to it.
+#[derive(Clone, Debug)]
+pub struct S3 {
+    /// Its URL, reachable from pods and from here.
+    pub endpoint: String,
+    /// Access key ID.
+    pub access_key: String,
+    /// Secret access key.
+    pub secret_key: String,
+    /// Region to sign for.
+    pub region: String,
+}
+
+impl Env {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// Names the variable that is missing and how it is usually set.
+    pub fn from_vars() -> Result<Self> {
+        let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let need = |name: &str| {
+            var(name).with_context(|| {
+                format!("{name} is not set: run the tests with `cargo xtask test`, or set it as CONTRIBUTING.md says")
+            })
+        };
+        let s3 = match (var("E2E_S3_ENDPOINT"), var("E2E_S3_ACCESS_KEY"), var("E2E_S3_SECRET_KEY")) {
+            (Some(endpoint), Some(access_key), Some(secret_key)) => Some(S3 {
+                endpoint,
+                access_key,
+                secret_key,
+                region: var("E2E_S3_REGION").unwrap_or_else(|| "us-east-1".to_owned()),
+            }),
+            (None, None, None) => None,
+            _ => bail!("E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY go together: set all three or none"),
+        };
+        Ok(Self {
+            image: need("E2E_IMAGE")?,
+            chart: need("E2E_CHART")?.into(),
+            context: var("E2E_CONTEXT"),
+            s3,
+            etcd_versions: var("E2E_ETCD_VERSIONS")
+                .map(|list| list.split(',').map(|version| version.trim().to_owned()).collect())
+                .unwrap_or_default(),
+            xtask: var("E2E_XTASK").map(Into::into),
+        })
+    }
+
+    /// The S3 server.
+    ///
+    /// # Errors
+    /// Says how to name one.
+    pub fn s3(&self) -> Result<&S3> {
+        self.s3.as_ref().context(
+            "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them itself)",
+        )
+    }
+
+    /// `(repository, tag)` of the operators' image.
+    #[must_use]
+    pub fn image_parts(&self) -> (&str, &str) {
+        self.image.rsplit_once(':').unwrap_or((&self.image, "latest"))
+    }
+
+    /// A client for the cluster under test.
+    ///
+    /// # Errors
+    /// When the kubeconfig or its context cannot be used.
+    pub async fn client(&self) -> Result<kube::Client> {
+        let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
+        let mut config = kube::Config::from_kubeconfig(&options)
+            .await
+            .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
+        // A watch that idles is closed by the server before this; anything else should answer at once.
+        config.read_timeout = Some(std::time::Duration::from_secs(310));
+        Ok(kube::Client::try_from(config)?)
+    }
+}

@@ -1,0 +1,129 @@
+//! A client's view of a cluster: keys written before, read after, revisions compared.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use etcd_client::{Client, ConnectOptions, GetOptions};
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::Env;
+use crate::kubectl::PortForward;
+
+/// Writes in flight at a time.
+const IN_FLIGHT: usize = 64;
+
+/// A connection to a cluster, through a forwarded port.
+pub struct Keyspace {
+    client: Client,
+    _forward: PortForward,
+}
+
+impl Keyspace {
+    /// Connects to the cluster through its client Service.
+    ///
+    /// # Errors
+    /// When the Service has no ready pod.
+    pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
+        Self::connect(env, namespace, &format!("service/{cluster}-client")).await
+    }
+
+    /// Connects to one member's pod.
+    ///
+    /// # Errors
+    /// When the pod is not running.
+    pub async fn of_pod(env: &Env, namespace: &str, pod: &str) -> Result<Self> {
+        Self::connect(env, namespace, &format!("pod/{pod}")).await
+    }
+
+    async fn connect(env: &Env, namespace: &str, target: &str) -> Result<Self> {
+        let forward = PortForward::open(env, namespace, target, 2379).await?;
+        let options = ConnectOptions::new()
+            .with_connect_timeout(Duration::from_secs(5))
+            .with_timeout(Duration::from_secs(20));
+        let client = Client::connect([format!("http://127.0.0.1:{}", forward.port)], Some(options))
+            .await
+            .with_context(|| format!("connect to {target}"))?;
+        Ok(Self { client, _forward: forward })
+    }
+
+    /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the last revision.
+    ///
+    /// # Errors
+    /// With the first write that is not acknowledged.
+    pub async fn fill(&self, prefix: &str, count: usize, progress: impl Fn(usize)) -> Result<i64> {
+        let mut done = 0;
+        let mut last = 0;
+        let mut writes = stream::iter(0..count)
+            .map(|number| {
+                let (mut kv, key) = (self.client.kv_client(), key(prefix, number));
+                async move {
+                    let response = kv.put(key.clone(), value(&key), None).await.with_context(|| format!("put {key}"))?;
+                    anyhow::Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+                }
+            })
+            .buffer_unordered(IN_FLIGHT);
+        while let Some(revision) = writes.try_next().await? {
+            done += 1;
+            last = last.max(revision);
+            progress(done);
+        }
+        Ok(last)
+    }
+
+    /// Reads every key under `prefix` back and compares it; returns the store's revision.
+    ///
+    /// # Errors
+    /// Names the first key that is missing or differs.
+    pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
+        let mut kv = self.client.kv_client();
+        let response = kv.get(prefix, Some(GetOptions::new().with_prefix())).await.context("read the keys back")?;
+        ensure!(
+            response.kvs().len() == count,
+            "{} keys under {prefix:?} were read back, {count} were written",
+            response.kvs().len()
+        );
+        let mut expected: Vec<String> = (0..count).map(|number| key(prefix, number)).collect();
+        expected.sort();
+        for (pair, expected) in response.kvs().iter().zip(&expected) {
+            let found = pair.key_str()?;
+            ensure!(found == expected, "expected key {expected}, read {found}");
+            ensure!(pair.value_str()? == value(expected), "the value of {expected} differs");
+        }
+        Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// The store's revision, read linearizably.
+    ///
+    /// # Errors
+    /// Without a quorum.
+    pub async fn revision(&self) -> Result<i64> {
+        let response = self.client.kv_client().get("revision", None).await?;
+        Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// `(name, is_learner)` of every member, from a linearizable list.
+    ///
+    /// # Errors
+    /// Without a quorum.
+    pub async fn members(&self) -> Result<Vec<(String, bool)>> {
+        let response = self.client.cluster_client().member_list().await?;
+        Ok(response.members().iter().map(|member| (member.name().to_owned(), member.is_learner())).collect())
+    }
+
+    /// The cluster's ID.
+    ///
+    /// # Errors
+    /// When the member does not answer.
+    pub async fn cluster_id(&self) -> Result<u64> {
+        let response = self.client.maintenance_client().status().await?;
+        Ok(response.header().map_or(0, etcd_client::ResponseHeader::cluster_id))
+    }
+}
+
+fn key(prefix: &str, number: usize) -> String {
+    format!("{prefix}{number:08}")
+}
+
+fn value(key: &str) -> String {
+    format!("the value of {key}")
+}

@@ -1,0 +1,106 @@
+//! `kubectl` as a user runs it: apply, exec, port-forward.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::Env;
+
+/// A `kubectl` command for the cluster under test.
+#[must_use]
+pub fn command(env: &Env) -> Command {
+    let mut command = Command::new("kubectl");
+    if let Some(context) = &env.context {
+        command.args(["--context", context]);
+    }
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// Runs `kubectl` and returns what it printed.
+///
+/// # Errors
+/// With its whole error output when it fails.
+pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
+    run_with_input(env, args, None).await
+}
+
+/// Runs `kubectl` with something on its standard input.
+///
+/// # Errors
+/// With its whole error output when it fails.
+pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
+    let mut command = command(env);
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if input.is_some() {
+        command.stdin(Stdio::piped());
+    }
+    let mut child = command.spawn().context("kubectl cannot be started: is it on PATH?")?;
+    if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
+        stdin.write_all(text.as_bytes()).await?;
+        stdin.shutdown().await?;
+    }
+    let output = child.wait_with_output().await?;
+    if !output.status.success() {
+        bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A port of a pod or Service, forwarded to this machine for as long as the value lives.
+pub struct PortForward {
+    _child: Child,
+    /// The local port, on 127.0.0.1.
+    pub port: u16,
+}
+
+impl PortForward {
+    /// Forwards `port` of `target` (`pod/name`, `service/name`) to a free local port.
+    ///
+    /// # Errors
+    /// When kubectl ends before it forwards, with its error output.
+    pub async fn open(env: &Env, namespace: &str, target: &str, port: u16) -> Result<Self> {
+        let mut child = command(env)
+            .args(["-n", namespace, "port-forward", target, &format!(":{port}")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("kubectl cannot be started: is it on PATH?")?;
+        let stdout = child.stdout.take().context("stdout is piped")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let local = loop {
+            let Some(line) = lines.next_line().await? else {
+                let output = child.wait_with_output().await?;
+                bail!("kubectl port-forward {target}: {}", String::from_utf8_lossy(&output.stderr).trim());
+            };
+            if let Some(local) = local_port(&line) {
+                break local;
+            }
+        };
+        // Its later lines are read away, or it would block on a full pipe.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        if let Some(mut stderr) = child.stderr.take() {
+            tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
+        }
+        Ok(Self { _child: child, port: local })
+    }
+}
+
+/// The local port in a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
+fn local_port(line: &str) -> Option<u16> {
+    let (_, rest) = line.split_once("127.0.0.1:")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::local_port;
+
+    #[test]
+    fn reads_the_local_port_from_the_forwarding_line() {
+        assert_eq!(local_port("Forwarding from 127.0.0.1:40123 -> 2379"), Some(40123));
+        assert_eq!(local_port("Forwarding from [::1]:40123 -> 2379"), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! The custom resources as JSON, by the names a user sees: a renamed field breaks a test here, not only a type.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::Value;
+
+use crate::wait::{Look, until};
+
+/// The kinds of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A cluster.
+    EtcdCluster,
+    /// A backup.
+    EtcdBackup,
+    /// A restore.
+    EtcdRestore,
+}
+
+impl Kind {
+    /// How kube addresses it.
+    #[must_use]
+    pub fn resource(self) -> ApiResource {
+        let kind = format!("{self:?}");
+        ApiResource::from_gvk(&GroupVersionKind::gvk("etcd.database.coreos.com", "v1beta2", &kind))
+    }
+
+    /// Its objects in one namespace.
+    #[must_use]
+    pub fn api(self, client: kube::Client, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(client, namespace, &self.resource())
+    }
+}
+
+/// A field by JSON pointer, `Null` when it is not there.
+#[must_use]
+pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
+    object.data.pointer(pointer).unwrap_or(&Value::Null)
+}
+
+/// Whether the object has the condition with this status (`True`, `False`, `Unknown`).
+#[must_use]
+pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
+    condition(object, kind).is_some_and(|found| found["status"] == status)
+}
+
+/// A condition by its type.
+#[must_use]
+pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value> {
+    field(object, "/status/conditions").as_array()?.iter().find(|condition| condition["type"] == kind)
+}
+
+/// The names in `status.members.ready`.
+#[must_use]
+pub fn ready_members(object: &DynamicObject) -> Vec<String> {
+    strings(field(object, "/status/members/ready"))
+}
+
+/// The strings of a JSON list.
+#[must_use]
+pub fn strings(value: &Value) -> Vec<String> {
+    value
+        .as_array()
+        .map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+        .unwrap_or_default()
+}
+
+/// The conditions in one line, for messages.
+#[must_use]
+pub fn conditions_line(object: &DynamicObject) -> String {
+    let mut line = String::new();
+    for condition in field(object, "/status/conditions").as_array().into_iter().flatten() {
+        let _ = write!(
+            line,
+            "{}={}({}: {}) ",
+            condition["type"].as_str().unwrap_or("?"),
+            condition["status"].as_str().unwrap_or("?"),
+            condition["reason"].as_str().unwrap_or("?"),
+            condition["message"].as_str().unwrap_or("")
+        );
+    }
+    let _ = write!(
+        line,
+        "phase={} members={} waitingFor={}",
+        field(object, "/status/phase"),
+        field(object, "/status/members"),
+        field(object, "/status/waitingFor")
+    );
+    line
+}
+
+/// Waits until an object satisfies `holds`, and returns it.
+///
+/// # Errors
+/// After `within`, with the object's conditions.
+pub async fn await_object(
+    api: &Api<DynamicObject>,
+    name: &str,
+    what: &str,
+    within: Duration,
+    holds: impl Fn(&DynamicObject) -> bool,
+) -> Result<DynamicObject> {
+    until(&format!("{name}: {what}"), within, async || {
+        let object = api.get(name).await.with_context(|| format!("get {name}"))?;
+        Ok(if holds(&object) { Look::Done(object) } else { Look::NotYet(conditions_line(&object)) })
+    })
+    .await
+}

@@ -1,0 +1,269 @@
+//! A namespace of a test's own, with the operators installed in it by the chart, under the chart's own RBAC.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use serde_json::json;
+use tokio::sync::OnceCell;
+
+use crate::objects::{self, Kind};
+use crate::wait::{Look, until};
+use crate::{Env, PATIENCE, chart, kubectl};
+
+/// The CRDs are the cluster's, not a namespace's: installed once for all tests of a process.
+static CRDS: OnceCell<()> = OnceCell::const_new();
+
+/// The release name in every test's namespace.
+pub const RELEASE: &str = "etcd-operator";
+
+/// A test's namespace and what it needs to work there.
+pub struct Sandbox {
+    /// The surroundings.
+    pub env: Env,
+    /// A client with the rights of the cluster's administrator: the test is the user, not the operator.
+    pub client: kube::Client,
+    /// The namespace.
+    pub namespace: String,
+}
+
+/// Runs a test in a namespace of its own with the operators installed. When it fails, what a person would look at is
+/// printed: objects, events, logs.
+///
+/// # Panics
+/// When the test fails.
+pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    let outcome = async {
+        let sandbox = Sandbox::create(name).await?;
+        let outcome = async {
+            sandbox.install_operators().await?;
+            body(&sandbox).await
+        }
+        .await;
+        if outcome.is_err() {
+            sandbox.print_state().await;
+        }
+        sandbox.delete().await;
+        outcome
+    }
+    .await;
+    if let Err(error) = outcome {
+        #[allow(clippy::panic)] // How a test fails.
+        {
+            panic!("{name}: {error:?}");
+        }
+    }
+}
+
+impl Sandbox {
+    /// Makes the namespace, in which the API server enforces the restricted pod security profile.
+    ///
+    /// # Errors
+    /// When the surroundings are not there.
+    pub async fn create(name: &str) -> Result<Self> {
+        let env = Env::from_vars()?;
+        let client = env.client().await?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let namespace = format!("e2e-{}-{:x}", name.replace('_', "-"), now.as_micros() % 0x1000_0000);
+        let object: Namespace = serde_json::from_value(json!({
+            "metadata": {"name": namespace, "labels": {
+                "app.kubernetes.io/managed-by": "etcd-operator-e2e",
+                "pod-security.kubernetes.io/enforce": "restricted",
+            }},
+        }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.context("create the namespace")?;
+        Ok(Self { env, client, namespace })
+    }
+
+    /// Installs the CRDs (once) and the three operators, and waits until they are ready.
+    ///
+    /// # Errors
+    /// When Helm fails or a Deployment does not become available.
+    pub async fn install_operators(&self) -> Result<()> {
+        self.install_operators_with(&[]).await
+    }
+
+    /// As [`Self::install_operators`], with further Helm arguments.
+    ///
+    /// # Errors
+    /// When Helm fails or a Deployment does not become available.
+    pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
+        CRDS.get_or_try_init(|| install_crds(&self.env)).await?;
+        let mut all = vec!["--set", "crds.install=false"];
+        all.extend_from_slice(settings);
+        chart::install(&self.env, RELEASE, &self.namespace, &all).await?;
+        self.await_operators().await
+    }
+
+    /// Waits until the three Deployments are available.
+    ///
+    /// # Errors
+    /// When they do not become available.
+    pub async fn await_operators(&self) -> Result<()> {
+        let deployments: Api<Deployment> = self.api();
+        until("the three operators are available", PATIENCE, async || {
+            let list = deployments.list(&ListParams::default()).await?;
+            let available = list
+                .iter()
+                .filter(|deployment| {
+                    let status = deployment.status.as_ref();
+                    status.and_then(|status| status.available_replicas).unwrap_or(0) > 0
+                })
+                .count();
+            Ok(if available == 3 && list.items.len() == 3 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{available} of {} Deployments available", list.items.len()))
+            })
+        })
+        .await
+    }
+
+    /// Typed objects in this namespace.
+    #[must_use]
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The project's own kinds in this namespace.
+    #[must_use]
+    pub fn objects(&self, kind: Kind) -> Api<DynamicObject> {
+        kind.api(self.client.clone(), &self.namespace)
+    }
+
+    /// `kubectl apply -f -` in this namespace.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn apply(&self, manifest: &str) -> Result<String> {
+        kubectl::run_with_input(&self.env, &["-n", &self.namespace, "apply", "-f", "-"], Some(manifest)).await
+    }
+
+    /// `kubectl` in this namespace.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
+        let mut all = vec!["-n", &self.namespace];
+        all.extend_from_slice(args);
+        kubectl::run(&self.env, &all).await
+    }
+
+    /// Waits until the cluster reports this many ready members, as many voters in etcd, and nothing left to do.
+    ///
+    /// # Errors
+    /// With the conditions last seen.
+    pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
+        let what = format!("{count} ready members, all voters, nothing in progress");
+        objects::await_object(&self.objects(Kind::EtcdCluster), cluster, &what, PATIENCE, |object| {
+            let details = objects::field(object, "/status/memberDetails");
+            let voters = details
+                .as_array()
+                .map_or(0, |list| list.iter().filter(|member| member["role"] != "Learner").count());
+            objects::ready_members(object).len() == count
+                && voters == count
+                && objects::field(object, "/status/size") == count
+                && objects::field(object, "/status/observedGeneration").as_i64() == object.metadata.generation
+                && objects::has_condition(object, "Available", "True")
+                && objects::has_condition(object, "Progressing", "False")
+        })
+        .await
+    }
+
+    /// The pods of a cluster that are not being deleted, sorted by name.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = self.api();
+        let list = pods.list(&ListParams::default().labels(&format!("app=etcd,etcd_cluster={cluster}"))).await?;
+        Ok(list.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
+    }
+
+    /// The Events about an object, as `type reason: message` lines.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn events(&self, kind: Kind, name: &str) -> Result<Vec<String>> {
+        use k8s_openapi::api::events::v1::Event;
+        let events: Api<Event> = self.api();
+        let list = events.list(&ListParams::default()).await?;
+        let about = |event: &Event| {
+            let regarding = event.regarding.as_ref();
+            regarding.and_then(|regarding| regarding.kind.as_deref()) == Some(&format!("{kind:?}"))
+                && regarding.and_then(|regarding| regarding.name.as_deref()) == Some(name)
+        };
+        Ok(list
+            .iter()
+            .filter(|event| about(event))
+            .map(|event| {
+                format!(
+                    "{} {}: {}",
+                    event.type_.as_deref().unwrap_or(""),
+                    event.reason.as_deref().unwrap_or(""),
+                    event.note.as_deref().unwrap_or("")
+                )
+            })
+            .collect())
+    }
+
+    /// Asks for the namespace's deletion; that it ends is Kubernetes' business.
+    pub async fn delete(&self) {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        if let Err(error) = namespaces.delete(&self.namespace, &DeleteParams::default()).await {
+            eprintln!("namespace {} is left behind: {error}", self.namespace);
+        }
+    }
+
+    /// Prints what a person would look at.
+    async fn print_state(&self) {
+        eprintln!("----- state of namespace {} -----", self.namespace);
+        let looks: [&[&str]; 7] = [
+            &["get", "etcdclusters,etcdbackups,etcdrestores", "-o", "yaml"],
+            &["get", "pods,services,pvc,endpointslices", "-o", "wide"],
+            &["describe", "pods"],
+            &["get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"],
+            &["logs", "deployment/etcd-operator", "--tail=150"],
+            &["logs", "deployment/etcd-backup-operator", "--tail=60"],
+            &["logs", "deployment/etcd-restore-operator", "--tail=60"],
+        ];
+        for look in looks {
+            eprintln!("--- kubectl {}", look.join(" "));
+            let bounded = tokio::time::timeout(Duration::from_secs(30), self.kubectl(look)).await;
+            match bounded {
+                Ok(Ok(text)) => eprintln!("{text}"),
+                Ok(Err(error)) => eprintln!("{error:#}"),
+                Err(_) => eprintln!("(no answer in 30 s)"),
+            }
+        }
+    }
+}
+
+/// Renders the CRDs out of the chart and applies them, as an administrator may do who installs them apart.
+async fn install_crds(env: &Env) -> Result<()> {
+    let chart = env.chart.to_string_lossy().into_owned();
+    let rendered = chart::helm(
+        env,
+        &["template", "crds", &chart, "--set", "crds.install=true", "--show-only", "templates/crds.yaml"],
+    )
+    .await?;
+    kubectl::run_with_input(env, &["apply", "--server-side", "--force-conflicts", "-f", "-"], Some(&rendered)).await?;
+    kubectl::run(
+        env,
+        &[
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "crd/etcdclusters.etcd.database.coreos.com",
+            "crd/etcdbackups.etcd.database.coreos.com",
+            "crd/etcdrestores.etcd.database.coreos.com",
+        ],
+    )
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! What a user gets wrong: refused by the schema or said by a condition and an Event, and nothing else stops.
+
+use anyhow::{Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::objects::{Kind, await_object, conditions_line};
+use e2e::{PATIENCE, Sandbox, scenario};
+
+use crate::backup_restore_s3::backup;
+use crate::fixtures::{aws_secret, cluster};
+
+/// The schema refuses the manifest, with a message that says why.
+async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
+    match sandbox.apply(manifest).await {
+        Ok(printed) => anyhow::bail!("accepted: {printed}\n{manifest}"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            ensure!(text.contains(expected), "expected {expected:?} in: {text}");
+            Ok(())
+        }
+    }
+}
+
+/// The object gets a condition with all the fragments, and a Warning Event.
+async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> Result<()> {
+    await_object(&sandbox.objects(kind), name, &format!("{fragments:?} in its conditions"), PATIENCE, |object| {
+        let line = conditions_line(object);
+        fragments.iter().all(|fragment| line.contains(fragment))
+    })
+    .await?;
+    e2e::until(&format!("a Warning Event about {name}"), PATIENCE, async || {
+        let events = sandbox.events(kind, name).await?;
+        Ok(if events.iter().any(|event| event.starts_with("Warning")) {
+            e2e::wait::Look::Done(())
+        } else {
+            e2e::wait::Look::NotYet(format!("{events:?}"))
+        })
+    })
+    .await
+}
+
+const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
+
+#[tokio::test]
+async fn clusters_that_cannot_work_are_refused_or_explained() {
+    scenario("bad_cluster", async |sandbox| {
+        let spec = |name: &str, spec: &str| format!("{HEAD}kind: EtcdCluster\nmetadata: {{name: {name}}}\nspec: {spec}\n");
+        refused(sandbox, &spec("zero", "{size: 0}"), "size").await?;
+        refused(sandbox, &spec("nine", "{size: 9}"), "size").await?;
+        let long = "a-name-that-is-longer-than-the-fifty-two-characters-allowed";
+        refused(sandbox, &spec(long, "{size: 3}"), "52").await?;
+        refused(sandbox, &spec("version", "{size: 3, version: latest}"), "version").await?;
+
+        // A version of which there is no image: said, and mended by setting one that exists.
+        sandbox.apply(&spec("unreal", "{size: 1, version: \"3.6.999\"}")).await?;
+        said(sandbox, Kind::EtcdCluster, "unreal", &["spec.version", "3.6.999"]).await?;
+
+        // The others go on all the while.
+        sandbox.apply(&cluster(&sandbox.env, "good", 3)?).await?;
+        sandbox.await_members("good", 3).await?;
+        sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
+        sandbox.await_members("unreal", 1).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn backups_that_cannot_work_are_refused_or_explained() {
+    scenario("bad_backup", async |sandbox| {
+        let s3 = sandbox.env.s3()?.clone();
+        let bucket = Bucket::create(&s3, &sandbox.namespace).await?;
+        let spec = |name: &str, spec: &str| format!("{HEAD}kind: EtcdBackup\nmetadata: {{name: {name}}}\nspec: {spec}\n");
+        refused(sandbox, &spec("a", "{etcdEndpoints: [\"http://c-client:2379\"], storageType: Floppy}"), "storageType")
+            .await?;
+        refused(sandbox, &spec("a", "{etcdEndpoints: [], storageType: S3, s3: {path: b/k, awsSecret: aws}}"), "etcdEndpoints")
+            .await?;
+        refused(sandbox, &spec("a", "{etcdEndpoints: [\"http://c-client:2379\"], storageType: S3}"), "s3").await?;
+        let periodic = "{etcdCluster: {name: c}, storageType: S3, s3: {path: b/k}, backupPolicy: {backupIntervalInSecond: -1}}";
+        refused(sandbox, &spec("a", periodic), "backupIntervalInSecond").await?;
+
+        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+        sandbox.await_members("c", 1).await?;
+
+        // The Secret is missing, then lacks a key, then names a wrong identity, then is right: the same object ends well.
+        sandbox.apply(&backup(sandbox, "secret", &bucket.name, "one")?).await?;
+        said(sandbox, Kind::EtcdBackup, "secret", &["awsSecret", "aws"]).await?;
+        sandbox.apply("apiVersion: v1\nkind: Secret\nmetadata: {name: aws}\nstringData: {config: \"[default]\"}\n").await?;
+        said(sandbox, Kind::EtcdBackup, "secret", &["credentials"]).await?;
+        let mut wrong = s3.clone();
+        wrong.secret_key = "wrong".to_owned();
+        sandbox.apply(&aws_secret(&wrong, "aws")).await?;
+        said(sandbox, Kind::EtcdBackup, "secret", &["access denied"]).await?;
+        sandbox.apply(&aws_secret(&s3, "aws")).await?;
+        await_object(&sandbox.objects(Kind::EtcdBackup), "secret", "Complete", PATIENCE, |object| {
+            e2e::objects::has_condition(object, "Complete", "True")
+        })
+        .await?;
+
+        sandbox.apply(&backup(sandbox, "bucket", "no-such-bucket-anywhere", "one")?).await?;
+        said(sandbox, Kind::EtcdBackup, "bucket", &["no-such-bucket-anywhere", "does not exist"]).await?;
+        let nobody = format!(
+            "{{etcdEndpoints: [\"http://nobody.{}.svc:2379\"], storageType: S3, s3: {{path: {}/two, awsSecret: aws, \
+             endpoint: \"{}\", forcePathStyle: true}}}}",
+            sandbox.namespace, bucket.name, s3.endpoint
+        );
+        sandbox.apply(&spec("nobody", &nobody)).await?;
+        said(sandbox, Kind::EtcdBackup, "nobody", &["nobody"]).await?;
+
+        // The operator is up and others go on.
+        sandbox.apply(&backup(sandbox, "good", &bucket.name, "good")?).await?;
+        await_object(&sandbox.objects(Kind::EtcdBackup), "good", "Complete", PATIENCE, |object| {
+            e2e::objects::has_condition(object, "Complete", "True")
+        })
+        .await?;
+        no_restarts(sandbox).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn restores_that_cannot_work_are_refused_or_explained() {
+    scenario("bad_restore", async |sandbox| {
+        let s3 = sandbox.env.s3()?.clone();
+        let bucket = Bucket::create(&s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(&s3, "aws")).await?;
+        let spec = |name: &str, spec: &str| format!("{HEAD}kind: EtcdRestore\nmetadata: {{name: {name}}}\nspec: {spec}\n");
+        refused(sandbox, &spec("a", "{etcdCluster: {name: c}, backupStorageType: Floppy}"), "backupStorageType").await?;
+        let source = |path: &str, secret: &str| {
+            format!("s3: {{path: {path}, awsSecret: {secret}, endpoint: \"{}\", forcePathStyle: true}}", s3.endpoint)
+        };
+        let absent = format!(
+            "{{etcdCluster: {{name: c}}, backupStorageType: S3, {}}}",
+            source(&format!("{}/nothing-there", bucket.name), "aws")
+        );
+        sandbox.apply(&spec("absent", &absent)).await?;
+        said(sandbox, Kind::EtcdRestore, "absent", &["nothing-there"]).await?;
+        let secretless = format!(
+            "{{etcdCluster: {{name: d}}, backupStorageType: S3, {}}}",
+            source(&format!("{}/etcd.backup", bucket.name), "no-such-secret")
+        );
+        sandbox.apply(&spec("secretless", &secretless)).await?;
+        said(sandbox, Kind::EtcdRestore, "secretless", &["no-such-secret"]).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster).list(&kube::api::ListParams::default()).await?;
+        ensure!(clusters.items.is_empty(), "a restore that cannot work has made a cluster");
+        no_restarts(sandbox).await
+    })
+    .await;
+}
+
+/// Invariant 15: a stored object that cannot be parsed stops nobody else's work.
+#[tokio::test]
+async fn fields_that_are_not_in_effect_are_named() {
+    scenario("not_in_effect", async |sandbox| {
+        let version = crate::fixtures::newest_version(&sandbox.env)?;
+        let manifest = format!(
+            "{HEAD}kind: EtcdCluster\nmetadata: {{name: later}}\nspec:\n  size: 1\n  version: \"{version}\"\n  \
+             recovery: {{policy: Automatic}}\n"
+        );
+        sandbox.apply(&manifest).await?;
+        await_object(&sandbox.objects(Kind::EtcdCluster), "later", "FieldsInEffect=False", PATIENCE, |object| {
+            e2e::objects::has_condition(object, "FieldsInEffect", "False")
+                && conditions_line(object).contains("spec.recovery")
+        })
+        .await?;
+        sandbox.await_members("later", 1).await?;
+
+        // Without encryption where encryption was asked for: never.
+        let manifest = format!(
+            "{HEAD}kind: EtcdCluster\nmetadata: {{name: secret}}\nspec:\n  size: 1\n  version: \"{version}\"\n  TLS:\n    \
+             static:\n      member: {{peerSecret: p, serverSecret: s}}\n      operatorSecret: o\n"
+        );
+        sandbox.apply(&manifest).await?;
+        said(sandbox, Kind::EtcdCluster, "secret", &["spec.TLS"]).await?;
+        ensure!(sandbox.member_pods("secret").await?.is_empty(), "a member runs without the encryption asked for");
+        Ok(())
+    })
+    .await;
+}
+
+/// The operators have not crashed.
+async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
+    use k8s_openapi::api::core::v1::Pod;
+    let operators = kube::api::ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
+    let pods = sandbox.api::<Pod>().list(&operators).await?;
+    ensure!(pods.items.len() == 3, "{} operator pods", pods.items.len());
+    for pod in pods {
+        let restarts: i32 = pod
+            .status
+            .and_then(|status| status.container_statuses)
+            .into_iter()
+            .flatten()
+            .map(|container| container.restart_count)
+            .sum();
+        ensure!(restarts == 0, "{:?} restarted {restarts} times", pod.metadata.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! Manifests the tests share.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use e2e::Env;
+
+/// The version most tests run: the newest the testbed holds.
+pub(crate) fn newest_version(env: &Env) -> Result<String> {
+    env.etcd_versions.last().cloned().context("E2E_ETCD_VERSIONS is empty: which etcd images do the nodes hold?")
+}
+
+/// A cluster with nothing but a size and the newest version.
+pub(crate) fn cluster(env: &Env, name: &str, size: usize) -> Result<String> {
+    cluster_with(env, name, size, "")
+}
+
+/// A cluster with further lines under `spec`, each indented by two spaces.
+pub(crate) fn cluster_with(env: &Env, name: &str, size: usize, more: &str) -> Result<String> {
+    let version = newest_version(env)?;
+    Ok(format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata:\n  name: {name}\nspec:\n  \
+         size: {size}\n  version: \"{version}\"\n{more}"
+    ))
+}
+
+/// Lines under `spec` that give members a volume of their own.
+pub(crate) const DURABLE: &str = "  pod:
+    persistentVolumeClaimSpec:
+      accessModes: [ReadWriteOnce]
+      resources: {requests: {storage: 64Mi}}
+";
+
+/// The repository's root.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The YAML files of a directory of the repository, sorted.
+pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
+    let path = root().join(directory);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&path)
+        .with_context(|| format!("read {}", path.display()))?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    files.sort();
+    anyhow::ensure!(!files.is_empty(), "{} holds no manifests", path.display());
+    Ok(files)
+}
+
+/// The Secret the S3 examples name, in the form of v1beta2.
+pub(crate) fn aws_secret(s3: &e2e::env::S3, name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\nstringData:\n  credentials: |\n    [default]\n    \
+         aws_access_key_id = {}\n    aws_secret_access_key = {}\n  config: |\n    [default]\n    region = {}\n",
+        s3.access_key, s3.secret_key, s3.region
+    )
+}

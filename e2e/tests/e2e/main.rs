@@ -1,0 +1,15 @@
+//! Black-box tests on a real Kubernetes: one file per behaviour, run by `cargo xtask test`.
+//!
+//! Each test has a namespace of its own with the operators installed in it, so several run at a time. Those that
+//! break nodes or the control plane stand in a module `alone` and run one by one, after the others.
+
+mod api_rules;
+mod backup_restore_s3;
+mod bad_input;
+mod bootstrap;
+mod chart_install;
+mod examples;
+mod fixtures;
+mod old_manifests;
+mod replace_member;
+mod scale;
