@@ -1,1 +1,19 @@
-//! runtime
+//! What the three operators share: the start of a process, the leader lease, the controller wiring, the
+//! one place where an outcome becomes a log line, an Event and a metric, the writes to the API server, and
+//! the pure builders of everything a member consists of.
+//!
+//! This crate knows no operator: it decides nothing about clusters, backups or restores.
+
+pub mod admin;
+pub mod apply;
+pub mod cli;
+pub mod controller;
+pub mod crd;
+pub mod lease;
+pub mod member;
+pub mod outcome;
+pub mod process;
+
+pub use controller::{Reconcile, Scope};
+pub use outcome::{Done, Failure, Notice};
+pub use process::{Operator, run};

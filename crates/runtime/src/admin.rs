@@ -1,0 +1,189 @@
+//! The admin server: `/healthz`, `/readyz` and `/metrics`. It reads, and changes nothing.
+//!
+//! A standby is Ready: it serves, it merely does not lead. Not ready means that the process cannot take over,
+//! and the body says what it waits for.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+/// The content type of the OpenMetrics text format.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why the admin server does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address is taken, or not one of this machine's.
+    #[error("cannot listen on {address}: choose another --listen-addr")]
+    Bind {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The server ended by itself.
+    #[error("the admin server ended")]
+    Serve(#[source] std::io::Error),
+}
+
+/// What the process waits for before it can lead; shared by those who wait and by `/readyz`.
+#[derive(Clone, Default)]
+pub struct Readiness(Arc<Mutex<Waiting>>);
+
+#[derive(Default)]
+enum Waiting {
+    #[default]
+    Starting,
+    For(String),
+    Nothing,
+}
+
+impl Readiness {
+    /// Not ready, for the reason given.
+    pub fn waiting_for(&self, what: &str) {
+        self.set(Waiting::For(what.to_owned()));
+    }
+
+    /// Ready: leading, or able to.
+    pub fn ready(&self) {
+        self.set(Waiting::Nothing);
+    }
+
+    fn set(&self, waiting: Waiting) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
+    fn answer(&self) -> (StatusCode, String) {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Waiting::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting\n".to_owned()),
+            Waiting::For(what) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("waiting: {what}\n"),
+            ),
+            Waiting::Nothing => (StatusCode::OK, "ok\n".to_owned()),
+        }
+    }
+}
+
+/// What the routes read.
+#[derive(Clone)]
+pub struct Admin {
+    /// Whether the process could lead.
+    pub readiness: Readiness,
+    /// Everything that is counted.
+    pub registry: Arc<Registry>,
+}
+
+/// Takes the port; an error here is the user's to solve and ends the process at once.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| Error::Bind { address, source })
+}
+
+/// Serves until the process ends.
+pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), Error> {
+    axum::serve(listener, routes(admin))
+        .await
+        .map_err(Error::Serve)
+}
+
+fn routes(admin: Admin) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(admin)
+}
+
+async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
+    admin.readiness.answer()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    let mut body = String::new();
+    if let Err(error) = encode(&mut body, &admin.registry) {
+        body.clear();
+        let _ = writeln!(body, "metrics cannot be encoded: {error}");
+        return (StatusCode::INTERNAL_SERVER_ERROR, body).into_response();
+    }
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn served(admin: Admin) -> SocketAddr {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, admin));
+        address
+    }
+
+    #[tokio::test]
+    async fn readiness_says_what_is_waited_for_and_turns_ok() {
+        let readiness = Readiness::default();
+        let address = served(Admin {
+            readiness: readiness.clone(),
+            registry: Arc::default(),
+        })
+        .await;
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 503"));
+        readiness.waiting_for("the CRD etcdclusters");
+        assert!(
+            get(address, "/readyz")
+                .await
+                .contains("waiting: the CRD etcdclusters")
+        );
+        readiness.ready();
+        assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn metrics_are_served_as_open_metrics() {
+        let mut registry = Registry::default();
+        let counter = Counter::<u64>::default();
+        registry.register("seen", "How often.", counter.clone());
+        counter.inc();
+        let address = served(Admin {
+            readiness: Readiness::default(),
+            registry: Arc::new(registry),
+        })
+        .await;
+        let answer = get(address, "/metrics").await;
+        assert!(answer.contains("application/openmetrics-text"), "{answer}");
+        assert!(answer.contains("seen_total 1"), "{answer}");
+        assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_named() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let error = bind(listener.local_addr().unwrap()).await.unwrap_err();
+        assert!(error.to_string().contains("--listen-addr"));
+    }
+}

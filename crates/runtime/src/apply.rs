@@ -1,0 +1,239 @@
+//! Every write to the API server: server-side apply by one field manager, creation under a fixed name,
+//! deletion of exactly the object that was seen, and a status that is only sent when it differs.
+//!
+//! Invariant 11: two processes may run these at once; the names, uids and resource versions make the loser
+//! of a race a no-op.
+
+use std::fmt::Debug;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::outcome::Failure;
+
+/// Why a write did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The object could not be written as JSON; a defect of the builder.
+    #[error("{kind} {name} cannot be serialised")]
+    Serialise {
+        /// The kind.
+        kind: String,
+        /// The object's name.
+        name: String,
+        /// Where it failed.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The API server refused or could not be reached.
+    #[error("cannot {verb} {kind} {name}")]
+    Api {
+        /// What was tried.
+        verb: &'static str,
+        /// The kind.
+        kind: String,
+        /// The object's name.
+        name: String,
+        /// The answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+impl Failure for Error {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Serialise { .. } => "Defect",
+            Self::Api { source, .. } => kube_reason(source),
+        }
+    }
+}
+
+/// Sorts an error of the API server into few reasons.
+pub fn kube_reason(error: &kube::Error) -> &'static str {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            401 | 403 => "Forbidden",
+            404 => "NotFound",
+            409 => "Conflict",
+            422 | 400 => "Refused",
+            429 => "Throttled",
+            _ => "ApiServerError",
+        },
+        _ => "ApiServerUnreachable",
+    }
+}
+
+/// Whether the API server answered that there is no such object.
+pub fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}
+
+fn has_reason(status: &Status, reason: &str) -> bool {
+    status.reason == reason
+}
+
+/// What became of a creation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created<K> {
+    /// It is new.
+    New(K),
+    /// One of this name was there before; nothing was changed.
+    Exists,
+}
+
+/// What became of a deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// The API server accepted it; the object may still be ending.
+    Accepted,
+    /// It was gone already.
+    Gone,
+    /// It is not the object that was seen (another uid or version): nothing was done.
+    Changed,
+}
+
+/// Whether a status was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It differed and was sent.
+    Sent,
+    /// It was as desired already.
+    Same,
+}
+
+/// Server-side apply of the whole object; fields of other managers stay.
+pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> Result<K, Error>
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let name = object.name_any();
+    let mut body = to_value(object)?;
+    // Server-managed fields in the body would be refused.
+    if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+        metadata.remove("creationTimestamp");
+    }
+    type_meta::<K>(&mut body);
+    let params = PatchParams::apply(manager).force();
+    api.patch(&name, &params, &Patch::Apply(&body))
+        .await
+        .map_err(|e| failed::<K>("apply", &name, e))
+}
+
+/// Creates the object unless one of its name exists.
+pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let params = PostParams {
+        field_manager: Some(manager.to_owned()),
+        ..PostParams::default()
+    };
+    match api.create(&params, object).await {
+        Ok(created) => Ok(Created::New(created)),
+        Err(kube::Error::Api(status)) if has_reason(&status, "AlreadyExists") => {
+            Ok(Created::Exists)
+        }
+        Err(source) => Err(failed::<K>("create", &object.name_any(), source)),
+    }
+}
+
+/// Deletes exactly the object that was seen. `grace_seconds` of `None` keeps the object's own.
+pub async fn delete<K>(api: &Api<K>, seen: &K, grace_seconds: Option<u32>) -> Result<Deleted, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let name = seen.name_any();
+    // Invariant 11: an object without a uid was never seen in the API server and is not deleted by its name.
+    let Some(uid) = seen.uid() else {
+        return Ok(Deleted::Changed);
+    };
+    let params = DeleteParams {
+        grace_period_seconds: grace_seconds,
+        preconditions: Some(Preconditions {
+            uid: Some(uid),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match api.delete(&name, &params).await {
+        Ok(_) => Ok(Deleted::Accepted),
+        Err(error) if is_not_found(&error) => Ok(Deleted::Gone),
+        Err(error) if is_conflict(&error) => Ok(Deleted::Changed),
+        Err(source) => Err(failed::<K>("delete", &name, source)),
+    }
+}
+
+/// Applies the status subresource by `manager` unless `current` equals `desired` already. Fields this manager
+/// applied before and leaves out now are removed; fields of other managers stay.
+pub async fn status<K, S>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    current: Option<&S>,
+    desired: &S,
+) -> Result<Written, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    S: Serialize + PartialEq,
+{
+    if current == Some(desired) {
+        return Ok(Written::Same);
+    }
+    let name = object.name_any();
+    let status =
+        serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
+    // The uid keeps a status from landing on a namesake created in between.
+    let mut body = json!({ "metadata": { "name": name, "uid": object.uid() }, "status": status });
+    type_meta::<K>(&mut body);
+    let params = PatchParams::apply(manager).force();
+    api.patch_status(&name, &params, &Patch::Apply(&body))
+        .await
+        .map(|_| Written::Sent)
+        .map_err(|e| failed::<K>("write the status of", &name, e))
+}
+
+/// The owner reference that lets garbage collection remove a child with its owner.
+pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
+    owner.controller_owner_ref(&())
+}
+
+fn type_meta<K: Resource<DynamicType = ()>>(body: &mut Value) {
+    body["apiVersion"] = json!(K::api_version(&()));
+    body["kind"] = json!(K::kind(&()));
+}
+
+fn to_value<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Result<Value, Error> {
+    serde_json::to_value(object).map_err(|source| unserialisable::<K>(&object.name_any(), source))
+}
+
+fn unserialisable<K: Resource<DynamicType = ()>>(name: &str, source: serde_json::Error) -> Error {
+    Error::Serialise {
+        kind: K::kind(&()).into_owned(),
+        name: name.to_owned(),
+        source,
+    }
+}
+
+fn failed<K: Resource<DynamicType = ()>>(
+    verb: &'static str,
+    name: &str,
+    source: kube::Error,
+) -> Error {
+    Error::Api {
+        verb,
+        kind: K::kind(&()).into_owned(),
+        name: name.to_owned(),
+        source,
+    }
+}

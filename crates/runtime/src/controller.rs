@@ -1,0 +1,416 @@
+//! The controller wiring, the same for all three operators: which objects are ours, reading them so that one
+//! that cannot be parsed stops nobody, back-off per object, limited concurrency, and an end that lets running
+//! reconciles finish.
+//!
+//! It decides nothing about an object; that is the `Reconcile` it is given.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::{Patch, PatchParams};
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
+use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tracing::{debug, warn};
+
+use crate::outcome::{Chain, Done, Failure, Notice, Report};
+use crate::process::Operator;
+
+/// The annotation by which a cluster-wide operator and namespaced ones share a Kubernetes cluster (v1beta2).
+pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
+/// The annotation's value that hands an object to the cluster-wide operator.
+pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
+/// The condition of an object that cannot be parsed.
+pub const UNREADABLE: &str = "Unreadable";
+
+/// How many objects are reconciled at the same time.
+const CONCURRENCY: u16 = 16;
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LAST_BACKOFF: Duration = Duration::from_secs(120);
+
+/// Which objects an operator takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those of one namespace that carry no scope annotation.
+    Namespace(String),
+    /// Those of all namespaces whose scope annotation says `clusterwide`.
+    Cluster,
+}
+
+impl Scope {
+    /// The API over everything the operator may see.
+    pub fn api<K>(&self, client: Client) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        match self {
+            Self::Namespace(namespace) => Api::namespaced(client, namespace),
+            Self::Cluster => Api::all(client),
+        }
+    }
+
+    /// Whether the object is this operator's, by v1beta2's rule.
+    pub fn takes<K: Resource>(&self, object: &K) -> bool {
+        let annotation = object
+            .annotations()
+            .get(SCOPE_ANNOTATION)
+            .map(String::as_str);
+        match self {
+            Self::Namespace(_) => annotation.is_none(),
+            Self::Cluster => annotation == Some(SCOPE_CLUSTER_WIDE),
+        }
+    }
+}
+
+/// What an operator does for one object.
+pub trait Reconcile: Send + Sync + 'static {
+    /// The custom resource.
+    type Object: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static;
+    /// Why a reconcile failed.
+    type Error: Failure;
+
+    /// Observes, plans, takes one step, writes the status.
+    fn reconcile(
+        &self,
+        object: Arc<Self::Object>,
+    ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
+}
+
+/// An object that may not be parseable.
+pub type Guarded<K> = DeserializeGuard<K>;
+
+/// A controller for `K`; the caller adds `owns` and `watches` (with [`watched`]) and gives it to [`drive`].
+pub fn controller<K>(operator: &Operator) -> Controller<Guarded<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    let api = operator.scope.api::<Guarded<K>>(operator.client.clone());
+    Controller::new(api, watcher::Config::default())
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
+}
+
+/// The API to watch children or other kinds through: one that cannot be parsed is not the end of the watch.
+pub fn watched<K>(operator: &Operator) -> Api<Guarded<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
+{
+    operator.scope.api(operator.client.clone())
+}
+
+/// Runs the controller until the shutdown; running reconciles are finished first.
+pub async fn drive<R: Reconcile>(
+    operator: &Operator,
+    controller: Controller<Guarded<R::Object>>,
+    reconciler: Arc<R>,
+) {
+    let driver = Arc::new(Driver {
+        reconciler,
+        client: operator.client.clone(),
+        scope: operator.scope.clone(),
+        name: operator.name.to_owned(),
+        report: operator.report.clone(),
+        backoff: Backoff::default(),
+        unreadable: Mutex::default(),
+    });
+    let store = controller.store();
+    operator.objects.count_with(move || {
+        let mut counts = BTreeMap::new();
+        for object in store.state() {
+            *counts
+                .entry(object.namespace().unwrap_or_default())
+                .or_insert(0) += 1;
+        }
+        counts
+    });
+    controller
+        .run(
+            |object, driver: Arc<Driver<R>>| async move { driver.reconcile(object).await },
+            |object, error, driver| driver.backoff.next_action(&object, error),
+            driver,
+        )
+        .for_each(async |result| match result {
+            // Reported where it happened.
+            Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
+            Err(ControllerError::ObjectNotFound(object)) => debug!(%object, "gone before its turn"),
+            Err(error) => warn!(
+                error = Chain(&error).to_string(),
+                "the watch is interrupted and will be resumed"
+            ),
+        })
+        .await;
+}
+
+struct Driver<R: Reconcile> {
+    reconciler: Arc<R>,
+    client: Client,
+    scope: Scope,
+    name: String,
+    report: Arc<Report>,
+    backoff: Backoff,
+    /// What was last told of unreadable objects, by uid: only to spare writes.
+    unreadable: Mutex<HashMap<String, String>>,
+}
+
+impl<R: Reconcile> Driver<R> {
+    async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, R::Error> {
+        if !self.scope.takes(object.as_ref()) {
+            return Ok(Action::await_change());
+        }
+        let reference = object.object_ref(&());
+        match &object.0 {
+            Err(invalid) => {
+                self.unreadable(&reference, invalid).await;
+                Ok(Action::await_change())
+            }
+            Ok(readable) => {
+                self.readable_again(&reference, readable).await;
+                let started = Instant::now();
+                let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
+                self.report
+                    .outcome(&reference, started.elapsed(), &result)
+                    .await;
+                let done = result?;
+                self.backoff.reset(object.as_ref());
+                Ok(done
+                    .requeue
+                    .map_or_else(Action::await_change, Action::requeue))
+            }
+        }
+    }
+
+    /// Invariant 15: the object gets a condition and an Event; nobody else waits for it.
+    async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
+        let uid = reference.uid.clone().unwrap_or_default();
+        let known = self
+            .unreadable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(uid, invalid.error.clone());
+        if known.as_ref() == Some(&invalid.error) {
+            return;
+        }
+        let note = format!(
+            "the object cannot be read and is left alone: {}; correct that field",
+            invalid.error
+        );
+        self.report
+            .tell(
+                reference,
+                &Notice::warning(UNREADABLE, "Read", note.clone()),
+            )
+            .await;
+        let condition = json!([{
+            "type": UNREADABLE,
+            "status": "True",
+            "reason": "NotParseable",
+            "message": note,
+            "lastTransitionTime": now(),
+            "observedGeneration": invalid.metadata.generation.unwrap_or_default(),
+        }]);
+        self.write_guard_conditions(reference, &condition).await;
+    }
+
+    async fn readable_again(&self, reference: &ObjectReference, object: &R::Object) {
+        let uid = reference.uid.clone().unwrap_or_default();
+        self.unreadable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&uid);
+        if has_condition(object, UNREADABLE) {
+            self.write_guard_conditions(reference, &json!([])).await;
+        }
+    }
+
+    /// Written raw and by a manager of its own: server-side apply by the operator's manager would take
+    /// everything else out of the status, and with it what invariant 10 relies on.
+    async fn write_guard_conditions(
+        &self,
+        reference: &ObjectReference,
+        conditions: &serde_json::Value,
+    ) {
+        let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
+            return;
+        };
+        let api: Api<Guarded<R::Object>> = Api::namespaced(self.client.clone(), namespace);
+        let body = json!({
+            "apiVersion": R::Object::api_version(&()),
+            "kind": R::Object::kind(&()),
+            "metadata": { "name": name, "uid": reference.uid },
+            "status": { "conditions": conditions },
+        });
+        let params = PatchParams::apply(&format!("{}-reader", self.name)).force();
+        if let Err(error) = api.patch_status(name, &params, &Patch::Apply(&body)).await {
+            warn!(
+                object = name,
+                error = Chain(&error).to_string(),
+                "the Unreadable condition is not written"
+            );
+        }
+    }
+}
+
+fn has_condition<K: Serialize>(object: &K, kind: &str) -> bool {
+    let Ok(value) = serde_json::to_value(object) else {
+        return false;
+    };
+    value["status"]["conditions"]
+        .as_array()
+        .is_some_and(|all| all.iter().any(|one| one["type"] == kind))
+}
+
+fn now() -> String {
+    jiff::Timestamp::from_second(jiff::Timestamp::now().as_second())
+        .unwrap_or_default()
+        .to_string()
+}
+
+/// How often each object failed in a row.
+#[derive(Default)]
+struct Backoff {
+    failures: Mutex<HashMap<Key, (u32, Instant)>>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key(String);
+
+impl Key {
+    fn of<K: Resource>(object: &K) -> Self {
+        Self(object.uid().unwrap_or_else(|| object.name_any()))
+    }
+}
+
+impl Backoff {
+    fn next_action<K: Resource, E: Failure>(&self, object: &Arc<K>, _error: &E) -> Action {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        // Objects that are gone leave no trace for ever.
+        failures.retain(|_, (_, last)| now.duration_since(*last) < LAST_BACKOFF * 10);
+        let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
+        let delay = delay(*count);
+        *count = count.saturating_add(1);
+        *last = now;
+        Action::requeue(delay)
+    }
+
+    fn reset<K: Resource>(&self, object: &K) {
+        self.failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&Key::of(object));
+    }
+}
+
+fn delay(failures_before: u32) -> Duration {
+    FIRST_BACKOFF
+        .saturating_mul(1 << failures_before.min(16))
+        .min(LAST_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it failed")]
+    struct Failed;
+
+    impl Failure for Failed {
+        fn reason(&self) -> &'static str {
+            "Failed"
+        }
+    }
+
+    fn object(uid: &str, scope: Option<&str>) -> Arc<ConfigMap> {
+        let mut object = ConfigMap::default();
+        object.metadata.uid = Some(uid.into());
+        if let Some(scope) = scope {
+            object
+                .annotations_mut()
+                .insert(SCOPE_ANNOTATION.into(), scope.into());
+        }
+        Arc::new(object)
+    }
+
+    #[test]
+    fn a_namespaced_operator_takes_objects_without_a_scope() {
+        let scope = Scope::Namespace("a".into());
+        assert!(scope.takes(object("1", None).as_ref()));
+        assert!(!scope.takes(object("1", Some("clusterwide")).as_ref()));
+        assert!(!scope.takes(object("1", Some("other")).as_ref()));
+    }
+
+    #[test]
+    fn a_cluster_wide_operator_takes_what_is_handed_to_it() {
+        assert!(Scope::Cluster.takes(object("1", Some("clusterwide")).as_ref()));
+        assert!(!Scope::Cluster.takes(object("1", None).as_ref()));
+        assert!(!Scope::Cluster.takes(object("1", Some("other")).as_ref()));
+    }
+
+    #[test]
+    fn failures_of_one_object_delay_only_that_object() {
+        let backoff = Backoff::default();
+        let (bad, good) = (object("bad", None), object("good", None));
+        let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
+        assert_eq!(
+            delays,
+            [1, 2, 4].map(|s| Action::requeue(Duration::from_secs(s)))
+        );
+        assert_eq!(
+            backoff.next_action(&good, &Failed),
+            Action::requeue(FIRST_BACKOFF)
+        );
+    }
+
+    #[test]
+    fn a_success_ends_the_delay() {
+        let backoff = Backoff::default();
+        let bad = object("bad", None);
+        for _ in 0..40 {
+            backoff.next_action(&bad, &Failed);
+        }
+        assert_eq!(
+            backoff.next_action(&bad, &Failed),
+            Action::requeue(LAST_BACKOFF)
+        );
+        backoff.reset(bad.as_ref());
+        assert_eq!(
+            backoff.next_action(&bad, &Failed),
+            Action::requeue(FIRST_BACKOFF)
+        );
+    }
+
+    #[test]
+    fn the_unreadable_condition_is_found_in_any_object() {
+        let marked = json!({ "status": { "conditions": [{ "type": UNREADABLE }] } });
+        assert!(has_condition(&marked, UNREADABLE));
+        assert!(!has_condition(&json!({ "status": {} }), UNREADABLE));
+    }
+}

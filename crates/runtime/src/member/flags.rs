@@ -1,0 +1,260 @@
+//! etcd's command line: which flags a member gets, by version.
+//!
+//! Flag names were read in the sources of etcd 3.5.35, 3.6.16 and 3.7.3.
+
+use api::cluster::EtcdOptions;
+use api::duration::DurationText;
+use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT, PEER_PORT};
+use api::version::EtcdVersion;
+
+use super::{Member, Members, Start, initial_cluster_of_names};
+
+/// How many learners may join at once, from etcd 3.6 on. As large as the largest cluster: changing the flag
+/// would need a restart of every member.
+pub const MAX_LEARNERS: u8 = 7;
+
+/// The arguments of the etcd container, without the program.
+pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
+    let addresses = members.addresses();
+    let name = member.name;
+    let (peer_url, client_url) = (addresses.peer_url(name), addresses.client_url(name));
+    let mut arguments = vec![
+        format!("--name={name}"),
+        format!("--data-dir={DATA_DIR}"),
+        // Go listens on IPv6 as well where the system has it.
+        format!("--listen-peer-urls=http://0.0.0.0:{PEER_PORT}"),
+        format!("--listen-client-urls=http://0.0.0.0:{CLIENT_PORT}"),
+        format!("--initial-advertise-peer-urls={peer_url}"),
+        format!("--advertise-client-urls={client_url}"),
+    ];
+    arguments.extend(start_arguments(members, member));
+    arguments.extend(version_arguments(member.version));
+    if let Some(options) = &members.spec.etcd {
+        arguments.extend(option_arguments(options));
+    }
+    arguments.extend(extra_arguments(members));
+    arguments
+}
+
+fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
+    let token = format!("--initial-cluster-token={}", members.token);
+    let (state, initial_cluster) = match &member.start {
+        Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
+        Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
+        // Invariant 6: alone in its list, an empty member cannot come up.
+        Start::OnDisk => (
+            "existing",
+            initial_cluster_of_names(members, &[member.name.to_owned()]),
+        ),
+    };
+    vec![
+        format!("--initial-cluster={initial_cluster}"),
+        format!("--initial-cluster-state={state}"),
+        token,
+    ]
+}
+
+fn version_arguments(version: &EtcdVersion) -> Vec<String> {
+    let mut arguments = Vec::new();
+    if has_metrics_listener(version) {
+        arguments.push(format!(
+            "--listen-metrics-urls=http://0.0.0.0:{METRICS_PORT}"
+        ));
+    }
+    if version.minor() == (3, 4) {
+        // Both became the default in 3.5.
+        arguments.push("--pre-vote=true".to_owned());
+        arguments.push("--logger=zap".to_owned());
+    }
+    if version.has_max_learners() {
+        arguments.push(format!("--max-learners={MAX_LEARNERS}"));
+    }
+    arguments
+}
+
+/// `--listen-metrics-urls` came with 3.3.
+pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
+    version.minor() >= (3, 3)
+}
+
+fn option_arguments(options: &EtcdOptions) -> Vec<String> {
+    let EtcdOptions {
+        quota_backend_bytes,
+        auto_compaction_mode,
+        auto_compaction_retention,
+        heartbeat_interval,
+        election_timeout,
+        snapshot_count,
+        max_request_bytes,
+    } = options;
+    let flags = [
+        (
+            "quota-backend-bytes",
+            quota_backend_bytes.map(|v| v.to_string()),
+        ),
+        (
+            "auto-compaction-mode",
+            auto_compaction_mode.as_ref().map(ToString::to_string),
+        ),
+        (
+            "auto-compaction-retention",
+            auto_compaction_retention.clone(),
+        ),
+        (
+            "heartbeat-interval",
+            heartbeat_interval.as_ref().and_then(milliseconds),
+        ),
+        (
+            "election-timeout",
+            election_timeout.as_ref().and_then(milliseconds),
+        ),
+        ("snapshot-count", snapshot_count.map(|v| v.to_string())),
+        (
+            "max-request-bytes",
+            max_request_bytes.map(|v| v.to_string()),
+        ),
+    ];
+    flags
+        .into_iter()
+        .filter_map(|(flag, value)| value.map(|value| format!("--{flag}={value}")))
+        .collect()
+}
+
+/// etcd takes both as a number of milliseconds.
+fn milliseconds(text: &DurationText) -> Option<String> {
+    text.parse()
+        .map(|duration| duration.as_millis().to_string())
+}
+
+/// The user's own flags, last. Those the operator owns are refused by validation; an object stored before the
+/// rule existed must not break its members.
+fn extra_arguments(members: &Members<'_>) -> Vec<String> {
+    let extra = members
+        .spec
+        .pod
+        .as_ref()
+        .map(|pod| pod.extra_args.as_slice())
+        .unwrap_or_default();
+    extra
+        .iter()
+        .filter(|argument| api::cluster::refused_argument(argument).is_none())
+        .cloned()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Fixture;
+    use super::*;
+
+    fn has(arguments: &[String], argument: &str) -> bool {
+        arguments.iter().any(|a| a == argument)
+    }
+
+    fn names_flag(arguments: &[String], flag: &str) -> bool {
+        arguments.iter().any(|a| a.split('=').next() == Some(flag))
+    }
+
+    #[test]
+    fn a_first_member_knows_all_first_members() {
+        let arguments = Fixture::default().arguments();
+        assert!(has(&arguments, "--initial-cluster-state=new"));
+        assert!(has(&arguments, "--initial-cluster-token=token"));
+        assert!(has(
+            &arguments,
+            "--initial-cluster=db-aaaaaaaaaa=http://db-aaaaaaaaaa.prod.svc:2380,\
+             db-bbbbbbbbbb=http://db-bbbbbbbbbb.prod.svc:2380"
+        ));
+        assert!(has(
+            &arguments,
+            "--initial-advertise-peer-urls=http://db-aaaaaaaaaa.prod.svc:2380"
+        ));
+        assert!(has(
+            &arguments,
+            "--advertise-client-urls=http://db-aaaaaaaaaa.prod.svc:2379"
+        ));
+    }
+
+    #[test]
+    fn a_joining_member_gets_the_list_its_addition_returned() {
+        let arguments = Fixture::default()
+            .start(Start::Join {
+                initial_cluster: "a=b,c=d".into(),
+            })
+            .arguments();
+        assert!(has(&arguments, "--initial-cluster=a=b,c=d"));
+        assert!(has(&arguments, "--initial-cluster-state=existing"));
+    }
+
+    /// Invariant 6: without its data such a member finds nobody to join and does not start.
+    #[test]
+    fn a_member_back_on_its_disk_is_told_of_nobody_else() {
+        let arguments = Fixture::default().start(Start::OnDisk).arguments();
+        assert!(has(
+            &arguments,
+            "--initial-cluster=db-aaaaaaaaaa=http://db-aaaaaaaaaa.prod.svc:2380"
+        ));
+        assert!(has(&arguments, "--initial-cluster-state=existing"));
+    }
+
+    #[test]
+    fn addresses_follow_the_member_address_and_the_cluster_domain() {
+        let pod = r#"{"memberAddress":"Pod","pod":{"ClusterDomain":".cluster.local"}}"#;
+        let arguments = Fixture::with(pod).arguments();
+        let url = "--advertise-client-urls=http://db-aaaaaaaaaa.db.prod.svc.cluster.local:2379";
+        assert!(has(&arguments, url), "{arguments:?}");
+    }
+
+    #[test]
+    fn flags_follow_the_version() {
+        // (version, several learners, pre-vote, metrics listener)
+        for (version, learners, pre_vote, metrics) in [
+            ("3.2.13", false, false, false),
+            ("3.4.37", false, true, true),
+            ("3.5.35", false, false, true),
+            ("3.6.16", true, false, true),
+            ("3.7.3", true, false, true),
+        ] {
+            let arguments = Fixture::default().version(version).arguments();
+            assert_eq!(
+                names_flag(&arguments, "--max-learners"),
+                learners,
+                "{version}"
+            );
+            assert_eq!(names_flag(&arguments, "--pre-vote"), pre_vote, "{version}");
+            assert_eq!(
+                names_flag(&arguments, "--listen-metrics-urls"),
+                metrics,
+                "{version}"
+            );
+        }
+    }
+
+    #[test]
+    fn typed_options_become_flags_in_etcds_units() {
+        let arguments = Fixture::with(
+            r#"{"etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","autoCompactionRetention":"30m",
+                "heartbeatInterval":"200ms","electionTimeout":"2s","snapshotCount":5000,"maxRequestBytes":2097152}}"#,
+        )
+        .arguments();
+        for flag in [
+            "--quota-backend-bytes=8589934592",
+            "--auto-compaction-mode=periodic",
+            "--auto-compaction-retention=30m",
+            "--heartbeat-interval=200",
+            "--election-timeout=2000",
+            "--snapshot-count=5000",
+            "--max-request-bytes=2097152",
+        ] {
+            assert!(has(&arguments, flag), "{flag}");
+        }
+    }
+
+    #[test]
+    fn extra_arguments_come_last_and_never_replace_the_operators() {
+        let extra = r#"{"pod":{"extraArgs":["--log-level=debug","--name=other","--initial-cluster-state=new"]}}"#;
+        let arguments = Fixture::with(extra).arguments();
+        assert_eq!(arguments.last().unwrap(), "--log-level=debug");
+        assert!(!has(&arguments, "--name=other"));
+    }
+}

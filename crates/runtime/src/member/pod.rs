@@ -1,0 +1,239 @@
+//! A member's pod: one etcd container on one data volume, under the restricted pod security profile.
+
+use std::collections::BTreeMap;
+
+use api::cluster::PodPolicy;
+use api::names;
+use k8s_openapi::api::core::v1::{
+    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource,
+    PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, PodAntiAffinity, PodSecurityContext,
+    PodSpec, SeccompProfile, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::{ANNOTATION_SPEC_HASH, Member, Members, etcd_arguments, probe, spec_hash};
+
+/// The user and group of everything in a member's pod.
+pub const USER: i64 = 65532;
+const PROGRAM: &str = "/usr/local/bin/etcd";
+const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+
+/// The pod of one member.
+pub fn pod(members: &Members<'_>, member: &Member<'_>) -> Pod {
+    let none = PodPolicy::default();
+    let policy = members.spec.pod.as_ref().unwrap_or(&none);
+    let mut metadata = members.metadata(member.name.to_owned(), labels(members, member, policy));
+    metadata.annotations = Some(annotations(members, member, policy));
+    Pod {
+        metadata,
+        spec: Some(spec(members, member, policy)),
+        status: None,
+    }
+}
+
+fn labels(
+    members: &Members<'_>,
+    member: &Member<'_>,
+    policy: &PodPolicy,
+) -> BTreeMap<String, String> {
+    // The operator's own labels win: Services and the disruption budget rely on them.
+    let mut labels = policy.labels.clone();
+    labels.extend(names::member_labels(members.cluster, member.name));
+    labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
+    labels
+}
+
+fn annotations(
+    members: &Members<'_>,
+    member: &Member<'_>,
+    policy: &PodPolicy,
+) -> BTreeMap<String, String> {
+    let mut annotations = policy.annotations.clone();
+    annotations.extend(members.identity_annotations());
+    annotations.insert(
+        names::ANNOTATION_VERSION.to_owned(),
+        member.version.to_string(),
+    );
+    annotations.insert(ANNOTATION_SPEC_HASH.to_owned(), spec_hash(members.spec));
+    annotations
+}
+
+fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSpec {
+    let mut containers = vec![etcd_container(members, member, policy)];
+    containers.extend(policy.sidecars.iter().cloned());
+    let mut volumes = vec![data_volume(member.name, policy)];
+    volumes.extend(policy.volumes.iter().cloned());
+    PodSpec {
+        hostname: Some(member.name.to_owned()),
+        subdomain: Some(names::headless_service(members.cluster)),
+        restart_policy: Some("Always".to_owned()),
+        automount_service_account_token: Some(false),
+        // One variable for each Service of the namespace would be noise, and etcd reads those that begin with ETCD_.
+        enable_service_links: Some(false),
+        containers,
+        init_containers: (!policy.init_containers.is_empty())
+            .then(|| policy.init_containers.clone()),
+        volumes: Some(volumes),
+        affinity: Some(affinity(members.cluster, policy)),
+        topology_spread_constraints: Some(spread(members.cluster, policy)),
+        node_selector: (!policy.node_selector.is_empty()).then(|| policy.node_selector.clone()),
+        tolerations: (!policy.tolerations.is_empty()).then(|| policy.tolerations.clone()),
+        security_context: Some(policy.security_context.clone().unwrap_or_else(pod_security)),
+        image_pull_secrets: (!policy.image_pull_secrets.is_empty())
+            .then(|| policy.image_pull_secrets.clone()),
+        priority_class_name: policy.priority_class_name.clone(),
+        service_account_name: policy.service_account_name.clone(),
+        termination_grace_period_seconds: policy.termination_grace_period_seconds,
+        scheduler_name: policy.scheduler_name.clone(),
+        runtime_class_name: policy.runtime_class_name.clone(),
+        ..PodSpec::default()
+    }
+}
+
+fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> Container {
+    let mut mounts = vec![data_mount()];
+    mounts.extend(policy.volume_mounts.iter().cloned());
+    Container {
+        name: names::CONTAINER_ETCD.to_owned(),
+        image: Some(member.version.image(&members.spec.repository)),
+        image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
+        command: Some(vec![PROGRAM.to_owned()]),
+        args: Some(etcd_arguments(members, member)),
+        env: (!policy.etcd_env.is_empty()).then(|| policy.etcd_env.clone()),
+        ports: Some(vec![
+            port("server", names::PEER_PORT),
+            port("client", names::CLIENT_PORT),
+            port("metrics", names::METRICS_PORT),
+        ]),
+        readiness_probe: Some(probe::readiness(member.version)),
+        resources: policy.resources.clone(),
+        security_context: Some(
+            policy
+                .container_security_context
+                .clone()
+                .unwrap_or_else(container_security),
+        ),
+        volume_mounts: Some(mounts),
+        ..Container::default()
+    }
+}
+
+fn port(name: &str, number: u16) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: number.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+/// The data volume where every container that needs it mounts it.
+pub fn data_mount() -> VolumeMount {
+    VolumeMount {
+        name: names::VOLUME_DATA.to_owned(),
+        mount_path: names::DATA_MOUNT.to_owned(),
+        ..VolumeMount::default()
+    }
+}
+
+fn data_volume(member: &str, policy: &PodPolicy) -> Volume {
+    let claim =
+        policy
+            .persistent_volume_claim_spec
+            .as_ref()
+            .map(|_| PersistentVolumeClaimVolumeSource {
+                claim_name: member.to_owned(),
+                ..PersistentVolumeClaimVolumeSource::default()
+            });
+    Volume {
+        name: names::VOLUME_DATA.to_owned(),
+        empty_dir: claim.is_none().then(EmptyDirVolumeSource::default),
+        persistent_volume_claim: claim,
+        ..Volume::default()
+    }
+}
+
+/// The pod's security context where the spec gives none: the restricted profile, with a group that owns the disk.
+fn pod_security() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        fs_group: Some(USER),
+        fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".to_owned(),
+            ..SeccompProfile::default()
+        }),
+        ..PodSecurityContext::default()
+    }
+}
+
+/// A container's security context where the spec gives none.
+pub fn container_security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".to_owned()]),
+            ..Capabilities::default()
+        }),
+        read_only_root_filesystem: Some(true),
+        ..SecurityContext::default()
+    }
+}
+
+/// The spec's affinity; else members avoid each other's nodes, strictly with v1beta2's `antiAffinity`.
+fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
+    if let Some(given) = &policy.affinity {
+        return given.clone();
+    }
+    let apart = PodAffinityTerm {
+        label_selector: Some(own_members(cluster)),
+        topology_key: HOSTNAME_LABEL.to_owned(),
+        ..PodAffinityTerm::default()
+    };
+    let anti = if policy.anti_affinity == Some(true) {
+        PodAntiAffinity {
+            required_during_scheduling_ignored_during_execution: Some(vec![apart]),
+            ..PodAntiAffinity::default()
+        }
+    } else {
+        let preferred = WeightedPodAffinityTerm {
+            weight: 100,
+            pod_affinity_term: apart,
+        };
+        PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![preferred]),
+            ..PodAntiAffinity::default()
+        }
+    };
+    Affinity {
+        pod_anti_affinity: Some(anti),
+        ..Affinity::default()
+    }
+}
+
+fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
+    if !policy.topology_spread_constraints.is_empty() {
+        return policy.topology_spread_constraints.clone();
+    }
+    vec![TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: ZONE_LABEL.to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(own_members(cluster)),
+        ..TopologySpreadConstraint::default()
+    }]
+}
+
+fn own_members(cluster: &str) -> LabelSelector {
+    LabelSelector {
+        match_labels: Some(names::cluster_labels(cluster)),
+        ..LabelSelector::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The built pods, field by field.
+
+use serde_json::{Value, json};
+
+use super::super::fixture::Fixture;
+use super::super::restricted::violations;
+use super::super::{ANNOTATION_SPEC_HASH, Role};
+
+fn built(fixture: &Fixture) -> Value {
+    serde_json::to_value(fixture.pod()).unwrap()
+}
+
+fn built_with(pod_policy: &Value) -> Value {
+    built(&Fixture::with(&json!({ "pod": pod_policy }).to_string()))
+}
+
+#[test]
+fn the_default_pod_conforms_to_the_restricted_profile() {
+    for fixture in [Fixture::default(), Fixture::durable()] {
+        assert_eq!(violations(&fixture.pod()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn the_check_of_the_profile_sees_a_root_container() {
+    let root = Fixture::with(
+        r#"{"pod":{"securityContext":{"runAsUser":0},"containerSecurityContext":{}}}"#,
+    );
+    let found = violations(&root.pod());
+    assert!(
+        found.contains(&"runAsNonRoot".to_owned())
+            && found.contains(&"etcd: capabilities.drop".to_owned())
+    );
+}
+
+#[test]
+fn a_pod_is_one_etcd_container_that_restarts_by_itself() {
+    let pod = built(&Fixture::default());
+    let spec = &pod["spec"];
+    assert_eq!(spec["restartPolicy"], "Always");
+    assert_eq!(spec["containers"].as_array().unwrap().len(), 1);
+    assert_eq!(spec["initContainers"], Value::Null);
+    let etcd = &spec["containers"][0];
+    assert_eq!(etcd["image"], "quay.io/coreos/etcd:v3.6.16");
+    assert_eq!(etcd["command"], json!(["/usr/local/bin/etcd"]));
+    assert_eq!(
+        etcd["volumeMounts"],
+        json!([{ "name": "etcd-data", "mountPath": "/var/etcd" }])
+    );
+    assert_eq!(etcd["livenessProbe"], Value::Null);
+}
+
+/// Invariant 14: nothing of the operator's identity is in a member's pod.
+#[test]
+fn a_pod_has_no_token_and_no_variables_of_services() {
+    let pod = built(&Fixture::default());
+    assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
+    assert_eq!(pod["spec"]["enableServiceLinks"], false);
+    assert_eq!(pod["spec"]["containers"][0]["env"], Value::Null);
+}
+
+#[test]
+fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
+    let mut fixture = Fixture::default();
+    fixture.role = Role::Learner;
+    let pod = built(&fixture);
+    let labels = json!({
+        "app": "etcd",
+        "etcd_cluster": "db",
+        "etcd_node": "db-aaaaaaaaaa",
+        "etcd.database.coreos.com/role": "learner",
+    });
+    assert_eq!(pod["metadata"]["labels"], labels);
+    let annotations = &pod["metadata"]["annotations"];
+    assert_eq!(annotations["etcd.version"], "3.6.16");
+    assert_eq!(
+        annotations["etcd.database.coreos.com/cluster-token"],
+        "token"
+    );
+    assert_eq!(annotations["etcd.database.coreos.com/cluster-id"], "abc");
+    assert_eq!(
+        annotations[ANNOTATION_SPEC_HASH].as_str().unwrap().len(),
+        16
+    );
+    assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "cluster-uid");
+}
+
+#[test]
+fn the_users_labels_and_annotations_never_replace_the_operators() {
+    let pod = built_with(&json!({
+        "labels": { "team": "a", "app": "other", "etcd_cluster": "other" },
+        "annotations": { "note": "b", "etcd.version": "9" },
+    }));
+    let (labels, annotations) = (&pod["metadata"]["labels"], &pod["metadata"]["annotations"]);
+    assert_eq!(
+        (&labels["team"], &labels["app"], &labels["etcd_cluster"]),
+        (&json!("a"), &json!("etcd"), &json!("db"))
+    );
+    assert_eq!(
+        (&annotations["note"], &annotations["etcd.version"]),
+        (&json!("b"), &json!("3.6.16"))
+    );
+}
+
+#[test]
+fn every_simple_field_of_the_pod_policy_reaches_the_pod() {
+    let pod = built_with(&json!({
+        "nodeSelector": { "disk": "ssd" },
+        "tolerations": [{ "key": "db", "operator": "Exists" }],
+        "imagePullSecrets": [{ "name": "registry" }],
+        "priorityClassName": "high",
+        "serviceAccountName": "members",
+        "terminationGracePeriodSeconds": 5,
+        "schedulerName": "other",
+        "runtimeClassName": "gvisor",
+        "securityContext": { "runAsUser": 1000 },
+        "topologySpreadConstraints": [{ "maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule" }],
+        "volumes": [{ "name": "extra", "emptyDir": {} }],
+        "initContainers": [{ "name": "before", "image": "a" }],
+        "sidecars": [{ "name": "beside", "image": "b" }],
+    }));
+    let spec = &pod["spec"];
+    assert_eq!(spec["nodeSelector"], json!({ "disk": "ssd" }));
+    assert_eq!(spec["tolerations"][0]["key"], "db");
+    assert_eq!(spec["imagePullSecrets"][0]["name"], "registry");
+    assert_eq!(spec["priorityClassName"], "high");
+    assert_eq!(spec["serviceAccountName"], "members");
+    assert_eq!(spec["terminationGracePeriodSeconds"], 5);
+    assert_eq!(spec["schedulerName"], "other");
+    assert_eq!(spec["runtimeClassName"], "gvisor");
+    assert_eq!(spec["securityContext"], json!({ "runAsUser": 1000 }));
+    assert_eq!(
+        spec["topologySpreadConstraints"].as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(spec["topologySpreadConstraints"][0]["topologyKey"], "rack");
+    assert_eq!(spec["volumes"][1]["name"], "extra");
+    assert_eq!(spec["initContainers"][0]["name"], "before");
+    assert_eq!(spec["containers"][1]["name"], "beside");
+}
+
+#[test]
+fn every_simple_field_of_the_pod_policy_reaches_the_etcd_container() {
+    let pod = built_with(&json!({
+        "resources": { "limits": { "memory": "1Gi" } },
+        "etcdEnv": [{ "name": "GOGC", "value": "50" }],
+        "imagePullPolicy": "Never",
+        "containerSecurityContext": { "readOnlyRootFilesystem": false },
+        "volumeMounts": [{ "name": "extra", "mountPath": "/extra" }],
+        "extraArgs": ["--log-level=debug"],
+    }));
+    let etcd = &pod["spec"]["containers"][0];
+    assert_eq!(etcd["resources"]["limits"]["memory"], "1Gi");
+    assert_eq!(etcd["env"], json!([{ "name": "GOGC", "value": "50" }]));
+    assert_eq!(etcd["imagePullPolicy"], "Never");
+    assert_eq!(
+        etcd["securityContext"],
+        json!({ "readOnlyRootFilesystem": false })
+    );
+    assert_eq!(etcd["volumeMounts"][1]["mountPath"], "/extra");
+    assert!(
+        etcd["args"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("--log-level=debug"))
+    );
+}
+
+#[test]
+fn members_avoid_each_others_nodes_unless_told_otherwise() {
+    let anti = |pod: &Value| pod["spec"]["affinity"]["podAntiAffinity"].clone();
+    let soft = anti(&built(&Fixture::default()));
+    let term = &soft["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"];
+    assert_eq!(term["topologyKey"], "kubernetes.io/hostname");
+    assert_eq!(term["labelSelector"]["matchLabels"]["etcd_cluster"], "db");
+    let strict = anti(&built_with(&json!({ "antiAffinity": true })));
+    assert_eq!(
+        strict["requiredDuringSchedulingIgnoredDuringExecution"][0]["topologyKey"],
+        "kubernetes.io/hostname"
+    );
+    let given = built_with(&json!({ "antiAffinity": true, "affinity": { "nodeAffinity": {} } }));
+    assert_eq!(given["spec"]["affinity"], json!({ "nodeAffinity": {} }));
+}
+
+#[test]
+fn members_spread_over_zones_without_insisting() {
+    let spread = &built(&Fixture::default())["spec"]["topologySpreadConstraints"][0];
+    assert_eq!(spread["topologyKey"], "topology.kubernetes.io/zone");
+    assert_eq!(spread["whenUnsatisfiable"], "ScheduleAnyway");
+}
+
+#[test]
+fn data_lies_on_the_members_own_claim_or_in_the_pod() {
+    let volume = |fixture: &Fixture| built(fixture)["spec"]["volumes"][0].clone();
+    assert_eq!(
+        volume(&Fixture::default()),
+        json!({ "name": "etcd-data", "emptyDir": {} })
+    );
+    let durable = volume(&Fixture::durable());
+    assert_eq!(
+        durable,
+        json!({ "name": "etcd-data", "persistentVolumeClaim": { "claimName": "db-aaaaaaaaaa" } })
+    );
+}
+
+#[test]
+fn readiness_is_asked_over_http_by_what_the_version_serves() {
+    for (version, path, port) in [
+        ("3.2.13", "/health?exclude=NOSPACE", 2379),
+        ("3.4.28", "/health?exclude=NOSPACE", 2381),
+        ("3.4.29", "/readyz", 2381),
+        ("3.5.35", "/readyz", 2381),
+        ("3.7.3", "/readyz", 2381),
+    ] {
+        let pod = built(&Fixture::default().version(version));
+        let probe = &pod["spec"]["containers"][0]["readinessProbe"];
+        assert_eq!(
+            probe["httpGet"],
+            json!({ "path": path, "port": port }),
+            "{version}"
+        );
+        assert_eq!(probe["periodSeconds"], 1);
+    }
+}
+
+#[test]
+fn a_pod_is_reached_under_the_headless_service_too() {
+    let pod = built(&Fixture::default());
+    assert_eq!(
+        (&pod["spec"]["hostname"], &pod["spec"]["subdomain"]),
+        (&json!("db-aaaaaaaaaa"), &json!("db"))
+    );
+}
+
+#[test]
+fn the_wanted_image_repository_is_used() {
+    let pod = built(&Fixture::with(
+        r#"{"repository":"registry.local:5000/etcd"}"#,
+    ));
+    assert_eq!(
+        pod["spec"]["containers"][0]["image"],
+        "registry.local:5000/etcd:v3.6.16"
+    );
+}

@@ -1,0 +1,155 @@
+//! The Services: one for each member, the headless one, and the one clients use.
+
+use std::collections::BTreeMap;
+
+use api::names;
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::Members;
+
+/// The member's own Service: its address for life. Created before the member is added and before its pod, it
+/// publishes the member's address also while it is not ready, which a joining member is.
+pub fn member_service(members: &Members<'_>, member: &str) -> Service {
+    let labels = names::member_labels(members.cluster, member);
+    Service {
+        metadata: members.metadata(member.to_owned(), labels.clone()),
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".to_owned()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(labels),
+            ports: Some(vec![client_port(), peer_port()]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The headless Service named like the cluster: discovery, old clients, and addresses of the form
+/// `<member>.<cluster>.<namespace>.svc`.
+pub fn headless_service(members: &Members<'_>) -> Service {
+    Service {
+        metadata: members.metadata(
+            names::headless_service(members.cluster),
+            names::cluster_labels(members.cluster),
+        ),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".to_owned()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(names::cluster_labels(members.cluster)),
+            ports: Some(vec![client_port(), peer_port()]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The Service clients use. Before the cluster ID is recorded it has no endpoints, so that nothing is
+/// acknowledged by a bootstrap that may yet be abandoned.
+pub fn client_service(members: &Members<'_>) -> Service {
+    Service {
+        metadata: members.metadata(
+            names::client_service(members.cluster),
+            names::cluster_labels(members.cluster),
+        ),
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".to_owned()),
+            selector: Some(client_selector(members)),
+            ports: Some(vec![client_port()]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
+    let mut selector = names::cluster_labels(members.cluster);
+    if members.cluster_id.is_none() {
+        selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
+    }
+    selector
+}
+
+fn client_port() -> ServicePort {
+    port("client", names::CLIENT_PORT)
+}
+
+fn peer_port() -> ServicePort {
+    port("peer", names::PEER_PORT)
+}
+
+fn port(name: &str, number: u16) -> ServicePort {
+    ServicePort {
+        name: Some(name.to_owned()),
+        port: number.into(),
+        target_port: Some(IntOrString::Int(number.into())),
+        protocol: Some("TCP".to_owned()),
+        ..ServicePort::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Fixture;
+    use super::*;
+
+    #[test]
+    fn a_member_is_reachable_before_it_is_ready() {
+        let service = member_service(&Fixture::default().members(), "db-aaaaaaaaaa");
+        assert_eq!(service.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));
+        let spec = service.spec.unwrap();
+        assert_eq!(spec.publish_not_ready_addresses, Some(true));
+        assert_eq!(spec.selector.unwrap()["etcd_node"], "db-aaaaaaaaaa");
+        let ports: Vec<_> = spec.ports.unwrap().iter().map(|port| port.port).collect();
+        assert_eq!(ports, [2379, 2380]);
+    }
+
+    #[test]
+    fn the_client_service_has_no_endpoints_before_the_cluster_id_is_recorded() {
+        let mut fixture = Fixture::default();
+        fixture.cluster_id = None;
+        let before = client_service(&fixture.members())
+            .spec
+            .unwrap()
+            .selector
+            .unwrap();
+        assert_eq!(before["etcd.database.coreos.com/formed"], "true");
+        fixture.cluster_id = Some("abc");
+        let after = client_service(&fixture.members())
+            .spec
+            .unwrap()
+            .selector
+            .unwrap();
+        assert_eq!(after, names::cluster_labels("db"));
+    }
+
+    #[test]
+    fn services_keep_the_names_and_ports_of_v1beta2() {
+        let fixture = Fixture::default();
+        let (client, headless) = (
+            client_service(&fixture.members()),
+            headless_service(&fixture.members()),
+        );
+        assert_eq!(client.metadata.name.as_deref(), Some("db-client"));
+        assert_eq!(headless.metadata.name.as_deref(), Some("db"));
+        let headless = headless.spec.unwrap();
+        assert_eq!(headless.cluster_ip.as_deref(), Some("None"));
+        assert_eq!(headless.publish_not_ready_addresses, Some(true));
+        assert_eq!(client.spec.unwrap().ports.unwrap()[0].port, 2379);
+    }
+
+    #[test]
+    fn every_service_goes_with_its_cluster() {
+        let fixture = Fixture::default();
+        let members = fixture.members();
+        for service in [
+            client_service(&members),
+            headless_service(&members),
+            member_service(&members, "db-a"),
+        ] {
+            let owners = service.metadata.owner_references.unwrap();
+            assert_eq!(owners[0].uid, "cluster-uid");
+            assert_eq!(owners[0].controller, Some(true));
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The life of an operator process: logs, client, admin server, CRD, lease, controller, and the end.
+//!
+//! The order matters at the end: reconciles finish, then the lease is given back, so that the next process
+//! begins at once and never beside this one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Client, Config};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::admin::{self, Admin, Readiness};
+use crate::cli::Common;
+use crate::controller::Scope;
+use crate::outcome::{Metrics, Report};
+use crate::{crd, lease};
+
+/// How long running reconciles may take to finish after the signal; the pod's own grace period is 30 s.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Why the process ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The runtime could not be started.
+    #[error("the runtime cannot be started")]
+    Runtime(#[source] std::io::Error),
+    /// Neither in-cluster configuration nor a kubeconfig.
+    #[error("no Kubernetes to talk to: run in a pod, or set KUBECONFIG")]
+    Config(#[source] kube::config::InferConfigError),
+    /// The client could not be built.
+    #[error("the Kubernetes client cannot be made")]
+    Client(#[source] kube::Error),
+    /// The admin server.
+    #[error("admin server")]
+    Admin(#[from] admin::Error),
+    /// The lease was lost: another process may act.
+    #[error("no longer the leader")]
+    Lease(#[from] lease::Error),
+    /// The signal handler could not be installed.
+    #[error("signals cannot be received")]
+    Signal(#[source] std::io::Error),
+    /// The controller came to an end without being asked to.
+    #[error("the controller ended")]
+    ControllerEnded,
+}
+
+/// What makes one operator differ from the others.
+pub struct Definition {
+    /// The binary's name: the Lease's, the field manager's and the Events' too.
+    pub name: &'static str,
+    /// The word in metric names: `cluster`, `backup`, `restore`.
+    pub word: &'static str,
+    /// The CRD it serves.
+    pub crd: CustomResourceDefinition,
+}
+
+/// What a running operator works with.
+#[derive(Clone)]
+pub struct Operator {
+    /// The binary's name; the field manager of all its writes.
+    pub name: &'static str,
+    /// Talks to the API server as the operator's ServiceAccount.
+    pub client: Client,
+    /// Which objects it takes.
+    pub scope: Scope,
+    /// Its own namespace.
+    pub namespace: String,
+    /// Its own pod's name.
+    pub identity: String,
+    /// Where outcomes are reported.
+    pub report: Arc<Report>,
+    /// Ends when the process should.
+    pub shutdown: CancellationToken,
+    /// The number of objects, for the metrics.
+    pub objects: Objects,
+}
+
+/// Runs an operator from its command line to its end. `work` is called once this process leads, and returns
+/// after `Operator::shutdown`.
+pub fn run<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
+where
+    F: FnOnce(Operator) -> W,
+    W: Future<Output = ()>,
+{
+    log_to_stderr(options.log_json);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::Runtime)?;
+    runtime.block_on(live(definition, options, work))
+}
+
+/// Logs to standard error: text, or JSON; `RUST_LOG` filters, `info` by default.
+pub fn log_to_stderr(json: bool) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // A second initialisation in one process (tests) keeps the first.
+    let _ = if json {
+        builder.json().try_init()
+    } else {
+        builder
+            .with_ansi(std::io::stderr().is_terminal())
+            .try_init()
+    };
+}
+
+async fn live<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
+where
+    F: FnOnce(Operator) -> W,
+    W: Future<Output = ()>,
+{
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        "{} starts", definition.name
+    );
+    options
+        .warnings()
+        .iter()
+        .for_each(|warning| warn!("{warning}"));
+    let config = Config::infer().await.map_err(Error::Config)?;
+    let lease_client = lease::client(config.clone())?;
+    let client = Client::try_from(config).map_err(Error::Client)?;
+
+    let mut registry = Registry::default();
+    let (operator, leader) = assemble(&definition, &options, client, &mut registry);
+    let readiness = Readiness::default();
+    let listener = admin::bind(options.listen_addr).await?;
+    let mut server = tokio::spawn(admin::serve(
+        listener,
+        Admin {
+            readiness: readiness.clone(),
+            registry: Arc::new(registry),
+        },
+    ));
+    cancel_on_signal(operator.shutdown.clone())?;
+
+    let candidate = lease::Candidate {
+        name: definition.name.to_owned(),
+        namespace: operator.namespace.clone(),
+        identity: operator.identity.clone(),
+    };
+    let lead = async {
+        crd::ready(
+            &operator.client,
+            &definition.crd,
+            options.create_crd,
+            &operator.scope,
+            &readiness,
+        )
+        .await;
+        readiness.ready();
+        lease::acquire(&lease_client, candidate).await
+    };
+    let lease = tokio::select! {
+        lease = lead => lease,
+        () = operator.shutdown.cancelled() => return Ok(()),
+        ended = &mut server => return served(ended),
+    };
+    leader.set(1);
+    tokio::select! {
+        // Invariant 11: from here on another process may act; nothing is finished, the process ends.
+        lost = lease.hold() => return Err(lost.into()),
+        ended = &mut server => return served(ended),
+        () = until_ended(work(operator.clone()), &operator.shutdown) => {}
+    }
+    lease.release().await;
+    if operator.shutdown.is_cancelled() {
+        Ok(())
+    } else {
+        Err(Error::ControllerEnded)
+    }
+}
+
+fn assemble(
+    definition: &Definition,
+    options: &Common,
+    client: Client,
+    registry: &mut Registry,
+) -> (Operator, Gauge) {
+    let namespace = options
+        .pod_namespace
+        .clone()
+        .unwrap_or_else(|| client.default_namespace().to_owned());
+    let identity = options
+        .pod_name
+        .clone()
+        .unwrap_or_else(|| format!("{}-{}", definition.name, std::process::id()));
+    let scope = if options.cluster_wide {
+        Scope::Cluster
+    } else {
+        Scope::Namespace(namespace.clone())
+    };
+    let metrics = Metrics::register(registry, definition.word);
+    let objects = Objects::register(registry, definition.word);
+    let leader = Gauge::default();
+    registry.register(
+        "etcd_operator_leader",
+        "1 while this process leads.",
+        leader.clone(),
+    );
+    let operator = Operator {
+        name: definition.name,
+        report: Arc::new(Report::new(
+            client.clone(),
+            definition.name,
+            &identity,
+            metrics,
+        )),
+        client,
+        scope,
+        namespace,
+        identity,
+        shutdown: CancellationToken::new(),
+        objects,
+    };
+    (operator, leader)
+}
+
+fn served(ended: Result<Result<(), admin::Error>, tokio::task::JoinError>) -> Result<(), Error> {
+    match ended {
+        Ok(result) => result.map_err(Error::Admin),
+        Err(panicked) => Err(Error::Admin(admin::Error::Serve(std::io::Error::other(
+            panicked,
+        )))),
+    }
+}
+
+/// Waits for the work; once the shutdown has begun, not longer than the drain time.
+async fn until_ended(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
+    let deadline = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        () = work => {}
+        () = deadline => warn!("a reconcile did not finish in {DRAIN:?}; it will be planned again"),
+    }
+}
+
+fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signal)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Signal)?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        info!("shutting down: running reconciles finish first");
+        shutdown.cancel();
+    });
+    Ok(())
+}
+
+type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
+
+/// The number of objects by namespace, counted when the metrics are read.
+#[derive(Clone, Default)]
+pub struct Objects(Arc<Mutex<Option<Count>>>);
+
+impl Objects {
+    fn register(registry: &mut Registry, word: &str) -> Self {
+        let objects = Self::default();
+        registry.register_collector(Box::new(ObjectsCollector {
+            name: format!("etcd_operator_controller_{word}s"),
+            objects: objects.clone(),
+        }));
+        objects
+    }
+
+    /// Counts with this from now on.
+    pub fn count_with(&self, count: impl Fn() -> BTreeMap<String, i64> + Send + Sync + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(count));
+    }
+
+    fn counts(&self) -> BTreeMap<String, i64> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|count| count())
+            .unwrap_or_default()
+    }
+}
+
+#[derive(Debug)]
+struct ObjectsCollector {
+    name: String,
+    objects: Objects,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Objects")
+    }
+}
+
+impl Collector for ObjectsCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let family = Family::<Vec<(String, String)>, Gauge>::default();
+        for (namespace, count) in self.objects.counts() {
+            family
+                .get_or_create(&vec![("namespace".to_owned(), namespace)])
+                .set(count);
+        }
+        let descriptor = encoder.encode_descriptor(
+            &self.name,
+            "Objects this operator sees, by namespace.",
+            None,
+            MetricType::Gauge,
+        )?;
+        family.encode(descriptor)
+    }
+}
