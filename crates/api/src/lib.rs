@@ -1,1 +1,32 @@
-//! api
+//! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, the names and labels
+//! that hang on them, and what can be said about an object without asking anybody.
+//!
+//! Types and pure functions only: no client, no I/O, no clock, no randomness. Everything a server can
+//! refuse is in the schema (bounds, enums, CEL); `validate` repeats what protects an operator from
+//! objects stored before the schema existed.
+
+#![allow(
+    unreachable_pub,
+    reason = "the schema derive puts copies of public types into functions"
+)]
+
+mod text;
+
+pub mod backup;
+pub mod cluster;
+pub mod conditions;
+pub mod crd;
+pub mod duration;
+pub mod manifest;
+pub mod names;
+pub mod problem;
+pub mod restore;
+pub mod storage;
+pub mod version;
+
+mod schema;
+
+pub use backup::{EtcdBackup, EtcdBackupSpec, EtcdBackupStatus};
+pub use cluster::{EtcdCluster, EtcdClusterSpec, EtcdClusterStatus};
+pub use problem::Problem;
+pub use restore::{EtcdRestore, EtcdRestoreSpec, EtcdRestoreStatus};

@@ -1,0 +1,301 @@
+//! What can be said about an `EtcdBackup` without asking anybody.
+
+use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
+use crate::cluster::store_in_effect;
+use crate::problem::Problem;
+use crate::storage::{S3Source, StorageType};
+
+/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
+/// still have it.
+pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
+    let spec = &backup.spec;
+    let mut problems = spec
+        .blocks()
+        .problems(&spec.storage_type, "spec", "storageType");
+    match (spec.etcd_endpoints.is_empty(), &spec.etcd_cluster) {
+        (true, None) => problems.push(Problem::new(
+            "spec.etcdEndpoints",
+            "is empty",
+            "give at least one client URL such as http://example-client:2379, or spec.etcdCluster.name",
+        )),
+        (false, Some(_)) => problems.push(Problem::new(
+            "spec.etcdCluster",
+            "is given beside spec.etcdEndpoints",
+            "give one of the two",
+        )),
+        _ => {}
+    }
+    if spec.etcd_endpoints.iter().any(String::is_empty) {
+        problems.push(Problem::new(
+            "spec.etcdEndpoints",
+            "holds an empty text",
+            "give URLs such as http://example-client:2379",
+        ));
+    }
+    if let Some(compression @ Compression::Unknown(_)) = &spec.compression {
+        let remedy = format!("use one of {}", Compression::KNOWN.join(", "));
+        problems.push(Problem::new(
+            "spec.compression",
+            format!("is {compression}, which is not known"),
+            remedy,
+        ));
+    }
+    if let Some(policy @ DeletionPolicy::Unknown(_)) = &spec.deletion_policy {
+        let remedy = format!("use one of {}", DeletionPolicy::KNOWN.join(", "));
+        problems.push(Problem::new(
+            "spec.deletionPolicy",
+            format!("is {policy}, which is not known"),
+            remedy,
+        ));
+    }
+    problems.extend(
+        spec.backup_policy
+            .iter()
+            .flat_map(|policy| policy.problems("spec.backupPolicy")),
+    );
+    problems
+}
+
+impl BackupPolicy {
+    /// What is wrong with the policy, which stands at `prefix`.
+    pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
+        let numbers = [
+            (
+                "timeoutInSecond",
+                self.timeout_in_second,
+                "use 0 for no limit, or remove it",
+            ),
+            (
+                "backupIntervalInSecond",
+                self.backup_interval_in_second,
+                "use 0 for one backup only",
+            ),
+            ("maxBackups", self.max_backups, "use 0 to keep all"),
+        ];
+        let mut problems: Vec<Problem> = numbers
+            .into_iter()
+            .filter(|(_, number, _)| number.is_some_and(|number| number < 0))
+            .map(|(field, _, remedy)| {
+                Problem::new(format!("{prefix}.{field}"), "is negative", remedy)
+            })
+            .collect();
+        if self.schedule.is_some()
+            && self
+                .backup_interval_in_second
+                .is_some_and(|seconds| seconds > 0)
+        {
+            problems.push(Problem::new(
+                format!("{prefix}.schedule"),
+                "is given beside backupIntervalInSecond",
+                "remove one of the two",
+            ));
+        }
+        if let Some(age) = self.max_age.as_ref().filter(|age| age.parse().is_none()) {
+            let problem = format!("is {:?}, which is no duration", age.0);
+            problems.push(Problem::new(
+                format!("{prefix}.maxAge"),
+                problem,
+                "write it as in 720h",
+            ));
+        }
+        problems
+    }
+}
+
+/// The fields of a spec that are accepted and have no effect in this release.
+pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
+    let mut fields = Vec::new();
+    let mut note = |set: bool, field: &str| {
+        if set {
+            fields.push(field.to_owned());
+        }
+    };
+    note(!store_in_effect(&spec.storage_type), "spec.storageType");
+    note(spec.client_tls_secret().is_some(), "spec.clientTLSSecret");
+    note(spec.auth_secret.is_some(), "spec.authSecret");
+    note(
+        spec.compression == Some(Compression::Zstd),
+        "spec.compression",
+    );
+    note(
+        spec.ttl_seconds_after_finished.is_some(),
+        "spec.ttlSecondsAfterFinished",
+    );
+    note(
+        spec.deletion_policy == Some(DeletionPolicy::Delete),
+        "spec.deletionPolicy",
+    );
+    if let Some(policy) = &spec.backup_policy {
+        let prefix = "spec.backupPolicy";
+        note(
+            policy
+                .backup_interval_in_second
+                .is_some_and(|seconds| seconds > 0),
+            &format!("{prefix}.backupIntervalInSecond"),
+        );
+        note(
+            policy.max_backups.is_some_and(|count| count > 0),
+            &format!("{prefix}.maxBackups"),
+        );
+        note(policy.schedule.is_some(), &format!("{prefix}.schedule"));
+        note(policy.time_zone.is_some(), &format!("{prefix}.timeZone"));
+        note(
+            policy.starting_deadline_seconds.is_some(),
+            &format!("{prefix}.startingDeadlineSeconds"),
+        );
+        note(policy.suspend, &format!("{prefix}.suspend"));
+        note(policy.max_age.is_some(), &format!("{prefix}.maxAge"));
+        note(policy.retention.is_some(), &format!("{prefix}.retention"));
+    }
+    if let Some(s3) = spec
+        .s3
+        .as_ref()
+        .filter(|_| spec.storage_type == StorageType::S3)
+    {
+        fields.extend(s3_not_in_effect(s3));
+    }
+    fields
+}
+
+/// The fields of an S3 block that are accepted and have no effect in this release.
+pub(crate) fn s3_not_in_effect(s3: &S3Source) -> Vec<String> {
+    let fields = [
+        (
+            "spec.s3.serverSideEncryption",
+            s3.server_side_encryption.is_some(),
+        ),
+        ("spec.s3.kmsKeyId", s3.kms_key_id.is_some()),
+        ("spec.s3.objectLock", s3.object_lock.is_some()),
+    ];
+    fields
+        .into_iter()
+        .filter(|(_, set)| *set)
+        .map(|(field, _)| field.to_owned())
+        .collect()
+}
+
+/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: no
+/// backup is made while one is set.
+pub fn unsafe_to_ignore(spec: &EtcdBackupSpec) -> Vec<Problem> {
+    let mut problems: Vec<Problem> = store_problem(&spec.storage_type, "spec.storageType")
+        .into_iter()
+        .collect();
+    if spec.client_tls_secret().is_some() {
+        problems.push(Problem::new(
+            "spec.clientTLSSecret",
+            "is not in effect in this release, and the cluster could not be reached",
+            "back up a cluster without TLS, or wait for the release that brings it",
+        ));
+    }
+    if spec.auth_secret.is_some() {
+        problems.push(Problem::new(
+            "spec.authSecret",
+            "is not in effect in this release, and the cluster could not be reached",
+            "back up a cluster without authentication, or wait for the release that brings it",
+        ));
+    }
+    if let Some(s3) = spec
+        .s3
+        .as_ref()
+        .filter(|_| spec.storage_type == StorageType::S3)
+    {
+        for field in s3_not_in_effect(s3) {
+            problems.push(Problem::new(
+                field,
+                "is not in effect in this release, and the backup would lie there less protected than asked for",
+                "remove it and let the bucket's own settings do it, or wait for the release that brings it",
+            ));
+        }
+    }
+    problems
+}
+
+/// A kind of store this release cannot reach.
+pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<Problem> {
+    (storage_type.is_known() && !store_in_effect(storage_type)).then(|| {
+        Problem::new(
+            field,
+            format!("is {storage_type}, which is not in effect in this release"),
+            "use S3, or wait for the release that brings it",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backup(spec: &str) -> EtcdBackup {
+        EtcdBackup::new("nightly", serde_json::from_str(spec).unwrap())
+    }
+
+    fn fields(problems: &[Problem]) -> Vec<&str> {
+        problems
+            .iter()
+            .map(|problem| problem.field.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn a_one_shot_s3_backup_is_all_in_effect() {
+        let backup = backup(
+            r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
+        );
+        assert_eq!(validate(&backup), []);
+        assert_eq!(not_in_effect(&backup.spec), Vec::<String>::new());
+        assert_eq!(unsafe_to_ignore(&backup.spec), []);
+    }
+
+    #[test]
+    fn every_problem_of_a_stored_object_is_named() {
+        let cases = [
+            (
+                r#"{"etcdEndpoints":null,"storageType":"S3","s3":{"path":"b/k"}}"#,
+                "spec.etcdEndpoints",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"Tape"}"#,
+                "spec.storageType",
+            ),
+            (r#"{"etcdEndpoints":["a"],"storageType":"S3"}"#, "spec.s3"),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"bucket"}}"#,
+                "spec.s3.path",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"backupIntervalInSecond":-1}}"#,
+                "spec.backupPolicy.backupIntervalInSecond",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"maxBackups":-1}}"#,
+                "spec.backupPolicy.maxBackups",
+            ),
+        ];
+        for (spec, field) in cases {
+            assert_eq!(fields(&validate(&backup(spec))), [field], "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_reached_is_not_ignored() {
+        let backup = backup(r#"{"etcdEndpoints":["a"],"storageType":"GCS","gcs":{"path":"b/k"}}"#);
+        assert_eq!(validate(&backup), []);
+        assert_eq!(
+            fields(&unsafe_to_ignore(&backup.spec)),
+            ["spec.storageType"]
+        );
+        assert_eq!(not_in_effect(&backup.spec), ["spec.storageType"]);
+    }
+
+    #[test]
+    fn a_schedule_is_accepted_and_reported() {
+        let backup = backup(
+            r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"schedule":"@daily","maxBackups":3}}"#,
+        );
+        assert_eq!(validate(&backup), []);
+        assert_eq!(
+            not_in_effect(&backup.spec),
+            ["spec.backupPolicy.maxBackups", "spec.backupPolicy.schedule"]
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! What can be said about an `EtcdCluster` without asking anybody: what is wrong with it, what is accepted
+//! and has no effect yet, and what must not be ignored.
+
+use super::pod::{PodPolicy, refused_argument};
+use super::{
+    BootstrapMode, EtcdCluster, EtcdClusterSpec, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy,
+};
+use crate::duration::DurationText;
+use crate::names::{MAX_CLUSTER_NAME, is_cluster_name, is_reserved_annotation, is_reserved_label};
+use crate::problem::Problem;
+use crate::storage::StorageType;
+use crate::version::EtcdVersion;
+
+/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
+/// still have it.
+pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
+    let name = cluster.metadata.name.as_deref().unwrap_or_default();
+    let mut problems = Vec::new();
+    if !is_cluster_name(name) {
+        problems.push(Problem::new(
+            "metadata.name",
+            format!("is {name:?}, which Services cannot be named after"),
+            format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
+        ));
+    }
+    problems.extend(validate_spec(&cluster.spec));
+    problems
+}
+
+/// What is wrong with a spec, whoever holds it.
+pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if !(MIN_SIZE..=MAX_SIZE).contains(&spec.size) {
+        let remedy = format!("use {MIN_SIZE} to {MAX_SIZE}, 3 or 5 as a rule");
+        problems.push(Problem::new(
+            "spec.size",
+            format!("is {}", spec.size),
+            remedy,
+        ));
+    }
+    if EtcdVersion::parse(&spec.version).is_err() {
+        let problem = format!("is {:?}, which is no version", spec.version);
+        problems.push(Problem::new(
+            "spec.version",
+            problem,
+            "give major, minor and patch number, such as 3.7.3",
+        ));
+    }
+    if let BootstrapMode::Unknown(text) = &spec.bootstrap {
+        problems.push(unknown("spec.bootstrap", text, BootstrapMode::KNOWN));
+    }
+    if let Some(MemberAddress::Unknown(text)) = &spec.member_address {
+        problems.push(unknown("spec.memberAddress", text, MemberAddress::KNOWN));
+    }
+    if spec.hibernate && !spec.is_durable() {
+        problems.push(Problem::new(
+            "spec.hibernate",
+            "would lose the data of members without volumes",
+            "set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate",
+        ));
+    }
+    problems.extend(tls_problems(spec));
+    problems.extend(spec.pod.iter().flat_map(pod_problems));
+    let after = spec
+        .member_replacement
+        .as_ref()
+        .and_then(|replacement| replacement.after.as_ref());
+    problems
+        .extend(after.and_then(|after| duration_problem("spec.memberReplacement.after", after)));
+    problems.extend(backup_problems(spec));
+    problems
+}
+
+fn unknown(field: &str, text: &str, known: &[&str]) -> Problem {
+    Problem::new(
+        field,
+        format!("is {text:?}, which is not known"),
+        format!("use one of {}", known.join(", ")),
+    )
+}
+
+fn duration_problem(field: &str, text: &DurationText) -> Option<Problem> {
+    text.parse().is_none().then(|| {
+        Problem::new(
+            field,
+            format!("is {:?}, which is no duration", text.0),
+            "write it as in 60s, 5m or 1h30m",
+        )
+    })
+}
+
+fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
+    let tls = spec.tls.as_ref()?;
+    match (tls.operator_secret(), tls.server_secret()) {
+        (Some(_), None) => Some(Problem::new(
+            "spec.TLS.static.operatorSecret",
+            "is given without spec.TLS.static.member.serverSecret",
+            "give both or neither",
+        )),
+        (None, Some(_)) => Some(Problem::new(
+            "spec.TLS.static.member.serverSecret",
+            "is given without spec.TLS.static.operatorSecret, which the operator needs to reach its own cluster",
+            "give both or neither",
+        )),
+        _ => None,
+    }
+}
+
+fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for key in pod.labels.keys().filter(|key| is_reserved_label(key)) {
+        problems.push(Problem::new(
+            "spec.pod.labels",
+            format!("holds {key}, which is the operator's"),
+            "choose another key",
+        ));
+    }
+    for key in pod
+        .annotations
+        .keys()
+        .filter(|key| is_reserved_annotation(key))
+    {
+        problems.push(Problem::new(
+            "spec.pod.annotations",
+            format!("holds {key}, which is the operator's"),
+            "choose another key",
+        ));
+    }
+    for argument in &pod.extra_args {
+        if let Some(remedy) = refused_argument(argument) {
+            problems.push(Problem::new(
+                "spec.pod.extraArgs",
+                format!("holds {argument:?}"),
+                remedy,
+            ));
+        }
+    }
+    let claim = pod.persistent_volume_claim_spec.as_ref();
+    let sized = claim.is_none_or(|claim| {
+        let requests = claim
+            .resources
+            .as_ref()
+            .and_then(|resources| resources.requests.as_ref());
+        requests.is_some_and(|requests| requests.contains_key("storage"))
+    });
+    if !sized {
+        problems.push(Problem::new(
+            "spec.pod.persistentVolumeClaimSpec",
+            "does not say how big the volume is",
+            "set resources.requests.storage",
+        ));
+    }
+    problems
+}
+
+fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
+    let Some(backup) = &spec.backup else {
+        return Vec::new();
+    };
+    let mut problems = backup
+        .blocks()
+        .problems(&backup.storage_type, "spec.backup", "storageType");
+    problems.extend(backup.backup_policy.problems("spec.backup.backupPolicy"));
+    problems
+}
+
+/// The fields of a spec that are accepted and have no effect in this release.
+pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
+    let mut fields = Vec::new();
+    let mut note = |set: bool, field: &str| {
+        if set {
+            fields.push(field.to_owned());
+        }
+    };
+    note(spec.bootstrap == BootstrapMode::Seed, "spec.bootstrap");
+    note(spec.hibernate, "spec.hibernate");
+    note(spec.tls.is_some(), "spec.TLS");
+    note(spec.services.is_some(), "spec.services");
+    let policy = spec
+        .recovery
+        .as_ref()
+        .and_then(|recovery| recovery.policy.as_ref());
+    note(
+        policy == Some(&RecoveryPolicy::Automatic),
+        "spec.recovery.policy",
+    );
+    note(spec.auth.is_some(), "spec.auth");
+    note(spec.backup.is_some(), "spec.backup");
+    if let Some(pod) = &spec.pod {
+        note(
+            pod.dns_timeout_in_second
+                .is_some_and(|seconds| seconds != 0),
+            "spec.pod.DNSTimeoutInSecond",
+        );
+        note(
+            pod.busybox_image
+                .as_ref()
+                .is_some_and(|image| !image.is_empty()),
+            "spec.pod.busyboxImage",
+        );
+    }
+    fields
+}
+
+/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: the
+/// operator starts nothing while one is set.
+pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let tls = spec.tls.as_ref();
+    if tls.is_some_and(|tls| {
+        tls.peer_secret().is_some()
+            || tls.server_secret().is_some()
+            || tls.operator_secret().is_some()
+    }) {
+        problems.push(Problem::new(
+            "spec.TLS",
+            "is not in effect in this release, and the members would talk without encryption",
+            "remove spec.TLS to run without encryption, or wait for the release that brings it",
+        ));
+    }
+    if spec.auth.is_some() {
+        problems.push(Problem::new(
+            "spec.auth",
+            "is not in effect in this release, and the operator could not reach a cluster with authentication",
+            "remove spec.auth and leave authentication off, or wait for the release that brings it",
+        ));
+    }
+    problems
+}
+
+/// Whether a backup can reach this kind of store in this release.
+pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
+    *storage_type == StorageType::S3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Auth, MemberTls, StaticTls, TlsPolicy};
+
+    fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
+        EtcdCluster::new("main", spec)
+    }
+
+    fn fields(problems: &[Problem]) -> Vec<&str> {
+        problems
+            .iter()
+            .map(|problem| problem.field.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn the_default_spec_has_no_problem_and_is_all_in_effect() {
+        let spec = EtcdClusterSpec::default();
+        assert_eq!(validate(&cluster(spec.clone())), []);
+        assert_eq!(not_in_effect(&spec), Vec::<String>::new());
+        assert_eq!(unsafe_to_ignore(&spec), []);
+    }
+
+    #[test]
+    fn every_problem_of_a_stored_object_is_named() {
+        let spec = EtcdClusterSpec {
+            size: 9,
+            version: "latest".into(),
+            hibernate: true,
+            bootstrap: BootstrapMode::from("Slow"),
+            pod: Some(PodPolicy {
+                labels: [("app".to_owned(), "x".to_owned())].into(),
+                extra_args: vec!["--data-dir=/x".into()],
+                ..PodPolicy::default()
+            }),
+            ..EtcdClusterSpec::default()
+        };
+        let problems = validate(&EtcdCluster::new("1main", spec));
+        assert_eq!(
+            fields(&problems),
+            [
+                "metadata.name",
+                "spec.size",
+                "spec.version",
+                "spec.bootstrap",
+                "spec.hibernate",
+                "spec.pod.labels",
+                "spec.pod.extraArgs"
+            ]
+        );
+        assert!(problems.iter().all(|problem| !problem.remedy.is_empty()));
+    }
+
+    #[test]
+    fn operator_and_server_secret_go_together() {
+        let tls = |server: Option<&str>, operator: Option<&str>| EtcdClusterSpec {
+            tls: Some(TlsPolicy {
+                static_: Some(StaticTls {
+                    member: Some(MemberTls {
+                        peer_secret: None,
+                        server_secret: server.map(str::to_owned),
+                    }),
+                    operator_secret: operator.map(str::to_owned),
+                }),
+            }),
+            ..EtcdClusterSpec::default()
+        };
+        assert_eq!(
+            fields(&validate(&cluster(tls(Some("a"), None)))),
+            ["spec.TLS.static.member.serverSecret"]
+        );
+        assert_eq!(
+            fields(&validate(&cluster(tls(None, Some("a"))))),
+            ["spec.TLS.static.operatorSecret"]
+        );
+        assert_eq!(validate(&cluster(tls(Some("a"), Some("b")))), []);
+        assert_eq!(validate(&cluster(tls(None, None))), []);
+    }
+
+    #[test]
+    fn encryption_and_authentication_are_not_ignored() {
+        let spec = EtcdClusterSpec {
+            tls: Some(TlsPolicy {
+                static_: Some(StaticTls {
+                    operator_secret: Some("a".into()),
+                    member: None,
+                }),
+            }),
+            auth: Some(Auth {
+                secret: "root".into(),
+            }),
+            ..EtcdClusterSpec::default()
+        };
+        assert_eq!(fields(&unsafe_to_ignore(&spec)), ["spec.TLS", "spec.auth"]);
+        assert_eq!(not_in_effect(&spec), ["spec.TLS", "spec.auth"]);
+    }
+
+    #[test]
+    fn what_v1beta2_wrote_for_nothing_is_not_reported() {
+        let pod: PodPolicy = serde_json::from_str(
+            r#"{"ClusterDomain":"","DNSTimeoutInSecond":0,"busyboxImage":"","labels":null}"#,
+        )
+        .unwrap();
+        let spec = EtcdClusterSpec {
+            pod: Some(pod),
+            ..EtcdClusterSpec::default()
+        };
+        assert_eq!(not_in_effect(&spec), Vec::<String>::new());
+    }
+}

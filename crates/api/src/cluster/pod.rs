@@ -1,0 +1,329 @@
+//! `EtcdCluster.spec.pod`: what the members' pods look like.
+
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, EnvVar, LocalObjectReference, PersistentVolumeClaimSpec,
+    PodSecurityContext, ResourceRequirements, SecurityContext, Toleration,
+    TopologySpreadConstraint, Volume, VolumeMount,
+};
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::schema::{TextMap, embedded, embedded_list, null_as_empty, object_name, text_map};
+use crate::text::text_enum;
+
+text_enum! {
+    /// When the image is pulled.
+    ImagePullPolicy {
+        /// At every start.
+        Always = "Always",
+        /// When the node does not have it.
+        IfNotPresent = "IfNotPresent",
+        /// Never.
+        Never = "Never",
+    }
+}
+
+/// Flags of etcd that the operator sets itself: `extraArgs` may not name them, with one dash or two, nor
+/// with the prefix `experimental-`. A name that ends in `*` stands for all that begin so.
+pub const OWNED_FLAGS: &[&str] = &[
+    "name",
+    "data-dir",
+    "wal-dir",
+    "config-file",
+    "force-new-cluster",
+    "initial-*",
+    "listen-*",
+    "advertise-client-urls",
+    "discovery*",
+    "cert-file",
+    "key-file",
+    "trusted-ca-file",
+    "client-cert-auth",
+    "auto-tls",
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-trusted-ca-file",
+    "peer-client-cert-auth",
+    "peer-auto-tls",
+    "peer-skip-client-san-verification",
+    "max-learners",
+    "version",
+];
+
+/// Flags of etcd that have a field in `spec.etcd`.
+pub const TYPED_FLAGS: &[&str] = &[
+    "quota-backend-bytes",
+    "auto-compaction-mode",
+    "auto-compaction-retention",
+    "heartbeat-interval",
+    "election-timeout",
+    "snapshot-count",
+    "max-request-bytes",
+];
+
+/// What the members' pods look like.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPolicy {
+    /// Labels of the pods, besides the operator's own.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "TextMap::is_empty"
+    )]
+    #[schemars(schema_with = "text_map")]
+    #[x_kube(validation = (
+        "self.all(key, key != 'app' && !key.startsWith('etcd_') && !key.startsWith('etcd.database.coreos.com/'))",
+        "spec.pod.labels may not hold app, etcd_* or etcd.database.coreos.com/*, which are the operator's: choose other keys"
+    ))]
+    pub labels: TextMap,
+    /// Annotations of the pods, besides the operator's own.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "TextMap::is_empty"
+    )]
+    #[schemars(schema_with = "text_map")]
+    #[x_kube(validation = (
+        "self.all(key, key != 'etcd.version' && !key.startsWith('etcd.database.coreos.com/'))",
+        "spec.pod.annotations may not hold etcd.version or etcd.database.coreos.com/*, which are the operator's: choose other keys"
+    ))]
+    pub annotations: TextMap,
+    /// Labels of the nodes the pods may run on.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "TextMap::is_empty"
+    )]
+    #[schemars(schema_with = "text_map")]
+    pub node_selector: TextMap,
+    /// Affinity of the pods. Without it they prefer nodes without another member of the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<Affinity>")]
+    pub affinity: Option<Affinity>,
+    /// Require different nodes for the members. Deprecated by v1beta2: use `affinity`, which goes first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anti_affinity: Option<bool>,
+    /// How pods are spread. Without it they are spread over zones where there are some.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<TopologySpreadConstraint>")]
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+    /// Tolerations of the pods.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<Toleration>")]
+    pub tolerations: Vec<Toleration>,
+    /// Resources of the etcd container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<ResourceRequirements>")]
+    pub resources: Option<ResourceRequirements>,
+    /// Environment of the etcd container. etcd reads `ETCD_*`; its flags go first.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<EnvVar>")]
+    pub etcd_env: Vec<EnvVar>,
+    /// Flags of etcd, one in each item, such as `--log-level=debug`. Those the operator sets are refused.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(length(max = 64), inner(length(min = 3, max = 1024)))]
+    #[x_kube(validation = (
+        "self.all(arg, arg.matches('^--[a-z0-9-]+(=.*)?$'))",
+        "spec.pod.extraArgs must hold one flag in each item: write --flag=value"
+    ))]
+    #[x_kube(validation = (
+        "!self.exists(arg, arg.matches('^--(experimental-)?(name|data-dir|wal-dir|config-file|force-new-cluster|initial-.*|listen-.*|advertise-client-urls|discovery.*|(peer-)?(cert-file|key-file|trusted-ca-file|client-cert-auth|auto-tls)|peer-skip-client-san-verification|max-learners|version)(=.*)?$'))",
+        "spec.pod.extraArgs may not set names, addresses, directories, discovery, TLS or membership of etcd, which are the operator's: remove that flag"
+    ))]
+    #[x_kube(validation = (
+        "!self.exists(arg, arg.matches('^--(experimental-)?(quota-backend-bytes|auto-compaction-mode|auto-compaction-retention|heartbeat-interval|election-timeout|snapshot-count|max-request-bytes)(=.*)?$'))",
+        "spec.pod.extraArgs may not set a flag that has a field: use spec.etcd for quota, compaction, heartbeat, election, snapshot count and request size"
+    ))]
+    pub extra_args: Vec<String>,
+    /// The volume of each member. Without it data lives as long as the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
+    #[x_kube(validation = (
+        "has(self.resources) && has(self.resources.requests) && 'storage' in self.resources.requests",
+        "spec.pod.persistentVolumeClaimSpec must say how big the volume is: set resources.requests.storage"
+    ))]
+    pub persistent_volume_claim_spec: Option<PersistentVolumeClaimSpec>,
+    /// Security context of the pods. Without it they run as user 65532 under the restricted profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<PodSecurityContext>")]
+    pub security_context: Option<PodSecurityContext>,
+    /// Security context of the etcd container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<SecurityContext>")]
+    pub container_security_context: Option<SecurityContext>,
+    /// Secrets for pulling images.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<LocalObjectReference>")]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+    /// When the image is pulled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+    /// Priority class of the pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub priority_class_name: Option<String>,
+    /// Service account of the pods. Its token is not mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub service_account_name: Option<String>,
+    /// Scheduler of the pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub scheduler_name: Option<String>,
+    /// Runtime class of the pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub runtime_class_name: Option<String>,
+    /// Seconds a member has to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub termination_grace_period_seconds: Option<i64>,
+    /// Further volumes of the pods.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<Volume>")]
+    #[x_kube(validation = (
+        "self.all(volume, !(volume.name in ['etcd-data', 'tools']))",
+        "spec.pod.volumes may not be named etcd-data or tools, which are the operator's: choose another name"
+    ))]
+    pub volumes: Vec<Volume>,
+    /// Further mounts of the etcd container.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<VolumeMount>")]
+    #[x_kube(validation = (
+        "self.all(mount, !mount.mountPath.startsWith('/var/etcd'))",
+        "spec.pod.volumeMounts may not lie below /var/etcd, where etcd keeps its data: choose another mountPath"
+    ))]
+    pub volume_mounts: Vec<VolumeMount>,
+    /// Containers that run before etcd.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<Container>")]
+    #[x_kube(validation = (
+        "self.all(container, !(container.name in ['etcd', 'fetch', 'restore']))",
+        "spec.pod.initContainers may not be named etcd, fetch or restore, which are the operator's: choose another name"
+    ))]
+    pub init_containers: Vec<Container>,
+    /// Containers that run beside etcd.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(schema_with = "embedded_list::<Container>")]
+    #[x_kube(validation = (
+        "self.all(container, !(container.name in ['etcd', 'fetch', 'restore']))",
+        "spec.pod.sidecars may not be named etcd, fetch or restore, which are the operator's: choose another name"
+    ))]
+    pub sidecars: Vec<Container>,
+    /// Domain of the Kubernetes cluster, such as `.cluster.local`, put behind `svc` in the members' names.
+    #[serde(
+        default,
+        rename = "ClusterDomain",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(max = 128))]
+    #[x_kube(validation = (
+        "self.matches('^(\\\\.?[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\\\\.?$')",
+        "spec.pod.ClusterDomain must be a domain such as .cluster.local: use lower-case letters, digits, dashes and dots"
+    ))]
+    pub cluster_domain: Option<String>,
+    /// Of v1beta2, without effect: no container waits for DNS any more.
+    #[serde(
+        default,
+        rename = "DNSTimeoutInSecond",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub dns_timeout_in_second: Option<i64>,
+    /// Of v1beta2, without effect: no busybox image is used any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub busybox_image: Option<String>,
+}
+
+/// Whether `extraArgs` may not hold this argument, and why.
+pub fn refused_argument(argument: &str) -> Option<&'static str> {
+    let Some(flag) = argument.strip_prefix("--") else {
+        return Some("write one flag in each item, as --flag=value");
+    };
+    let name = flag.split('=').next().unwrap_or_default();
+    let name = name.strip_prefix("experimental-").unwrap_or(name);
+    let owned = OWNED_FLAGS
+        .iter()
+        .any(|owned| match owned.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == *owned,
+        });
+    if owned {
+        Some("remove the flag, which the operator sets itself")
+    } else if TYPED_FLAGS.contains(&name) {
+        Some("use the field of spec.etcd instead")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_the_flags_the_operator_owns() {
+        for argument in [
+            "--name=x",
+            "--data-dir=/tmp",
+            "--initial-cluster-state=new",
+            "--listen-metrics-urls=http://0.0.0.0:1",
+            "--peer-cert-file=x",
+            "--experimental-max-learners=3",
+            "--discovery-srv=x",
+            "--quota-backend-bytes=1",
+            "name=x",
+        ] {
+            assert!(refused_argument(argument).is_some(), "{argument}");
+        }
+    }
+
+    #[test]
+    fn lets_other_flags_pass() {
+        for argument in [
+            "--log-level=debug",
+            "--enable-pprof",
+            "--names=x",
+            "--auth-token-ttl=5",
+        ] {
+            assert_eq!(refused_argument(argument), None, "{argument}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `EtcdCluster.status`: the report, and the little that neither etcd nor the pods can say.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::schema::{is_false, null_as_empty, readable_items};
+use crate::text::text_enum;
+
+text_enum! {
+    /// Phase of a cluster, derived from its conditions; for people and for what reads v1beta2.
+    ClusterPhase {
+        /// The first members are being started.
+        Creating = "Creating",
+        /// The cluster has formed.
+        Running = "Running",
+        /// The spec is refused; v1beta2's end of the road, here a state like any other.
+        Failed = "Failed",
+    }
+}
+
+text_enum! {
+    /// A member's part in the quorum.
+    MemberRole {
+        /// Votes, and leads.
+        Leader = "Leader",
+        /// Votes.
+        Voter = "Voter",
+        /// Does not vote yet.
+        Learner = "Learner",
+    }
+}
+
+/// What is known about an EtcdCluster. Except for `bootstrap` and `clusterID` all of it is a report that can
+/// be rebuilt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdClusterStatus {
+    /// Generation of the spec this status was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Creating`, `Running` or `Failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub phase: Option<ClusterPhase>,
+    /// Why the phase is `Failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the operator leaves the cluster alone, because `spec.paused` is set.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub control_paused: bool,
+    /// Number of members in etcd's own list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<i32>,
+    /// Number of the cluster's pods, for the scale subresource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Label selector of the pods, for the scale subresource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// Names of the members by readiness.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<MembersStatus>,
+    /// What is known about each member.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub member_details: Vec<MemberStatus>,
+    /// Cluster ID as etcd gives it, 16 hexadecimal digits. A cluster that has one is never bootstrapped again.
+    #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
+    /// Name of the leader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
+    /// The recorded intent of the first start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap: Option<BootstrapStatus>,
+    /// Version the members run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_version: Option<String>,
+    /// Version the members are brought to, while that goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_version: Option<String>,
+    /// Name of the Service clients use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_name: Option<String>,
+    /// Port of that Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_port: Option<i32>,
+    /// What the operator does next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_step: Option<String>,
+    /// What the next step waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
+    /// The newest backup of this cluster that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_backup: Option<LastBackup>,
+    /// Conditions, one of each type.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Names of the members by readiness of their pods.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MembersStatus {
+    /// Members whose pod is ready.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub ready: Vec<String>,
+    /// Members whose pod is not ready.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub unready: Vec<String>,
+}
+
+/// What is known about one member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberStatus {
+    /// Name of the member.
+    pub name: String,
+    /// Member ID as etcd gives it, 16 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `Leader`, `Voter` or `Learner`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub role: Option<MemberRole>,
+    /// Whether the member answered when it was last asked.
+    #[serde(default)]
+    pub healthy: bool,
+    /// Version the member runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Size of its database file in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub db_size: Option<i64>,
+    /// Bytes of the file that hold data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub db_size_in_use: Option<i64>,
+    /// Revisions the member is behind the most advanced one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision_lag: Option<i64>,
+    /// Node its pod runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// The recorded intent of the first start, written before anything is created.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BootstrapStatus {
+    /// The cluster token.
+    pub token: String,
+    /// Names of the first members.
+    #[serde(default, deserialize_with = "null_as_empty")]
+    pub members: Vec<String>,
+}
+
+/// A backup of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastBackup {
+    /// Name of the EtcdBackup.
+    pub name: String,
+    /// When it was complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Revision it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    /// Where it lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+}

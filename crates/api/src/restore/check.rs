@@ -1,0 +1,209 @@
+//! What can be said about an `EtcdRestore` without asking anybody.
+
+use super::{EtcdRestore, EtcdRestoreSpec};
+use crate::backup::{s3_not_in_effect, store_problem};
+use crate::cluster::{self, store_in_effect, validate_spec};
+use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
+use crate::problem::Problem;
+use crate::storage::StorageType;
+
+/// Where the template's spec stands in a restore.
+const TEMPLATE: &str = "spec.etcdCluster.template.";
+
+/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
+/// still have it.
+pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
+    let spec = &restore.spec;
+    let mut problems = Vec::new();
+    match (&spec.backup, &spec.backup_storage_type) {
+        (None, None) => problems.push(Problem::new(
+            "spec.backupStorageType",
+            "is missing",
+            "give spec.backupStorageType with its block, or spec.backup.name",
+        )),
+        (Some(_), Some(_)) => problems.push(Problem::new(
+            "spec.backup",
+            "is given beside spec.backupStorageType",
+            "give one of the two",
+        )),
+        (Some(_), None) if spec.blocks().any() => problems.push(Problem::new(
+            "spec.backup",
+            "is given beside the place of a backup",
+            "give one of the two",
+        )),
+        (Some(_), None) => {}
+        (None, Some(kind)) => {
+            problems.extend(spec.blocks().problems(kind, "spec", "backupStorageType"))
+        }
+    }
+    let name = &spec.etcd_cluster.name;
+    if !is_cluster_name(name) {
+        problems.push(Problem::new(
+            "spec.etcdCluster.name",
+            format!("is {name:?}, which Services cannot be named after"),
+            format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
+        ));
+    }
+    if (spec.bump_revision.unwrap_or_default() > 0) != spec.mark_compacted {
+        problems.push(Problem::new(
+            "spec.bumpRevision",
+            "and spec.markCompacted do not agree",
+            "give both or neither",
+        ));
+    }
+    if let Some(template) = &spec.etcd_cluster.template {
+        problems.extend(validate_spec(&template.spec).into_iter().map(in_template));
+    }
+    problems
+}
+
+fn in_template(problem: Problem) -> Problem {
+    Problem {
+        field: format!("{TEMPLATE}{}", problem.field),
+        ..problem
+    }
+}
+
+/// The fields of a spec that are accepted and have no effect in this release.
+pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
+    let mut fields = Vec::new();
+    let mut note = |set: bool, field: &str| {
+        if set {
+            fields.push(field.to_owned());
+        }
+    };
+    note(
+        spec.backup_storage_type
+            .as_ref()
+            .is_some_and(|kind| !store_in_effect(kind)),
+        "spec.backupStorageType",
+    );
+    note(
+        spec.bump_revision.is_some_and(|count| count > 0),
+        "spec.bumpRevision",
+    );
+    note(spec.mark_compacted, "spec.markCompacted");
+    note(spec.overwrite, "spec.overwrite");
+    note(
+        spec.ttl_seconds_after_finished.is_some(),
+        "spec.ttlSecondsAfterFinished",
+    );
+    if let Some(s3) = spec
+        .s3
+        .as_ref()
+        .filter(|_| spec.backup_storage_type == Some(StorageType::S3))
+    {
+        fields.extend(s3_not_in_effect(s3));
+    }
+    if let Some(template) = &spec.etcd_cluster.template {
+        fields.extend(
+            cluster::not_in_effect(&template.spec)
+                .into_iter()
+                .map(|field| format!("{TEMPLATE}{field}")),
+        );
+    }
+    fields
+}
+
+/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore:
+/// nothing is restored while one is set.
+pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
+    let kind = spec.backup_storage_type.as_ref();
+    let mut problems: Vec<Problem> = kind
+        .and_then(|kind| store_problem(kind, "spec.backupStorageType"))
+        .into_iter()
+        .collect();
+    if spec.bump_revision.is_some_and(|count| count > 0) || spec.mark_compacted {
+        problems.push(Problem::new(
+            "spec.bumpRevision",
+            "is not in effect in this release, and clients that cache would miss that revisions come again",
+            "restart such clients after a restore without it, or wait for the release that brings it",
+        ));
+    }
+    if let Some(template) = &spec.etcd_cluster.template {
+        problems.extend(
+            cluster::unsafe_to_ignore(&template.spec)
+                .into_iter()
+                .map(in_template),
+        );
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restore(spec: &str) -> EtcdRestore {
+        EtcdRestore::new("again", serde_json::from_str(spec).unwrap())
+    }
+
+    fn fields(problems: &[Problem]) -> Vec<&str> {
+        problems
+            .iter()
+            .map(|problem| problem.field.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn an_s3_restore_is_all_in_effect() {
+        let restore = restore(
+            r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
+        );
+        assert_eq!(validate(&restore), []);
+        assert_eq!(not_in_effect(&restore.spec), Vec::<String>::new());
+        assert_eq!(unsafe_to_ignore(&restore.spec), []);
+    }
+
+    #[test]
+    fn every_problem_of_a_stored_object_is_named() {
+        let cases = [
+            (
+                r#"{"etcdCluster":{"name":"main"}}"#,
+                "spec.backupStorageType",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backupStorageType":"Tape"}"#,
+                "spec.backupStorageType",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3"}"#,
+                "spec.s3",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"s3":{"path":"b/k"}}"#,
+                "spec.backup",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"Main"},"backup":{"name":"a"}}"#,
+                "spec.etcdCluster.name",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"markCompacted":true}"#,
+                "spec.bumpRevision",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main","template":{"spec":{"size":0}}},"backup":{"name":"a"}}"#,
+                "spec.etcdCluster.template.spec.size",
+            ),
+        ];
+        for (spec, field) in cases {
+            assert_eq!(fields(&validate(&restore(spec))), [field], "{spec}");
+        }
+    }
+
+    #[test]
+    fn the_templates_fields_are_reported_with_their_place() {
+        let restore = restore(
+            r#"{"etcdCluster":{"name":"main","template":{"spec":{"auth":{"secret":"a"}}}},"backup":{"name":"a"}}"#,
+        );
+        assert_eq!(
+            not_in_effect(&restore.spec),
+            ["spec.etcdCluster.template.spec.auth"]
+        );
+        assert_eq!(
+            fields(&unsafe_to_ignore(&restore.spec)),
+            ["spec.etcdCluster.template.spec.auth"]
+        );
+    }
+}

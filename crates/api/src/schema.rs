@@ -1,0 +1,90 @@
+//! Pieces of schema that several types share.
+//!
+//! Schemas of Kubernetes' own types are embedded without their descriptions: the CRD must stay small
+//! enough for `kubectl apply` (262144 bytes) and for Helm's release Secret (1 MiB).
+
+use std::collections::BTreeMap;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// The schema of a Kubernetes type, without descriptions.
+pub(crate) fn embedded<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<T>().to_value();
+    strip_descriptions(&mut schema);
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+/// The schema of a list of a Kubernetes type, of at most 32 items.
+pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let items = embedded::<T>(generator);
+    json_schema!({ "type": "array", "maxItems": 32, "items": items })
+}
+
+/// The schema of a map of labels or annotations.
+pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
+}
+
+/// The schema of the name of an object: at most 253 characters, not empty.
+pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
+}
+
+/// The schema of the name of an object where v1beta2 wrote an empty text for "none".
+pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "maxLength": 253 })
+}
+
+fn strip_descriptions(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("description").is_some_and(Value::is_string) {
+                map.remove("description");
+            }
+            map.values_mut().for_each(strip_descriptions);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip_descriptions),
+        _ => {}
+    }
+}
+
+/// Reads `null`, which Go writes for an empty list or map, as the empty value.
+pub(crate) fn null_as_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads a list and leaves out the items that do not parse: a report written by another release must
+/// not make its object unreadable.
+pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: serde::de::DeserializeOwned,
+{
+    let items = Option::<Vec<Value>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(items
+        .into_iter()
+        .filter_map(|item| serde_json::from_value(item).ok())
+        .collect())
+}
+
+/// An empty text means "not given" in v1beta2.
+pub(crate) fn given(text: Option<&String>) -> Option<&str> {
+    text.map(String::as_str).filter(|text| !text.is_empty())
+}
+
+/// A map of labels or annotations.
+pub(crate) type TextMap = BTreeMap<String, String>;
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+pub(crate) fn is_false(value: &bool) -> bool {
+    !value
+}

@@ -1,0 +1,490 @@
+//! Where backups lie: the storage types, their blocks in a spec, and the form of a path.
+//!
+//! Shared by `EtcdBackup`, `EtcdRestore` and `EtcdCluster.spec.backup`.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::problem::Problem;
+use crate::schema::{is_false, object_name, optional_object_name};
+use crate::text::text_enum;
+
+text_enum! {
+    /// Kind of store a backup lies in.
+    StorageType {
+        /// Amazon S3 or a store that speaks its protocol.
+        S3 = "S3",
+        /// Azure Blob Storage.
+        Abs = "ABS",
+        /// Google Cloud Storage.
+        Gcs = "GCS",
+        /// Alibaba Cloud OSS, over its S3 endpoint.
+        Oss = "OSS",
+        /// A PersistentVolumeClaim in the same namespace.
+        Pvc = "PVC",
+        /// A directory the operator's pod has mounted.
+        Local = "Local",
+    }
+}
+
+text_enum! {
+    /// How S3 encrypts the object at rest.
+    ServerSideEncryption {
+        /// With keys the store keeps.
+        Aes256 = "AES256",
+        /// With a key of AWS KMS.
+        Kms = "aws:kms",
+        /// With two layers and a key of AWS KMS.
+        KmsDsse = "aws:kms:dsse",
+    }
+}
+
+text_enum! {
+    /// Who may shorten an object lock.
+    ObjectLockMode {
+        /// Those with a special permission.
+        Governance = "GOVERNANCE",
+        /// Nobody.
+        Compliance = "COMPLIANCE",
+    }
+}
+
+/// A place in S3 or a store that speaks its protocol.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "self.path.matches('^[^/]+/.*[^/]$')",
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+))]
+#[x_kube(validation = (
+    "!has(self.kmsKeyId) || (has(self.serverSideEncryption) && self.serverSideEncryption.startsWith('aws:kms'))",
+    "kmsKeyId is used with serverSideEncryption aws:kms or aws:kms:dsse only: set serverSideEncryption or remove kmsKeyId"
+))]
+pub struct S3Source {
+    /// `<bucket>/<key>` of the backup. A periodic backup appends `_v<revision>_<time>` to the key.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+    /// Name of the Secret with the keys `credentials` and `config` (AWS ini files, profile `default`).
+    /// Without it the pod's own identity is used (IRSA, instance profile).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_object_name")]
+    pub aws_secret: Option<String>,
+    /// URL of an S3-compatible store. Empty means AWS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub endpoint: Option<String>,
+    /// Put the bucket into the path instead of the host name. Most S3-compatible stores need it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub force_path_style: bool,
+    /// Region of the bucket. Without it the Secret's `config`, then `us-east-1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub region: Option<String>,
+    /// Name of the Secret with the key `ca.crt`: the certificate authority of the endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub ca_secret: Option<String>,
+    /// Do not check the endpoint's certificate. For tests only.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub insecure_skip_verify: bool,
+    /// How the store encrypts the object at rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_side_encryption: Option<ServerSideEncryption>,
+    /// Key of AWS KMS, with `serverSideEncryption` `aws:kms` or `aws:kms:dsse`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048))]
+    pub kms_key_id: Option<String>,
+    /// Lock of the object against deletion. The bucket must have been made with object lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_lock: Option<ObjectLock>,
+}
+
+/// A lock of an object against deletion.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectLock {
+    /// Who may shorten the lock.
+    pub mode: ObjectLockMode,
+    /// Days the object is locked, from its upload.
+    #[schemars(range(min = 1, max = 36500))]
+    pub days: i32,
+}
+
+/// A place in Azure Blob Storage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "self.path.matches('^[^/]+/.*[^/]$')",
+    "path must be <container>/<key>, such as my-container/etcd/backup: give the container, a slash and a key that does not end in a slash"
+))]
+pub struct AbsSource {
+    /// `<container>/<key>` of the backup.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+    /// Name of the Secret with the keys `storage-account`, `storage-key` and `cloud`.
+    /// Without it the pod's own identity is used (workload identity).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_object_name")]
+    pub abs_secret: Option<String>,
+    /// URL of the blob service where it is not the public one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub endpoint: Option<String>,
+}
+
+/// A place in Google Cloud Storage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "self.path.matches('^[^/]+/.*[^/]$')",
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+))]
+pub struct GcsSource {
+    /// `<bucket>/<key>` of the backup.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+    /// Name of the Secret with the key `credentials.json` or `access-token`.
+    /// Without it the pod's own identity is used (workload identity).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_object_name")]
+    pub gcp_secret: Option<String>,
+    /// URL of the storage service where it is not the public one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub endpoint: Option<String>,
+}
+
+/// A place in Alibaba Cloud OSS.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "self.path.matches('^[^/]+/.*[^/]$')",
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+))]
+pub struct OssSource {
+    /// `<bucket>/<key>` of the backup.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+    /// Name of the Secret with the keys `accessKeyID` and `accessKeySecret`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_object_name")]
+    pub oss_secret: Option<String>,
+    /// URL of the OSS region. Empty means `https://oss-cn-hangzhou.aliyuncs.com`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub endpoint: Option<String>,
+}
+
+/// A place on a PersistentVolumeClaim.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
+    "path must lie below the volume's root: give a relative path without .. that does not end in a slash, such as etcd/backup"
+))]
+pub struct PvcSource {
+    /// Name of the PersistentVolumeClaim, in the namespace of the object.
+    #[schemars(schema_with = "object_name")]
+    pub claim_name: String,
+    /// Path of the backup below the volume's root.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+}
+
+/// A place below the directory the operator was given for local backups.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
+    "path must lie below the operator's directory: give a relative path without .. that does not end in a slash, such as etcd/backup"
+))]
+pub struct LocalSource {
+    /// Path of the backup below the operator's directory for local backups.
+    #[schemars(length(min = 1, max = 1024))]
+    pub path: String,
+}
+
+/// The blocks of a spec, of which exactly the one that belongs to the storage type may be given.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    /// `spec.s3`.
+    pub s3: Option<&'a S3Source>,
+    /// `spec.abs`.
+    pub abs: Option<&'a AbsSource>,
+    /// `spec.gcs`.
+    pub gcs: Option<&'a GcsSource>,
+    /// `spec.oss`.
+    pub oss: Option<&'a OssSource>,
+    /// `spec.pvc`.
+    pub pvc: Option<&'a PvcSource>,
+    /// `spec.local`.
+    pub local: Option<&'a LocalSource>,
+}
+
+/// The place a spec names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StorageSource<'a> {
+    /// S3 or a store that speaks its protocol.
+    S3(&'a S3Source),
+    /// Azure Blob Storage.
+    Abs(&'a AbsSource),
+    /// Google Cloud Storage.
+    Gcs(&'a GcsSource),
+    /// Alibaba Cloud OSS.
+    Oss(&'a OssSource),
+    /// A PersistentVolumeClaim.
+    Pvc(&'a PvcSource),
+    /// A directory of the operator.
+    Local(&'a LocalSource),
+}
+
+impl<'a> Blocks<'a> {
+    /// The place that belongs to the storage type. `prefix` and `type_field` are for the message:
+    /// `spec` and `storageType`, or `backupStorageType` in a restore.
+    pub fn select(
+        &self,
+        storage_type: &StorageType,
+        prefix: &str,
+        type_field: &str,
+    ) -> Result<StorageSource<'a>, Problem> {
+        let missing = |block: &str| {
+            Problem::new(
+                format!("{prefix}.{block}"),
+                format!("is missing while {prefix}.{type_field} is {storage_type}"),
+                format!(
+                    "add the block {prefix}.{block}, or name the storage type of the block that is there"
+                ),
+            )
+        };
+        match storage_type {
+            StorageType::S3 => self.s3.map(StorageSource::S3).ok_or_else(|| missing("s3")),
+            StorageType::Abs => self
+                .abs
+                .map(StorageSource::Abs)
+                .ok_or_else(|| missing("abs")),
+            StorageType::Gcs => self
+                .gcs
+                .map(StorageSource::Gcs)
+                .ok_or_else(|| missing("gcs")),
+            StorageType::Oss => self
+                .oss
+                .map(StorageSource::Oss)
+                .ok_or_else(|| missing("oss")),
+            StorageType::Pvc => self
+                .pvc
+                .map(StorageSource::Pvc)
+                .ok_or_else(|| missing("pvc")),
+            StorageType::Local => self
+                .local
+                .map(StorageSource::Local)
+                .ok_or_else(|| missing("local")),
+            StorageType::Unknown(text) => Err(unknown_storage_type(text, prefix, type_field)),
+        }
+    }
+
+    /// Whether any block is given.
+    pub fn any(&self) -> bool {
+        self.s3.is_some()
+            || self.abs.is_some()
+            || self.gcs.is_some()
+            || self.oss.is_some()
+            || self.pvc.is_some()
+            || self.local.is_some()
+    }
+
+    /// What is wrong with the storage type, its block and the block's path.
+    pub fn problems(
+        &self,
+        storage_type: &StorageType,
+        prefix: &str,
+        type_field: &str,
+    ) -> Vec<Problem> {
+        match self.select(storage_type, prefix, type_field) {
+            Err(problem) => vec![problem],
+            Ok(source) => source.path_problem(prefix).into_iter().collect(),
+        }
+    }
+}
+
+fn unknown_storage_type(text: &str, prefix: &str, type_field: &str) -> Problem {
+    Problem::new(
+        format!("{prefix}.{type_field}"),
+        format!("is {text:?}, which is no known storage type"),
+        format!("use one of {}", StorageType::KNOWN.join(", ")),
+    )
+}
+
+impl StorageSource<'_> {
+    /// The JSON name of the block.
+    pub fn block(&self) -> &'static str {
+        match self {
+            Self::S3(_) => "s3",
+            Self::Abs(_) => "abs",
+            Self::Gcs(_) => "gcs",
+            Self::Oss(_) => "oss",
+            Self::Pvc(_) => "pvc",
+            Self::Local(_) => "local",
+        }
+    }
+
+    /// The path as given.
+    pub fn path(&self) -> &str {
+        match self {
+            Self::S3(source) => &source.path,
+            Self::Abs(source) => &source.path,
+            Self::Gcs(source) => &source.path,
+            Self::Oss(source) => &source.path,
+            Self::Pvc(source) => &source.path,
+            Self::Local(source) => &source.path,
+        }
+    }
+
+    /// Whether the path begins with a bucket or container.
+    pub fn has_bucket(&self) -> bool {
+        !matches!(self, Self::Pvc(_) | Self::Local(_))
+    }
+
+    fn path_problem(&self, prefix: &str) -> Option<Problem> {
+        let field = format!("{prefix}.{}.path", self.block());
+        let path = self.path();
+        if self.has_bucket() {
+            let error = ObjectPath::parse(path).err()?;
+            Some(Problem::new(
+                field,
+                format!("is {path:?}: {error}"),
+                "give <bucket>/<key>, such as my-bucket/etcd/backup",
+            ))
+        } else {
+            let bad = path.is_empty()
+                || path.starts_with('/')
+                || path.ends_with('/')
+                || path.contains("..");
+            bad.then(|| {
+                Problem::new(
+                    field,
+                    format!("is {path:?}"),
+                    "give a relative path without .., such as etcd/backup",
+                )
+            })
+        }
+    }
+}
+
+/// A bucket and a key in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectPath {
+    /// The bucket or container.
+    pub bucket: String,
+    /// The key in it.
+    pub key: String,
+}
+
+/// Why a path is not `<bucket>/<key>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PathError {
+    /// There is no slash.
+    #[error("the slash between bucket and key is missing")]
+    NoSlash,
+    /// Nothing stands before the first slash.
+    #[error("the bucket is missing")]
+    NoBucket,
+    /// Nothing stands after the first slash.
+    #[error("the key is missing")]
+    NoKey,
+    /// The key names a folder.
+    #[error("the key ends in a slash")]
+    EndsInSlash,
+}
+
+impl ObjectPath {
+    /// Splits `<bucket>/<key>` at the first slash.
+    pub fn parse(path: &str) -> Result<Self, PathError> {
+        let (bucket, key) = path.split_once('/').ok_or(PathError::NoSlash)?;
+        if bucket.is_empty() {
+            return Err(PathError::NoBucket);
+        }
+        if key.is_empty() {
+            return Err(PathError::NoKey);
+        }
+        if key.ends_with('/') {
+            return Err(PathError::EndsInSlash);
+        }
+        Ok(Self {
+            bucket: bucket.to_owned(),
+            key: key.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_bucket_and_key_at_the_first_slash() {
+        let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
+        assert_eq!(
+            (parsed.bucket.as_str(), parsed.key.as_str()),
+            ("bucket", "a/b.db")
+        );
+    }
+
+    #[test]
+    fn says_what_is_missing_in_a_path() {
+        let cases = [
+            ("bucket", PathError::NoSlash),
+            ("", PathError::NoSlash),
+            ("/key", PathError::NoBucket),
+            ("bucket/", PathError::NoKey),
+            ("bucket/key/", PathError::EndsInSlash),
+        ];
+        for (path, error) in cases {
+            assert_eq!(ObjectPath::parse(path), Err(error), "{path}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_storage_type_is_kept_and_reported() {
+        let blocks = Blocks {
+            s3: None,
+            abs: None,
+            gcs: None,
+            oss: None,
+            pvc: None,
+            local: None,
+        };
+        let unknown: StorageType = serde_json::from_str("\"Floppy\"").unwrap();
+        let problem = blocks.select(&unknown, "spec", "storageType").unwrap_err();
+        assert_eq!(problem.field, "spec.storageType");
+        assert!(
+            problem.remedy.contains("S3, ABS, GCS, OSS, PVC, Local"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn the_block_must_belong_to_the_storage_type() {
+        let s3 = S3Source {
+            path: "b/k".into(),
+            ..S3Source::default()
+        };
+        let blocks = Blocks {
+            s3: Some(&s3),
+            abs: None,
+            gcs: None,
+            oss: None,
+            pvc: None,
+            local: None,
+        };
+        assert_eq!(
+            blocks.select(&StorageType::S3, "spec", "storageType"),
+            Ok(StorageSource::S3(&s3))
+        );
+        let problem = blocks
+            .select(&StorageType::Gcs, "spec", "storageType")
+            .unwrap_err();
+        assert_eq!(problem.field, "spec.gcs");
+    }
+}

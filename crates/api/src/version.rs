@@ -1,0 +1,177 @@
+//! Versions of etcd: how they are written, which are supported, what they can do.
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// The version a cluster gets when its spec names none: the newest release the project tests.
+pub const DEFAULT_VERSION: &str = "3.7.3";
+/// The repository a cluster's image comes from when its spec names none.
+pub const DEFAULT_REPOSITORY: &str = "quay.io/coreos/etcd";
+
+const OLDEST_SUPPORTED: (u64, u64) = (3, 4);
+const NEWEST_SUPPORTED: (u64, u64) = (3, 7);
+
+/// A version of etcd.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EtcdVersion(semver::Version);
+
+/// A text that is no version.
+#[derive(Debug, Error)]
+#[error("{text:?} is not a version such as 3.6.16")]
+pub struct VersionError {
+    text: String,
+    #[source]
+    source: semver::Error,
+}
+
+/// How far the project vouches for a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// A minor release the project tests.
+    Tested,
+    /// Older than what the project tests. Accepted, since old manifests name 3.2.13.
+    Older,
+    /// Newer than what the project tests.
+    Newer,
+}
+
+impl EtcdVersion {
+    /// Reads a version; leading `v`s are dropped, as v1beta2 did.
+    pub fn parse(text: &str) -> Result<Self, VersionError> {
+        semver::Version::parse(text.trim_start_matches('v'))
+            .map(Self)
+            .map_err(|source| VersionError {
+                text: text.to_owned(),
+                source,
+            })
+    }
+
+    /// Major and minor number.
+    pub fn minor(&self) -> (u64, u64) {
+        (self.0.major, self.0.minor)
+    }
+
+    /// The version's three numbers and pre-release.
+    pub fn semver(&self) -> &semver::Version {
+        &self.0
+    }
+
+    /// How far the project vouches for it.
+    pub fn support(&self) -> Support {
+        match self.minor() {
+            minor if minor < OLDEST_SUPPORTED => Support::Older,
+            minor if minor > NEWEST_SUPPORTED => Support::Newer,
+            _ => Support::Tested,
+        }
+    }
+
+    /// Whether members can join without a vote (3.4).
+    pub fn has_learners(&self) -> bool {
+        self.minor() >= (3, 4)
+    }
+
+    /// Whether several learners may join at once, by `--max-learners` (3.6, where the flag lost its
+    /// `experimental-` prefix).
+    pub fn has_max_learners(&self) -> bool {
+        self.minor() >= (3, 6)
+    }
+
+    /// Whether `--peer-skip-client-san-verification` has lost its `experimental-` prefix (3.6).
+    pub fn has_stable_flag_names(&self) -> bool {
+        self.minor() >= (3, 6)
+    }
+
+    /// Whether snapshots are handled by `etcdutl` (3.5), and not by `etcdctl`.
+    pub fn has_etcdutl(&self) -> bool {
+        self.minor() >= (3, 5)
+    }
+
+    /// Whether `/readyz` and `/livez` are served (3.4.29, 3.5.11, 3.6). Before, only `/health`.
+    pub fn has_readyz(&self) -> bool {
+        let patch = self.0.patch;
+        match self.minor() {
+            (3, 4) => patch >= 29,
+            (3, 5) => patch >= 11,
+            minor => minor >= (3, 6),
+        }
+    }
+
+    /// The image of this version: `<repository>:v<version>`.
+    pub fn image(&self, repository: &str) -> String {
+        format!("{repository}:v{self}")
+    }
+}
+
+impl fmt::Display for EtcdVersion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> EtcdVersion {
+        EtcdVersion::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_leading_v_is_dropped() {
+        assert_eq!(version("v3.6.16"), version("3.6.16"));
+        assert_eq!(
+            version("3.6.16").image("quay.io/coreos/etcd"),
+            "quay.io/coreos/etcd:v3.6.16"
+        );
+        assert_eq!(version("v3.7.0-rc.0").to_string(), "3.7.0-rc.0");
+    }
+
+    #[test]
+    fn what_is_no_version_is_refused() {
+        for text in ["", "3.6", "latest", "3.6.x", "v"] {
+            assert!(EtcdVersion::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn versions_compare_by_number_not_by_text() {
+        assert!(version("3.5.9") < version("3.5.10"));
+        assert!(version("3.7.0-rc.0") < version("3.7.0"));
+    }
+
+    #[test]
+    fn support_is_from_3_4_to_3_7() {
+        let cases = [
+            ("3.2.13", Support::Older),
+            ("3.4.0", Support::Tested),
+            (DEFAULT_VERSION, Support::Tested),
+            ("3.8.0", Support::Newer),
+            ("4.0.0", Support::Newer),
+        ];
+        for (text, support) in cases {
+            assert_eq!(version(text).support(), support, "{text}");
+        }
+    }
+
+    #[test]
+    fn capabilities_follow_the_release() {
+        // (version, learners, max-learners, etcdutl, readyz)
+        let cases = [
+            ("3.3.27", false, false, false, false),
+            ("3.4.28", true, false, false, false),
+            ("3.4.29", true, false, false, true),
+            ("3.5.10", true, false, true, false),
+            ("3.5.11", true, false, true, true),
+            ("3.6.0", true, true, true, true),
+            ("3.7.3", true, true, true, true),
+        ];
+        for (text, learners, max_learners, etcdutl, readyz) in cases {
+            let version = version(text);
+            assert_eq!(version.has_learners(), learners, "{text}");
+            assert_eq!(version.has_max_learners(), max_learners, "{text}");
+            assert_eq!(version.has_etcdutl(), etcdutl, "{text}");
+            assert_eq!(version.has_readyz(), readyz, "{text}");
+        }
+    }
+}
