@@ -3,8 +3,19 @@
 //! Callers name the members they want to reach by client URL; nothing here knows Kubernetes.
 //! Every call has a deadline that is really applied: a member that hangs costs its caller that long and no more.
 
+mod access;
+mod answer;
+mod client;
+#[cfg(feature = "fake")]
+pub mod fake;
+mod inspect;
 mod port;
+#[cfg(feature = "testing")]
+pub mod testing;
 
+pub use access::{Access, Credentials, TlsAccess};
+pub use client::{Deadlines, EtcdClient};
+pub use inspect::{InspectError, Inspected, Inspector};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
 };

@@ -156,7 +156,12 @@ pub trait Etcd: Send + Sync {
     /// The alarms raised in the cluster.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
     /// Adds a member that is not started yet.
-    async fn add_member(&self, via: &[String], peer_urls: &[String], learner: bool) -> Result<Added, Error>;
+    async fn add_member(
+        &self,
+        via: &[String],
+        peer_urls: &[String],
+        learner: bool,
+    ) -> Result<Added, Error>;
     /// Makes a learner that has caught up a voter.
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
     /// Removes a member; removing one that is not there is `MemberNotFound`.

@@ -1,0 +1,435 @@
+//! The real client, over `etcd-client`: one connection a member, kept while it works, dropped when it fails.
+//!
+//! It decides nothing about membership; it reaches, asks within a deadline, and translates the answer.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use etcd_client::{
+    AlarmAction, AlarmType, Certificate, Client, ConnectOptions, GetOptions, Identity,
+    MemberAddOptions, SnapshotStreaming, TlsOptions,
+};
+use futures::stream::{self, FuturesUnordered, StreamExt};
+use tokio::time::{Instant, timeout};
+
+use crate::access::Access;
+use crate::answer::{ALREADY_VOTER, NOT_FOR_LEARNER, classify, most_telling};
+use crate::port::{
+    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
+};
+
+/// How long the parts of a call may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// For a connection to be made, TLS included.
+    pub connect: Duration,
+    /// For [`Etcd::status`], connecting included.
+    pub status: Duration,
+    /// For every other call, connecting and all members tried included.
+    pub call: Duration,
+    /// After this long without an answer a read is also sent to the next member.
+    pub hedge: Duration,
+    /// For a snapshot stream: the longest silence between two chunks.
+    pub progress: Duration,
+    /// A connection that was not used for this long is closed.
+    pub idle: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            status: Duration::from_secs(2),
+            call: Duration::from_secs(5),
+            hedge: Duration::from_secs(1),
+            progress: Duration::from_secs(30),
+            idle: Duration::from_secs(120),
+        }
+    }
+}
+
+struct Connection {
+    client: Client,
+    answered: Instant,
+}
+
+/// The etcd client of the operators.
+pub struct EtcdClient {
+    access: Access,
+    deadlines: Deadlines,
+    connections: Mutex<HashMap<String, Connection>>,
+}
+
+impl EtcdClient {
+    /// A client for one cluster, or for several that are reached the same way.
+    pub fn new(access: Access) -> Self {
+        Self::with_deadlines(access, Deadlines::default())
+    }
+
+    /// As [`EtcdClient::new`], with deadlines other than the defaults.
+    pub fn with_deadlines(access: Access, deadlines: Deadlines) -> Self {
+        Self {
+            access,
+            deadlines,
+            connections: Mutex::new(HashMap::new()),
+        }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
+        // Nothing is left half done under the lock, so a poisoned one is as good as new.
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self, endpoint: &str) -> Result<Client, Error> {
+        let mut options = ConnectOptions::new().with_connect_timeout(self.deadlines.connect);
+        if endpoint.starts_with("https://") {
+            let Some(tls) = &self.access.tls else {
+                return Err(Error::Tls(format!(
+                    "{endpoint}: an https URL needs the cluster's CA certificate"
+                )));
+            };
+            let mut config = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.ca));
+            if let Some((certificate, key)) = &tls.identity {
+                config = config.identity(Identity::from_pem(certificate, key));
+            }
+            options = options.with_tls(config);
+        } else if !endpoint.starts_with("http://") {
+            return Err(Error::Other(format!(
+                "{endpoint}: a client URL begins with http:// or https://"
+            )));
+        }
+        if let Some(credentials) = &self.access.credentials {
+            options = options
+                .with_user(&credentials.user, &credentials.password)
+                .with_auto_token_refresh(true);
+        }
+        Client::connect([endpoint], Some(options))
+            .await
+            .map_err(|error| classify(endpoint, &error))
+    }
+
+    async fn connection(&self, endpoint: &str) -> Result<Client, Error> {
+        {
+            let mut kept = self.kept();
+            let idle = self.deadlines.idle;
+            kept.retain(|_, connection| connection.answered.elapsed() < idle);
+            if let Some(connection) = kept.get(endpoint) {
+                return Ok(connection.client.clone());
+            }
+        }
+        self.connect(endpoint).await
+    }
+
+    /// One call to one member, within `deadline`, connecting included.
+    async fn ask<T, C, F>(&self, endpoint: &str, deadline: Duration, call: C) -> Result<T, Error>
+    where
+        C: FnOnce(Client) -> F + Send,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let answer = timeout(deadline, async {
+            let client = self.connection(endpoint).await?;
+            match call(client.clone()).await {
+                Ok(answer) => {
+                    let connection = Connection {
+                        client,
+                        answered: Instant::now(),
+                    };
+                    self.kept().insert(endpoint.to_owned(), connection);
+                    Ok(answer)
+                }
+                Err(error) => Err(classify(endpoint, &error)),
+            }
+        })
+        .await
+        .unwrap_or_else(|_| Err(Error::Timeout(endpoint.to_owned())));
+        if matches!(
+            answer,
+            Err(Error::Unreachable(_) | Error::Timeout(_) | Error::Tls(_))
+        ) {
+            self.kept().remove(endpoint);
+        }
+        answer
+    }
+
+    /// The members in the order to try them: those that answered last come first.
+    fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
+        let kept = self.kept();
+        let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
+        ordered.sort_by_key(|endpoint| {
+            kept.get(*endpoint)
+                .map_or(Duration::MAX, |connection| connection.answered.elapsed())
+        });
+        ordered
+    }
+
+    /// A read any member may answer: a member that is silent is overtaken by the next one.
+    async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let ordered = self.ordered(via);
+        let mut waiting = ordered.iter();
+        let mut asked = FuturesUnordered::new();
+        let mut errors = Vec::new();
+        let end = Instant::now() + self.deadlines.call;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if let Some(endpoint) = waiting.next() {
+                asked.push(self.ask(endpoint, left, &call));
+            }
+            let patience = if waiting.len() == 0 {
+                left
+            } else {
+                self.deadlines.hedge.min(left)
+            };
+            match timeout(patience, asked.next()).await {
+                Ok(Some(Ok(answer))) => return Ok(answer),
+                Ok(Some(Err(error))) => errors.push(error),
+                Ok(None) => return Err(most_telling(errors)),
+                Err(_) if Instant::now() >= end => {
+                    errors.push(Error::Timeout(via.join(", ")));
+                    return Err(most_telling(errors));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A change: the members are tried one after the other, and only while it is certain that the last one
+    /// did not take it or that taking it twice does no harm. Changes name members by ID or URL, so a second
+    /// one is refused by etcd; a member that is silent may have taken it, so its timeout ends the call.
+    async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let mut errors = Vec::new();
+        let end = Instant::now() + self.deadlines.call;
+        for endpoint in self.ordered(via) {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.ask(endpoint, left, &call).await {
+                Err(error @ (Error::Unreachable(_) | Error::Tls(_))) => errors.push(error),
+                Err(Error::Unavailable(text))
+                    if NOT_FOR_LEARNER.ends_with(text.rsplit(": ").next().unwrap_or_default()) =>
+                {
+                    errors.push(Error::Unavailable(text));
+                }
+                answer => return answer,
+            }
+        }
+        Err(most_telling(errors))
+    }
+}
+
+fn cluster_id(header: Option<&etcd_client::ResponseHeader>) -> ClusterId {
+    ClusterId(header.map_or(0, etcd_client::ResponseHeader::cluster_id))
+}
+
+fn members_from(
+    header: Option<&etcd_client::ResponseHeader>,
+    list: &[etcd_client::Member],
+) -> Members {
+    let mut members: Vec<Member> = list
+        .iter()
+        .map(|member| Member {
+            id: MemberId(member.id()),
+            name: member.name().to_owned(),
+            peer_urls: member.peer_urls().to_vec(),
+            client_urls: member.client_urls().to_vec(),
+            is_learner: member.is_learner(),
+        })
+        .collect();
+    members.sort_by_key(|member| member.id);
+    Members {
+        cluster_id: cluster_id(header),
+        members,
+    }
+}
+
+#[async_trait]
+impl Etcd for EtcdClient {
+    async fn members(&self, via: &[String]) -> Result<Members, Error> {
+        self.read(via, |mut client| async move {
+            // Before 3.5 the list itself is always local, and the library never asks for the linearizable
+            // one. A linearizable read of nothing on the same member is the same barrier: the member has
+            // applied everything that was committed when the question came.
+            let barrier = client
+                .get(
+                    [0_u8],
+                    Some(GetOptions::new().with_count_only().with_range([0_u8, 0_u8])),
+                )
+                .await?;
+            let list = client.member_list().await?;
+            let asked = barrier.header().map(etcd_client::ResponseHeader::member_id);
+            let answered = list.header().map(etcd_client::ResponseHeader::member_id);
+            if asked != answered {
+                return Err(etcd_client::Error::EndpointError(
+                    "the connection changed from one member to another".to_owned(),
+                ));
+            }
+            Ok(members_from(list.header(), list.members()))
+        })
+        .await
+    }
+
+    async fn status(&self, member: &str) -> Result<Status, Error> {
+        self.ask(member, self.deadlines.status, |mut client| async move {
+            let status = client.status().await?;
+            let header = status.header();
+            Ok(Status {
+                cluster_id: cluster_id(header),
+                member_id: MemberId(header.map_or(0, etcd_client::ResponseHeader::member_id)),
+                version: status.version().to_owned(),
+                leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
+                is_learner: status.is_learner(),
+                revision: header.map_or(0, etcd_client::ResponseHeader::revision),
+                raft_term: status.raft_term(),
+                raft_index: status.raft_index(),
+                raft_applied_index: status.raft_applied_index(),
+                db_size: status.db_size(),
+                db_size_in_use: status.raft_used_db_size(),
+                errors: status.errors().to_vec(),
+            })
+        })
+        .await
+    }
+
+    async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error> {
+        self.read(via, |mut client| async move {
+            let answer = client
+                .alarm(AlarmAction::Get, AlarmType::None, None)
+                .await?;
+            Ok(answer
+                .alarms()
+                .iter()
+                .filter_map(|alarm| {
+                    let kind = match alarm.alarm() {
+                        AlarmType::Nospace => AlarmKind::NoSpace,
+                        AlarmType::Corrupt => AlarmKind::Corrupt,
+                        AlarmType::None => return None,
+                    };
+                    Some(Alarm {
+                        member: MemberId(alarm.member_id()),
+                        kind,
+                    })
+                })
+                .collect())
+        })
+        .await
+    }
+
+    async fn add_member(
+        &self,
+        via: &[String],
+        peer_urls: &[String],
+        learner: bool,
+    ) -> Result<Added, Error> {
+        self.change(via, |mut client| {
+            let urls = peer_urls.to_vec();
+            async move {
+                let mut options = MemberAddOptions::new();
+                if learner {
+                    options = options.with_is_learner();
+                }
+                let answer = client.member_add(urls, Some(options)).await?;
+                let Some(member) = answer.member() else {
+                    return Err(etcd_client::Error::Internal(
+                        "the answer to the addition names no member".to_owned(),
+                    ));
+                };
+                Ok(Added {
+                    id: MemberId(member.id()),
+                    members: members_from(answer.header(), answer.member_list()),
+                })
+            }
+        })
+        .await
+    }
+
+    async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
+        self.change(via, |mut client| async move {
+            match client.member_promote(id.0).await {
+                // The member votes already: an earlier promotion whose answer was lost.
+                Err(etcd_client::Error::GRpcStatus(status))
+                    if status.message() == ALREADY_VOTER =>
+                {
+                    Ok(())
+                }
+                answer => answer.map(|_| ()),
+            }
+        })
+        .await
+    }
+
+    async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
+        self.change(via, |mut client| async move {
+            client.member_remove(id.0).await.map(|_| ())
+        })
+        .await
+    }
+
+    async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error> {
+        self.ask(leader, self.deadlines.call, |mut client| async move {
+            client.move_leader(to.0).await.map(|_| ())
+        })
+        .await
+    }
+
+    async fn snapshot(&self, member: &str) -> Result<Snapshot, Error> {
+        let progress = self.deadlines.progress;
+        // A connection of its own: hours of streaming share no flow control with short calls.
+        let mut client = timeout(self.deadlines.call, self.connect(member))
+            .await
+            .map_err(|_| Error::Timeout(member.to_owned()))??;
+        let mut source = Source {
+            endpoint: member.to_owned(),
+            stream: timeout(self.deadlines.call, client.snapshot())
+                .await
+                .map_err(|_| Error::Timeout(member.to_owned()))?
+                .map_err(|error| classify(member, &error))?,
+            progress,
+        };
+        let Some((first, version)) = source.next().await? else {
+            return Err(Error::Other(format!("{member}: the snapshot is empty")));
+        };
+        let rest = stream::try_unfold(source, |mut source| async move {
+            let next = source.next().await?;
+            Ok(next.map(|(chunk, _)| (chunk, source)))
+        });
+        Ok(Snapshot {
+            chunks: stream::iter([Ok(first)]).chain(rest).boxed(),
+            version: Some(version).filter(|version| !version.is_empty()),
+        })
+    }
+}
+
+struct Source {
+    endpoint: String,
+    stream: SnapshotStreaming,
+    progress: Duration,
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
+        let message = timeout(self.progress, self.stream.message())
+            .await
+            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
+            .map_err(|error| classify(&self.endpoint, &error))?;
+        Ok(message.map(|message| {
+            (
+                Bytes::copy_from_slice(message.blob()),
+                message.version().to_owned(),
+            )
+        }))
+    }
+}

@@ -1,0 +1,410 @@
+//! An in-memory cluster for the tests of the operators: etcd's own membership rules, and failures on demand.
+//!
+//! It follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server with the time a connection
+//! must have lasted left out: a member that is up counts as connected.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::{self, StreamExt};
+
+use crate::port::{
+    Added, Alarm, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
+};
+
+/// One member of a [`FakeEtcd`].
+#[derive(Clone, Debug)]
+pub struct FakeMember {
+    /// As in the member list.
+    pub member: Member,
+    /// Whether it runs and is connected.
+    pub up: bool,
+    /// Whether a learner's log is close enough to the leader's to be promoted.
+    pub caught_up: bool,
+    /// What `status` reports.
+    pub version: String,
+    /// What `status` reports.
+    pub revision: i64,
+    /// What `status` reports, bytes.
+    pub db_size: i64,
+}
+
+/// The state of a [`FakeEtcd`], open to tests.
+#[derive(Clone, Debug)]
+pub struct FakeState {
+    /// The cluster's ID.
+    pub cluster_id: ClusterId,
+    /// In the order they were added.
+    pub members: Vec<FakeMember>,
+    /// Who leads; a leader that is down is replaced by the first voter that is up.
+    pub leader: Option<MemberId>,
+    /// etcd's `--max-learners`.
+    pub max_learners: usize,
+    /// The alarms raised.
+    pub alarms: Vec<Alarm>,
+    /// What a snapshot streams, trailer included.
+    pub snapshot: Vec<Bytes>,
+    /// Answers to the next calls, whatever they are: `Some` fails the call, `None` lets it through.
+    pub script: VecDeque<Option<Error>>,
+    next_id: u64,
+}
+
+/// An etcd cluster in memory.
+#[derive(Debug)]
+pub struct FakeEtcd {
+    state: Mutex<FakeState>,
+}
+
+impl FakeEtcd {
+    /// A formed cluster of voters that are all up; `client_url` makes the URL of a member from its name.
+    pub fn formed(cluster_id: u64, names: &[&str], client_url: impl Fn(&str) -> String) -> Self {
+        let members: Vec<FakeMember> = (1..)
+            .zip(names)
+            .map(|(id, name)| FakeMember {
+                member: Member {
+                    id: MemberId(id),
+                    name: (*name).to_owned(),
+                    peer_urls: vec![client_url(name).replace("2379", "2380")],
+                    client_urls: vec![client_url(name)],
+                    is_learner: false,
+                },
+                up: true,
+                caught_up: true,
+                version: "3.6.16".to_owned(),
+                revision: 1,
+                db_size: 20_480,
+            })
+            .collect();
+        Self {
+            state: Mutex::new(FakeState {
+                cluster_id: ClusterId(cluster_id),
+                leader: members.first().map(|first| first.member.id),
+                next_id: members.len() as u64 + 1,
+                members,
+                max_learners: 1,
+                alarms: Vec::new(),
+                snapshot: Vec::new(),
+                script: VecDeque::new(),
+            }),
+        }
+    }
+
+    /// Looks at or changes the state.
+    pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = change(&mut state);
+        state.elect();
+        answer
+    }
+
+    /// The member that was added under `id` starts, with the name and client URL it gives itself.
+    pub fn start(&self, id: MemberId, name: &str, client_url: &str) {
+        self.with(|state| {
+            if let Some(member) = state.find(id) {
+                name.clone_into(&mut member.member.name);
+                member.member.client_urls = vec![client_url.to_owned()];
+                member.up = true;
+            }
+        });
+    }
+
+    fn ask<T>(
+        &self,
+        via: &[String],
+        quorum: bool,
+        answer: impl FnOnce(&mut FakeState) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.with(|state| {
+            if let Some(Some(error)) = state.script.pop_front() {
+                return Err(error);
+            }
+            let reached = state.members.iter().any(|member| {
+                member.up
+                    && member
+                        .member
+                        .client_urls
+                        .iter()
+                        .any(|url| via.contains(url))
+            });
+            if !reached {
+                return Err(Error::Unreachable(via.join("; ")));
+            }
+            if quorum && !state.has_quorum() {
+                return Err(Error::Timeout(via.join("; ")));
+            }
+            answer(state)
+        })
+    }
+}
+
+impl FakeState {
+    fn voters(&self) -> impl Iterator<Item = &FakeMember> {
+        self.members
+            .iter()
+            .filter(|member| !member.member.is_learner)
+    }
+
+    fn up(&self) -> usize {
+        self.voters().filter(|member| member.up).count()
+    }
+
+    fn has_quorum(&self) -> bool {
+        self.up() > self.voters().count() / 2
+    }
+
+    fn elect(&mut self) {
+        let stands = self.has_quorum().then(|| {
+            self.voters()
+                .find(|member| member.up && Some(member.member.id) == self.leader)
+                .or_else(|| self.voters().find(|member| member.up))
+                .map(|member| member.member.id)
+        });
+        self.leader = stands.flatten();
+    }
+
+    fn find(&mut self, id: MemberId) -> Option<&mut FakeMember> {
+        self.members
+            .iter_mut()
+            .find(|member| member.member.id == id)
+    }
+
+    fn list(&self) -> Members {
+        let mut members: Vec<Member> = self
+            .members
+            .iter()
+            .map(|member| member.member.clone())
+            .collect();
+        members.sort_by_key(|member| member.id);
+        Members {
+            cluster_id: self.cluster_id,
+            members,
+        }
+    }
+
+    fn may_add(&self, learner: bool) -> Result<(), Error> {
+        let voters = self.voters().count();
+        let started = self
+            .voters()
+            .filter(|member| !member.member.name.is_empty())
+            .count();
+        // The new member counts as one that is neither started nor connected.
+        let quorum = usize::midpoint(voters, 1) + 1;
+        if !learner && voters > 1 && started < quorum {
+            return Err(Error::Unavailable(
+                "re-configuration failed due to not enough started members".to_owned(),
+            ));
+        }
+        if voters > 1 && self.up() < quorum {
+            return Err(Error::Unavailable("unhealthy cluster".to_owned()));
+        }
+        let learners = self.members.len() - voters;
+        if learner && learners >= self.max_learners {
+            return Err(Error::Unavailable(
+                "too many learner members in cluster".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn may_remove(&self, id: MemberId) -> Result<(), Error> {
+        let Some(member) = self.members.iter().find(|member| member.member.id == id) else {
+            return Err(Error::MemberNotFound);
+        };
+        if member.member.is_learner || !member.up {
+            return Ok(());
+        }
+        let left = self.voters().count() - 1;
+        if left > 0 && self.up() - 1 < 1 + left / 2 {
+            return Err(Error::Unavailable("unhealthy cluster".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Etcd for FakeEtcd {
+    async fn members(&self, via: &[String]) -> Result<Members, Error> {
+        self.ask(via, true, |state| Ok(state.list()))
+    }
+
+    async fn status(&self, member: &str) -> Result<Status, Error> {
+        let via = [member.to_owned()];
+        self.ask(&via, false, |state| {
+            let found = state
+                .members
+                .iter()
+                .find(|found| found.member.client_urls.contains(&via[0]))
+                .ok_or_else(|| Error::Unreachable(member.to_owned()))?;
+            let index = u64::try_from(found.revision).unwrap_or_default() + 10;
+            Ok(Status {
+                cluster_id: state.cluster_id,
+                member_id: found.member.id,
+                version: found.version.clone(),
+                leader: state.leader,
+                is_learner: found.member.is_learner,
+                revision: found.revision,
+                raft_term: 2,
+                raft_index: index,
+                raft_applied_index: index,
+                db_size: found.db_size,
+                db_size_in_use: found.db_size,
+                errors: Vec::new(),
+            })
+        })
+    }
+
+    async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error> {
+        self.ask(via, true, |state| Ok(state.alarms.clone()))
+    }
+
+    async fn add_member(
+        &self,
+        via: &[String],
+        peer_urls: &[String],
+        learner: bool,
+    ) -> Result<Added, Error> {
+        self.ask(via, true, |state| {
+            let taken = state.members.iter().any(|member| {
+                member
+                    .member
+                    .peer_urls
+                    .iter()
+                    .any(|url| peer_urls.contains(url))
+            });
+            if taken {
+                return Err(Error::PeerUrlExists);
+            }
+            state.may_add(learner)?;
+            let id = MemberId(state.next_id);
+            state.next_id += 1;
+            state.members.push(FakeMember {
+                member: Member {
+                    id,
+                    name: String::new(),
+                    peer_urls: peer_urls.to_vec(),
+                    client_urls: Vec::new(),
+                    is_learner: learner,
+                },
+                up: false,
+                caught_up: false,
+                version: "3.6.16".to_owned(),
+                revision: 1,
+                db_size: 20_480,
+            });
+            Ok(Added {
+                id,
+                members: state.list(),
+            })
+        })
+    }
+
+    async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            let member = state.find(id).ok_or(Error::MemberNotFound)?;
+            if member.member.is_learner && !(member.up && member.caught_up) {
+                return Err(Error::Unavailable(
+                    "can only promote a learner member which is in sync with leader".to_owned(),
+                ));
+            }
+            member.member.is_learner = false;
+            Ok(())
+        })
+    }
+
+    async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.may_remove(id)?;
+            state.members.retain(|member| member.member.id != id);
+            Ok(())
+        })
+    }
+
+    async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error> {
+        let via = [leader.to_owned()];
+        self.ask(&via, true, |state| {
+            let leads = state.members.iter().any(|member| {
+                Some(member.member.id) == state.leader
+                    && member.member.client_urls.contains(&via[0])
+            });
+            if !leads {
+                return Err(Error::Unavailable("not leader".to_owned()));
+            }
+            if !state.voters().any(|member| member.member.id == to) {
+                return Err(Error::Unavailable("bad leader transferee".to_owned()));
+            }
+            state.leader = Some(to);
+            Ok(())
+        })
+    }
+
+    async fn snapshot(&self, member: &str) -> Result<Snapshot, Error> {
+        self.ask(&[member.to_owned()], false, |state| {
+            let chunks: Vec<Result<Bytes, Error>> =
+                state.snapshot.iter().cloned().map(Ok).collect();
+            Ok(Snapshot {
+                chunks: stream::iter(chunks).boxed(),
+                version: None,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(name: &str) -> String {
+        format!("http://{name}.test.svc:2379")
+    }
+
+    fn three() -> (FakeEtcd, Vec<String>) {
+        let names = ["a", "b", "c"];
+        (FakeEtcd::formed(7, &names, url), names.map(url).to_vec())
+    }
+
+    fn peer(name: &str) -> Vec<String> {
+        vec![format!("http://{name}.test.svc:2380")]
+    }
+
+    #[tokio::test]
+    async fn refuses_a_second_learner_and_a_learner_that_lags() {
+        let (etcd, via) = three();
+        let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
+        assert_eq!(added.members.members.len(), 4);
+        let again = etcd.add_member(&via, &peer("e"), true).await;
+        assert!(matches!(again, Err(Error::Unavailable(_))), "{again:?}");
+        etcd.start(added.id, "d", &url("d"));
+        let early = etcd.promote_member(&via, added.id).await;
+        assert!(matches!(early, Err(Error::Unavailable(_))), "{early:?}");
+        etcd.with(|state| state.find(added.id).unwrap().caught_up = true);
+        etcd.promote_member(&via, added.id).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn lets_a_dead_voter_go_and_keeps_a_live_one_that_quorum_needs() {
+        let (etcd, via) = three();
+        etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
+        let live = etcd.remove_member(&via, MemberId(2)).await;
+        assert!(matches!(live, Err(Error::Unavailable(_))), "{live:?}");
+        etcd.remove_member(&via, MemberId(3)).await.unwrap();
+        let gone = etcd.remove_member(&via, MemberId(3)).await;
+        assert!(matches!(gone, Err(Error::MemberNotFound)), "{gone:?}");
+    }
+
+    #[tokio::test]
+    async fn answers_nothing_linearizable_without_a_quorum() {
+        let (etcd, via) = three();
+        etcd.with(|state| {
+            state.members[0].up = false;
+            state.members[1].up = false;
+        });
+        assert!(matches!(etcd.members(&via).await, Err(Error::Timeout(_))));
+        assert_eq!(etcd.status(&via[2]).await.unwrap().leader, None);
+        assert!(matches!(
+            etcd.status(&via[0]).await,
+            Err(Error::Unreachable(_))
+        ));
+    }
+}

@@ -1,0 +1,283 @@
+//! Starts real etcd processes for tests: on free loopback ports, in a directory of their own, ended by their own handle.
+//!
+//! For tests only. A machine without etcd fails the test with the command that brings one; nothing is skipped.
+#![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::{Access, Etcd, EtcdClient};
+
+/// Where etcd's programs are.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The server.
+    pub etcd: PathBuf,
+}
+
+impl Programs {
+    /// The server of a minor version such as `3.6`, as the testbed built it; `3.4` is the system's package.
+    /// The environment variable `ETCD_BIN` names another one.
+    pub fn find(minor: &str) -> Self {
+        let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
+        let built = || find_below(&cache(), "etcd", minor, 4);
+        let system = || (minor == "3.4").then(|| on_path("etcd")).flatten();
+        let etcd = named.or_else(built).or_else(system).unwrap_or_else(|| {
+            panic!(
+                "no etcd {minor} on this machine: run `cargo xtask testbed build` (3.4: `apt-get install etcd-server`), \
+                 or set ETCD_BIN to the program"
+            )
+        });
+        Self { etcd }
+    }
+
+    /// `etcdutl` beside the server.
+    pub fn etcdutl(&self) -> PathBuf {
+        let beside = self.etcd.with_file_name("etcdutl");
+        if beside.exists() {
+            return beside;
+        }
+        on_path("etcdutl").unwrap_or_else(|| {
+            panic!(
+                "no etcdutl beside {}: run `cargo xtask testbed build`",
+                self.etcd.display()
+            )
+        })
+    }
+}
+
+/// The testbed's cache of built programs.
+pub fn cache() -> PathBuf {
+    let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
+    let base = base.map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache"),
+        PathBuf::from,
+    );
+    base.join("etcd-operator-testbed")
+}
+
+/// A program of this name below `dir`, in a path that contains `hint`.
+pub fn find_below(dir: &Path, name: &str, hint: &str, depth: usize) -> Option<PathBuf> {
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    entries.sort();
+    let here = entries.iter().rev().find(|path| {
+        path.is_file()
+            && path.file_name().is_some_and(|file| file == name)
+            && path.to_string_lossy().contains(hint)
+    });
+    here.cloned().or_else(|| {
+        entries
+            .iter()
+            .rev()
+            .filter(|path| depth > 0 && path.is_dir() && !path.is_symlink())
+            .find_map(|path| find_below(path, name, hint, depth - 1))
+    })
+}
+
+/// A program on the `PATH`.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+}
+
+/// A loopback port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a loopback port")
+        .port()
+}
+
+/// A running etcd member; dropping it ends the process and removes its data.
+pub struct EtcdProcess {
+    child: Child,
+    dir: TempDir,
+    /// Name in the member list.
+    pub name: String,
+    /// What clients connect to.
+    pub client_url: String,
+    /// What peers connect to.
+    pub peer_url: String,
+}
+
+/// What a member is started with.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Flags beyond those that place the member.
+    pub flags: Vec<String>,
+    /// Members that are there already, as `name=peer URL`; the new one joins them.
+    pub join: Vec<String>,
+}
+
+fn command(
+    programs: &Programs,
+    dir: &Path,
+    name: &str,
+    urls: (&str, &str),
+    cluster: (&str, &str),
+) -> Command {
+    let (client, peer) = urls;
+    let log = std::fs::File::create(dir.join("log")).expect("a log file");
+    let mut command = Command::new(&programs.etcd);
+    command
+        .arg(format!("--name={name}"))
+        .arg(format!("--data-dir={}", dir.join("data").display()))
+        .arg(format!("--listen-client-urls={client}"))
+        .arg(format!("--advertise-client-urls={client}"))
+        .arg(format!("--listen-peer-urls={peer}"))
+        .arg(format!("--initial-advertise-peer-urls={peer}"))
+        .arg(format!("--initial-cluster={}", cluster.0))
+        .arg(format!("--initial-cluster-state={}", cluster.1))
+        .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    command
+}
+
+impl EtcdProcess {
+    /// Starts a cluster of one and waits until it serves.
+    pub async fn start(programs: &Programs, start: &Start) -> Self {
+        for _ in 0..5 {
+            let peer_url = format!("http://127.0.0.1:{}", free_port());
+            let mut process = Self::spawn(programs, "m0", &peer_url, start, "new");
+            if process.serves().await {
+                return process;
+            }
+        }
+        panic!(
+            "etcd does not start; is {} usable?",
+            programs.etcd.display()
+        );
+    }
+
+    /// Starts `count` members as one new cluster and waits until all serve.
+    pub async fn start_cluster(programs: &Programs, count: usize, start: &Start) -> Vec<Self> {
+        'again: for _ in 0..5 {
+            let peers: Vec<(String, String)> = (0..count)
+                .map(|index| {
+                    (
+                        format!("m{index}"),
+                        format!("http://127.0.0.1:{}", free_port()),
+                    )
+                })
+                .collect();
+            let all: Vec<String> = peers
+                .iter()
+                .map(|(name, url)| format!("{name}={url}"))
+                .collect();
+            let mut members: Vec<Self> = peers
+                .iter()
+                .map(|(name, url)| {
+                    let others = all
+                        .iter()
+                        .filter(|other| !other.starts_with(&format!("{name}=")));
+                    let start = Start {
+                        join: others.cloned().collect(),
+                        ..start.clone()
+                    };
+                    Self::spawn(programs, name, url, &start, "new")
+                })
+                .collect();
+            for member in &mut members {
+                if !member.serves().await {
+                    continue 'again;
+                }
+            }
+            return members;
+        }
+        panic!(
+            "etcd does not start; is {} usable?",
+            programs.etcd.display()
+        );
+    }
+
+    /// Starts a member that was added to an existing cluster under `peer_url`; does not wait.
+    pub fn join(programs: &Programs, name: &str, peer_url: &str, start: &Start) -> Self {
+        Self::spawn(programs, name, peer_url, start, "existing")
+    }
+
+    fn spawn(programs: &Programs, name: &str, peer_url: &str, start: &Start, state: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let secure = start.flags.iter().any(|flag| flag == "--auto-tls");
+        let scheme = if secure { "https" } else { "http" };
+        let client_url = format!("{scheme}://127.0.0.1:{}", free_port());
+        let mut cluster = vec![format!("{name}={peer_url}")];
+        cluster.extend(start.join.iter().cloned());
+        let child = command(
+            programs,
+            dir.path(),
+            name,
+            (&client_url, peer_url),
+            (&cluster.join(","), state),
+        )
+        .args(&start.flags)
+        .spawn()
+        .expect("etcd can be run");
+        Self {
+            child,
+            dir,
+            name: name.to_owned(),
+            client_url,
+            peer_url: peer_url.to_owned(),
+        }
+    }
+
+    /// Waits until the member knows a leader; false if it ended instead.
+    pub async fn serves(&mut self) -> bool {
+        let client = EtcdClient::new(Access::default());
+        let end = Instant::now() + Duration::from_secs(30);
+        while Instant::now() < end {
+            if self.child.try_wait().expect("a child process").is_some() {
+                return false;
+            }
+            match client.status(&self.client_url).await {
+                Ok(status) if status.leader.is_some() => return true,
+                // Behind certificates nothing more can be asked from here.
+                Err(crate::Error::Tls(_)) if self.listens() => return true,
+                _ => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+        let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        panic!("etcd does not serve within 30 s: {log}");
+    }
+
+    fn listens(&self) -> bool {
+        let address = self.client_url.rsplit('/').next().unwrap_or_default();
+        std::net::TcpStream::connect(address).is_ok()
+    }
+
+    /// Ends the process at once; the data stays until the handle is dropped.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks the process to end, and waits.
+    pub fn stop(&mut self) {
+        let _ = Command::new("kill")
+            .arg(self.child.id().to_string())
+            .status();
+        let _ = self.child.wait();
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+}
+
+impl Drop for EtcdProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,219 @@
+//! The client against real etcd processes: membership, deadlines, what is unknown and what is refused.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use etcd::testing::{EtcdProcess, Programs, Start, free_port};
+use etcd::{Access, Credentials, Error, Etcd, EtcdClient, MemberId};
+
+fn client() -> EtcdClient {
+    EtcdClient::new(Access::default())
+}
+
+fn urls(members: &[EtcdProcess]) -> Vec<String> {
+    members
+        .iter()
+        .map(|member| member.client_url.clone())
+        .collect()
+}
+
+/// Accepts connections and never says a word.
+fn silent() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+#[tokio::test]
+async fn lists_members_and_status_of_every_supported_minor() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
+        let via = [etcd.client_url.clone()];
+        let members = client().members(&via).await.unwrap();
+        assert_eq!(members.members.len(), 1);
+        assert_eq!(members.members[0].name, "m0");
+        assert_eq!(members.members[0].peer_urls, [etcd.peer_url.clone()]);
+        let status = client().status(&via[0]).await.unwrap();
+        assert!(status.version.starts_with(minor), "{}", status.version);
+        assert_eq!(status.cluster_id, members.cluster_id);
+        assert_eq!(status.leader, Some(members.members[0].id));
+        assert_eq!(client().alarms(&via).await.unwrap(), []);
+    }
+}
+
+#[tokio::test]
+async fn adds_promotes_and_removes_by_etcds_own_rules() {
+    let programs = Programs::find("3.6");
+    let first = EtcdProcess::start(&programs, &Start::default()).await;
+    let via = [first.client_url.clone()];
+    let client = client();
+    let peer = format!("http://127.0.0.1:{}", free_port());
+
+    let added = client
+        .add_member(&via, std::slice::from_ref(&peer), true)
+        .await
+        .unwrap();
+    assert_eq!(added.members.members.len(), 2);
+    let again = client
+        .add_member(&via, std::slice::from_ref(&peer), true)
+        .await;
+    assert!(matches!(again, Err(Error::PeerUrlExists)), "{again:?}");
+    let second = client
+        .add_member(&via, &["http://127.0.0.1:1".to_owned()], true)
+        .await;
+    assert!(
+        matches!(&second, Err(Error::Unavailable(text)) if text.contains("too many learner")),
+        "{second:?}"
+    );
+    let early = client.promote_member(&via, added.id).await;
+    assert!(matches!(early, Err(Error::Unavailable(_))), "{early:?}");
+
+    let start = Start {
+        join: vec![format!("m0={}", first.peer_url)],
+        ..Start::default()
+    };
+    let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
+    assert!(learner.serves().await);
+    // A learner answers no list; the next member does.
+    let both = [learner.client_url.clone(), via[0].clone()];
+    assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
+    while let Err(error) = client.promote_member(&via, added.id).await {
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    client
+        .promote_member(&via, added.id)
+        .await
+        .expect("a second promotion does no harm");
+
+    let leader = client.status(&via[0]).await.unwrap();
+    assert_eq!(leader.leader, Some(leader.member_id));
+    let wrong = client
+        .move_leader(&learner.client_url, leader.member_id)
+        .await;
+    assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
+    client.move_leader(&via[0], added.id).await.unwrap();
+
+    let unknown = client.remove_member(&via, MemberId(1)).await;
+    assert!(matches!(unknown, Err(Error::MemberNotFound)), "{unknown:?}");
+}
+
+/// Invariant 1.
+#[tokio::test]
+async fn invariant_1_without_a_quorum_the_list_is_unknown_and_not_empty() {
+    let programs = Programs::find("3.6");
+    let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+    let via = urls(&members);
+    assert_eq!(client().members(&via).await.unwrap().members.len(), 3);
+    members[0].kill();
+    assert_eq!(client().members(&via).await.unwrap().members.len(), 3);
+    members[1].kill();
+    let began = Instant::now();
+    let answer = client().members(&via).await;
+    assert!(
+        matches!(answer, Err(Error::Timeout(_) | Error::Unavailable(_))),
+        "{answer:?}"
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(7),
+        "{:?}",
+        began.elapsed()
+    );
+    members[2].kill();
+    let answer = client().members(&via).await;
+    assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_silent_member_costs_its_deadline_and_delays_no_list() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let (_listener, silent) = silent();
+    let refused = format!("http://127.0.0.1:{}", free_port());
+
+    let began = Instant::now();
+    let status = client().status(&silent).await;
+    assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
+    assert!(
+        began.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        began.elapsed()
+    );
+
+    let client = client();
+    let via = [silent, refused, etcd.client_url.clone()];
+    let began = Instant::now();
+    client.members(&via).await.unwrap();
+    assert!(
+        began.elapsed() < Duration::from_millis(1800),
+        "{:?}",
+        began.elapsed()
+    );
+    // The member that answered is asked first the next time.
+    let began = Instant::now();
+    client.members(&via).await.unwrap();
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_member_that_comes_back_is_reached_again() {
+    let programs = Programs::find("3.6");
+    let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+    let via = urls(&members);
+    let client = client();
+    client.members(&via).await.unwrap();
+    members[0].kill();
+    for _ in 0..3 {
+        client.members(&via).await.unwrap();
+    }
+    let dead = client.status(&via[0]).await;
+    assert!(matches!(dead, Err(Error::Unreachable(_))), "{dead:?}");
+}
+
+#[tokio::test]
+async fn says_what_is_wrong_with_the_access() {
+    let programs = Programs::find("3.6");
+    let flags = Start {
+        flags: vec!["--auto-tls".to_owned()],
+        ..Start::default()
+    };
+    let secure = EtcdProcess::start(&programs, &flags).await;
+    let unknown = EtcdClient::new(Access {
+        tls: Some(etcd::TlsAccess::default()),
+        credentials: None,
+    });
+    for client in [client(), unknown] {
+        let answer = client.status(&secure.client_url).await;
+        assert!(matches!(answer, Err(Error::Tls(_))), "{answer:?}");
+    }
+
+    let open = EtcdProcess::start(&programs, &Start::default()).await;
+    let mut raw = etcd_client::Client::connect([&open.client_url], None)
+        .await
+        .unwrap();
+    raw.user_add("root", "secret", None).await.unwrap();
+    raw.user_grant_role("root", "root").await.unwrap();
+    raw.auth_enable().await.unwrap();
+    let via = [open.client_url.clone()];
+    let answer = client().members(&via).await;
+    assert!(matches!(answer, Err(Error::AccessDenied(_))), "{answer:?}");
+    let login = |password: &str| {
+        EtcdClient::new(Access {
+            tls: None,
+            credentials: Some(Credentials {
+                user: "root".into(),
+                password: password.into(),
+            }),
+        })
+    };
+    let answer = login("wrong").members(&via).await;
+    assert!(matches!(answer, Err(Error::AccessDenied(_))), "{answer:?}");
+    assert_eq!(
+        login("secret").members(&via).await.unwrap().members.len(),
+        1
+    );
+}

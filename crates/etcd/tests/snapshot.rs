@@ -1,0 +1,278 @@
+//! The inspector against real databases: what `etcdutl snapshot status` says of the same bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, Etcd, EtcdClient, InspectError, Inspected, Inspector};
+use etcd_client::{Client, CompactionOptions, Compare, CompareOp, PutOptions, Txn, TxnOp};
+use futures::TryStreamExt;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+fn inspect(bytes: &[u8], mut chunk: impl FnMut() -> usize) -> Result<Inspected, InspectError> {
+    let mut inspector = Inspector::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(chunk().clamp(1, rest.len()));
+        inspector.push(now);
+        rest = later;
+    }
+    inspector.finish()
+}
+
+/// What etcd's own tool says of the file.
+fn etcdutl(programs: &Programs, file: &Path) -> i64 {
+    let output = Command::new(programs.etcdutl())
+        .args(["snapshot", "status", "-w", "json"])
+        .arg(file)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    status["revision"].as_i64().unwrap()
+}
+
+async fn snapshot(etcd: &EtcdProcess) -> Vec<u8> {
+    let client = EtcdClient::new(Access::default());
+    let snapshot = client.snapshot(&etcd.client_url).await.unwrap();
+    let chunks: Vec<_> = snapshot.chunks.try_collect().await.unwrap();
+    chunks.concat()
+}
+
+/// Compares one snapshot with what the tool and the server say, whole and in chunks of many sizes.
+async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> Inspected {
+    let before = EtcdClient::new(Access::default())
+        .status(&etcd.client_url)
+        .await
+        .unwrap();
+    let bytes = snapshot(etcd).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let expected = etcdutl(programs, file.path());
+    let whole = inspect(&bytes, || usize::MAX).unwrap();
+    assert_eq!(whole.revision, expected, "server says {}", before.revision);
+    assert!(whole.trailer);
+    assert_eq!(whole.size, bytes.len() as u64);
+    assert!(
+        whole.revision.max(whole.compacted) == before.revision || before.revision == 1,
+        "{whole:?} but the server says {}",
+        before.revision
+    );
+    for largest in [7, 33, 4096, 40_000, 1 << 20] {
+        let pieces = inspect(&bytes, || rng.random_range(1..=largest)).unwrap();
+        assert_eq!(pieces, whole, "in chunks of up to {largest}");
+    }
+    whole
+}
+
+async fn fill(client: &mut Client, rng: &mut StdRng, puts: usize, largest: usize) {
+    for index in 0..puts {
+        let key = format!("/key/{:05}", rng.random_range(0..puts));
+        match rng.random_range(0..20) {
+            0 => {
+                client.delete(key, None).await.unwrap();
+            }
+            1 => {
+                let lease = client.lease_grant(600, None).await.unwrap().id();
+                let options = PutOptions::new().with_lease(lease);
+                client.put(key, "leased", Some(options)).await.unwrap();
+            }
+            2 => {
+                let many: Vec<TxnOp> = (0..30)
+                    .map(|part| TxnOp::put(format!("{key}/{part}"), vec![1; 200], None))
+                    .collect();
+                let when = Compare::version("absent", CompareOp::Equal, 0);
+                client
+                    .txn(Txn::new().when([when]).and_then(many))
+                    .await
+                    .unwrap();
+            }
+            3 if index > 10 => {
+                let revision = client
+                    .get("x", None)
+                    .await
+                    .unwrap()
+                    .header()
+                    .unwrap()
+                    .revision();
+                let options = CompactionOptions::new().with_physical();
+                let _ = client
+                    .compact(revision - rng.random_range(0..3), Some(options))
+                    .await;
+            }
+            _ => {
+                let value = vec![b'v'; rng.random_range(0..=largest)];
+                client.put(key, value, None).await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_revision_is_what_etcdutl_says_for_many_databases() {
+    for (minor, seed) in [("3.5", 1), ("3.6", 2), ("3.7", 3)] {
+        let programs = Programs::find(minor);
+        let rng = &mut StdRng::seed_from_u64(seed);
+        for largest in [10, 900, 20_000, 600_000] {
+            let etcd = EtcdProcess::start(&programs, &Start::default()).await;
+            let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
+            agrees(&programs, &etcd, rng).await;
+            for puts in [1, 3, 40, 150] {
+                fill(&mut client, rng, puts, largest).await;
+                agrees(&programs, &etcd, rng).await;
+            }
+            // A value of several overflow pages is the last one, before another small one.
+            client
+                .put("big", vec![b'_'; 1_400_000], None)
+                .await
+                .unwrap();
+            agrees(&programs, &etcd, rng).await;
+            client.put("small", "", None).await.unwrap();
+            agrees(&programs, &etcd, rng).await;
+            client.defragment().await.unwrap();
+            agrees(&programs, &etcd, rng).await;
+            fill(&mut client, rng, 20, largest).await;
+            agrees(&programs, &etcd, rng).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn counts_on_from_the_compaction_when_the_newest_keys_are_gone() {
+    let programs = Programs::find("3.6");
+    let etcd = EtcdProcess::start(&programs, &Start::default()).await;
+    let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
+    client.put("a", "1", None).await.unwrap();
+    client.delete("a", None).await.unwrap();
+    let options = CompactionOptions::new().with_physical();
+    client.compact(3, Some(options)).await.unwrap();
+    let rng = &mut StdRng::seed_from_u64(9);
+    let inspected = agrees(&programs, &etcd, rng).await;
+    assert_eq!(inspected.compacted, 3);
+}
+
+/// Pages that etcd writes while it sends are in the file and not in the snapshot.
+#[tokio::test]
+async fn writes_during_the_snapshot_do_not_raise_its_revision() {
+    let programs = Programs::find("3.6");
+    let etcd = EtcdProcess::start(&programs, &Start::default()).await;
+    let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
+    // Free pages for the writes during the snapshot to go to.
+    for index in 0..3000 {
+        client
+            .put(format!("/k/{index}"), vec![b'v'; 8000], None)
+            .await
+            .unwrap();
+    }
+    let revision = client
+        .get("x", None)
+        .await
+        .unwrap()
+        .header()
+        .unwrap()
+        .revision();
+    client
+        .delete("/k/", Some(etcd_client::DeleteOptions::new().with_prefix()))
+        .await
+        .unwrap();
+    let options = CompactionOptions::new().with_physical();
+    client.compact(revision + 1, Some(options)).await.unwrap();
+    client.put("after", "compaction", None).await.unwrap();
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..8)
+        .map(|writer| {
+            let (stop, mut client) = (stop.clone(), client.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    client
+                        .put(format!("/w/{writer}"), vec![b'w'; 3000], None)
+                        .await
+                        .unwrap();
+                }
+            })
+        })
+        .collect();
+    let port = EtcdClient::new(Access::default());
+    for _ in 0..4 {
+        let before = port.status(&etcd.client_url).await.unwrap().revision;
+        let stream = port.snapshot(&etcd.client_url).await.unwrap();
+        // Slowly, so that etcd commits many times while it sends.
+        let mut chunks = stream.chunks;
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.try_next().await.unwrap() {
+            bytes.extend_from_slice(&chunk);
+            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
+        }
+        let after = port.status(&etcd.client_url).await.unwrap().revision;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let inspected = inspect(&bytes, || 32_768).unwrap();
+        assert_eq!(inspected.revision, etcdutl(&programs, file.path()));
+        assert!(
+            before <= inspected.revision && inspected.revision < after,
+            "{before} {inspected:?} {after}"
+        );
+    }
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_database_file_without_checksum_is_read_too() {
+    let programs = Programs::find("3.6");
+    let mut etcd = EtcdProcess::start(&programs, &Start::default()).await;
+    let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
+    let rng = &mut StdRng::seed_from_u64(4);
+    fill(&mut client, rng, 100, 2000).await;
+    let revision = client
+        .get("x", None)
+        .await
+        .unwrap()
+        .header()
+        .unwrap()
+        .revision();
+    etcd.stop();
+    let bytes = std::fs::read(etcd.data_dir().join("member/snap/db")).unwrap();
+    let inspected = inspect(&bytes, || 10_000).unwrap();
+    assert_eq!(inspected.revision, revision);
+    assert!(!inspected.trailer);
+}
+
+/// Invariant 12.
+#[tokio::test]
+async fn invariant_12_damage_and_truncation_are_found() {
+    let programs = Programs::find("3.6");
+    let etcd = EtcdProcess::start(&programs, &Start::default()).await;
+    let bytes = snapshot(&etcd).await;
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 1;
+    assert_eq!(
+        inspect(&damaged, || 4096),
+        Err(InspectError::ChecksumMismatch)
+    );
+    let cut = &bytes[..bytes.len() - 4096];
+    assert_eq!(inspect(cut, || 4096), Err(InspectError::ChecksumMismatch));
+    let cut = &bytes[..bytes.len() - 100];
+    assert_eq!(
+        inspect(cut, || 4096),
+        Err(InspectError::Truncated {
+            size: cut.len() as u64
+        })
+    );
+    assert_eq!(inspect(&[], || 1), Err(InspectError::Truncated { size: 0 }));
+    assert_eq!(
+        inspect(&[0; 8192], || 4096),
+        Err(InspectError::NotADatabase)
+    );
+}
