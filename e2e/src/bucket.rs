@@ -23,7 +23,13 @@ impl Bucket {
             .behavior_version(BehaviorVersion::latest())
             .endpoint_url(&s3.endpoint)
             .region(Region::new(s3.region.clone()))
-            .credentials_provider(Credentials::new(&s3.access_key, &s3.secret_key, None, None, "e2e"))
+            .credentials_provider(Credentials::new(
+                &s3.access_key,
+                &s3.secret_key,
+                None,
+                None,
+                "e2e",
+            ))
             .force_path_style(true)
             .build();
         let client = Client::from_conf(config);
@@ -35,7 +41,10 @@ impl Bucket {
                 .await
                 .with_context(|| format!("create bucket {name} on {}", s3.endpoint))?;
         }
-        Ok(Self { client, name: name.to_owned() })
+        Ok(Self {
+            client,
+            name: name.to_owned(),
+        })
     }
 
     /// The keys in the bucket, sorted (first page: tests keep few).
@@ -43,8 +52,18 @@ impl Bucket {
     /// # Errors
     /// When the server refuses.
     pub async fn keys(&self) -> Result<Vec<String>> {
-        let page = self.client.list_objects_v2().bucket(&self.name).send().await.context("list the bucket")?;
-        Ok(page.contents().iter().filter_map(|object| object.key().map(str::to_owned)).collect())
+        let page = self
+            .client
+            .list_objects_v2()
+            .bucket(&self.name)
+            .send()
+            .await
+            .context("list the bucket")?;
+        Ok(page
+            .contents()
+            .iter()
+            .filter_map(|object| object.key().map(str::to_owned))
+            .collect())
     }
 
     /// The uploads that were begun and neither finished nor aborted.
@@ -52,8 +71,13 @@ impl Bucket {
     /// # Errors
     /// When the server refuses.
     pub async fn unfinished_uploads(&self) -> Result<usize> {
-        let page =
-            self.client.list_multipart_uploads().bucket(&self.name).send().await.context("list the uploads")?;
+        let page = self
+            .client
+            .list_multipart_uploads()
+            .bucket(&self.name)
+            .send()
+            .await
+            .context("list the uploads")?;
         Ok(page.uploads().len())
     }
 
@@ -62,7 +86,14 @@ impl Bucket {
     /// # Errors
     /// When it is not there.
     pub async fn read(&self, key: &str) -> Result<Vec<u8>> {
-        let object = self.client.get_object().bucket(&self.name).key(key).send().await.context("get object")?;
+        let object = self
+            .client
+            .get_object()
+            .bucket(&self.name)
+            .key(key)
+            .send()
+            .await
+            .context("get object")?;
         Ok(object.body.collect().await?.to_vec())
     }
 
@@ -71,7 +102,14 @@ impl Bucket {
     /// # Errors
     /// When the server refuses.
     pub async fn write(&self, key: &str, content: Vec<u8>) -> Result<()> {
-        self.client.put_object().bucket(&self.name).key(key).body(content.into()).send().await.context("put object")?;
+        self.client
+            .put_object()
+            .bucket(&self.name)
+            .key(key)
+            .body(content.into())
+            .send()
+            .await
+            .context("put object")?;
         Ok(())
     }
 }

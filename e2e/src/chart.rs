@@ -23,7 +23,11 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
         .await
         .context("helm cannot be started: is it on PATH? (`cargo xtask testbed env` puts the testbed's there)")?;
     if !output.status.success() {
-        bail!("helm {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "helm {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -32,14 +36,30 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
 ///
 /// # Errors
 /// With what Helm says.
-pub async fn install(env: &Env, release: &str, namespace: &str, settings: &[&str]) -> Result<String> {
+pub async fn install(
+    env: &Env,
+    release: &str,
+    namespace: &str,
+    settings: &[&str],
+) -> Result<String> {
     let (repository, tag) = env.image_parts();
     let chart = env.chart.to_string_lossy().into_owned();
     let repository = format!("image.repository={repository}");
     let tag = format!("image.tag={tag}");
     let mut args = vec![
-        "upgrade", "--install", release, &chart, "-n", namespace, "--create-namespace", "--set", &repository, "--set",
-        &tag, "--set", "image.pullPolicy=IfNotPresent",
+        "upgrade",
+        "--install",
+        release,
+        &chart,
+        "-n",
+        namespace,
+        "--create-namespace",
+        "--set",
+        &repository,
+        "--set",
+        &tag,
+        "--set",
+        "image.pullPolicy=IfNotPresent",
     ];
     args.extend_from_slice(settings);
     helm(env, &args).await

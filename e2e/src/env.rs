@@ -46,7 +46,11 @@ impl Env {
                 format!("{name} is not set: run the tests with `cargo xtask test`, or set it as CONTRIBUTING.md says")
             })
         };
-        let s3 = match (var("E2E_S3_ENDPOINT"), var("E2E_S3_ACCESS_KEY"), var("E2E_S3_SECRET_KEY")) {
+        let s3 = match (
+            var("E2E_S3_ENDPOINT"),
+            var("E2E_S3_ACCESS_KEY"),
+            var("E2E_S3_SECRET_KEY"),
+        ) {
             (Some(endpoint), Some(access_key), Some(secret_key)) => Some(S3 {
                 endpoint,
                 access_key,
@@ -54,7 +58,9 @@ impl Env {
                 region: var("E2E_S3_REGION").unwrap_or_else(|| "us-east-1".to_owned()),
             }),
             (None, None, None) => None,
-            _ => bail!("E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY go together: set all three or none"),
+            _ => bail!(
+                "E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY go together: set all three or none"
+            ),
         };
         Ok(Self {
             image: need("E2E_IMAGE")?,
@@ -62,7 +68,11 @@ impl Env {
             context: var("E2E_CONTEXT"),
             s3,
             etcd_versions: var("E2E_ETCD_VERSIONS")
-                .map(|list| list.split(',').map(|version| version.trim().to_owned()).collect())
+                .map(|list| {
+                    list.split(',')
+                        .map(|version| version.trim().to_owned())
+                        .collect()
+                })
                 .unwrap_or_default(),
             xtask: var("E2E_XTASK").map(Into::into),
         })
@@ -81,7 +91,9 @@ impl Env {
     /// `(repository, tag)` of the operators' image.
     #[must_use]
     pub fn image_parts(&self) -> (&str, &str) {
-        self.image.rsplit_once(':').unwrap_or((&self.image, "latest"))
+        self.image
+            .rsplit_once(':')
+            .unwrap_or((&self.image, "latest"))
     }
 
     /// A client for the cluster under test.
@@ -89,7 +101,10 @@ impl Env {
     /// # Errors
     /// When the kubeconfig or its context cannot be used.
     pub async fn client(&self) -> Result<kube::Client> {
-        let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
+        let options = kube::config::KubeConfigOptions {
+            context: self.context.clone(),
+            ..Default::default()
+        };
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;

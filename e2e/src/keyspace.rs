@@ -40,10 +40,16 @@ impl Keyspace {
         let options = ConnectOptions::new()
             .with_connect_timeout(Duration::from_secs(5))
             .with_timeout(Duration::from_secs(20));
-        let client = Client::connect([format!("http://127.0.0.1:{}", forward.port)], Some(options))
-            .await
-            .with_context(|| format!("connect to {target}"))?;
-        Ok(Self { client, _forward: forward })
+        let client = Client::connect(
+            [format!("http://127.0.0.1:{}", forward.port)],
+            Some(options),
+        )
+        .await
+        .with_context(|| format!("connect to {target}"))?;
+        Ok(Self {
+            client,
+            _forward: forward,
+        })
     }
 
     /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the last revision.
@@ -57,8 +63,15 @@ impl Keyspace {
             .map(|number| {
                 let (mut kv, key) = (self.client.kv_client(), key(prefix, number));
                 async move {
-                    let response = kv.put(key.clone(), value(&key), None).await.with_context(|| format!("put {key}"))?;
-                    anyhow::Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+                    let response = kv
+                        .put(key.clone(), value(&key), None)
+                        .await
+                        .with_context(|| format!("put {key}"))?;
+                    anyhow::Ok(
+                        response
+                            .header()
+                            .map_or(0, etcd_client::ResponseHeader::revision),
+                    )
                 }
             })
             .buffer_unordered(IN_FLIGHT);
@@ -76,7 +89,10 @@ impl Keyspace {
     /// Names the first key that is missing or differs.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
         let mut kv = self.client.kv_client();
-        let response = kv.get(prefix, Some(GetOptions::new().with_prefix())).await.context("read the keys back")?;
+        let response = kv
+            .get(prefix, Some(GetOptions::new().with_prefix()))
+            .await
+            .context("read the keys back")?;
         ensure!(
             response.kvs().len() == count,
             "{} keys under {prefix:?} were read back, {count} were written",
@@ -87,9 +103,14 @@ impl Keyspace {
         for (pair, expected) in response.kvs().iter().zip(&expected) {
             let found = pair.key_str()?;
             ensure!(found == expected, "expected key {expected}, read {found}");
-            ensure!(pair.value_str()? == value(expected), "the value of {expected} differs");
+            ensure!(
+                pair.value_str()? == value(expected),
+                "the value of {expected} differs"
+            );
         }
-        Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+        Ok(response
+            .header()
+            .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
     /// The store's revision, read linearizably.
@@ -98,7 +119,9 @@ impl Keyspace {
     /// Without a quorum.
     pub async fn revision(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
-        Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
+        Ok(response
+            .header()
+            .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
     /// `(name, is_learner)` of every member, from a linearizable list.
@@ -107,7 +130,11 @@ impl Keyspace {
     /// Without a quorum.
     pub async fn members(&self) -> Result<Vec<(String, bool)>> {
         let response = self.client.cluster_client().member_list().await?;
-        Ok(response.members().iter().map(|member| (member.name().to_owned(), member.is_learner())).collect())
+        Ok(response
+            .members()
+            .iter()
+            .map(|member| (member.name().to_owned(), member.is_learner()))
+            .collect())
     }
 
     /// The cluster's ID.
@@ -116,7 +143,9 @@ impl Keyspace {
     /// When the member does not answer.
     pub async fn cluster_id(&self) -> Result<u64> {
         let response = self.client.maintenance_client().status().await?;
-        Ok(response.header().map_or(0, etcd_client::ResponseHeader::cluster_id))
+        Ok(response
+            .header()
+            .map_or(0, etcd_client::ResponseHeader::cluster_id))
     }
 }
 

@@ -33,18 +33,27 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
 /// With its whole error output when it fails.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let mut command = command(env);
-    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if input.is_some() {
         command.stdin(Stdio::piped());
     }
-    let mut child = command.spawn().context("kubectl cannot be started: is it on PATH?")?;
+    let mut child = command
+        .spawn()
+        .context("kubectl cannot be started: is it on PATH?")?;
     if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
         stdin.write_all(text.as_bytes()).await?;
         stdin.shutdown().await?;
     }
     let output = child.wait_with_output().await?;
     if !output.status.success() {
-        bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "kubectl {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -73,7 +82,10 @@ impl PortForward {
         let local = loop {
             let Some(line) = lines.next_line().await? else {
                 let output = child.wait_with_output().await?;
-                bail!("kubectl port-forward {target}: {}", String::from_utf8_lossy(&output.stderr).trim());
+                bail!(
+                    "kubectl port-forward {target}: {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                );
             };
             if let Some(local) = local_port(&line) {
                 break local;
@@ -84,7 +96,10 @@ impl PortForward {
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
         }
-        Ok(Self { _child: child, port: local })
+        Ok(Self {
+            _child: child,
+            port: local,
+        })
     }
 }
 
@@ -100,7 +115,10 @@ mod tests {
 
     #[test]
     fn reads_the_local_port_from_the_forwarding_line() {
-        assert_eq!(local_port("Forwarding from 127.0.0.1:40123 -> 2379"), Some(40123));
+        assert_eq!(
+            local_port("Forwarding from 127.0.0.1:40123 -> 2379"),
+            Some(40123)
+        );
         assert_eq!(local_port("Forwarding from [::1]:40123 -> 2379"), None);
     }
 }

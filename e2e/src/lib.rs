@@ -21,4 +21,4 @@ use std::time::Duration;
 
 /// How long a test waits for something that takes seconds on an idle machine. A test never waits this long unless
 /// it is about to fail: waits end with their condition.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_mins(3);

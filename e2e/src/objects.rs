@@ -25,7 +25,11 @@ impl Kind {
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let kind = format!("{self:?}");
-        ApiResource::from_gvk(&GroupVersionKind::gvk("etcd.database.coreos.com", "v1beta2", &kind))
+        ApiResource::from_gvk(&GroupVersionKind::gvk(
+            "etcd.database.coreos.com",
+            "v1beta2",
+            &kind,
+        ))
     }
 
     /// Its objects in one namespace.
@@ -50,7 +54,10 @@ pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
 /// A condition by its type.
 #[must_use]
 pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value> {
-    field(object, "/status/conditions").as_array()?.iter().find(|condition| condition["type"] == kind)
+    field(object, "/status/conditions")
+        .as_array()?
+        .iter()
+        .find(|condition| condition["type"] == kind)
 }
 
 /// The names in `status.members.ready`.
@@ -64,7 +71,12 @@ pub fn ready_members(object: &DynamicObject) -> Vec<String> {
 pub fn strings(value: &Value) -> Vec<String> {
     value
         .as_array()
-        .map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+        .map(|list| {
+            list.iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect()
+        })
         .unwrap_or_default()
 }
 
@@ -72,7 +84,11 @@ pub fn strings(value: &Value) -> Vec<String> {
 #[must_use]
 pub fn conditions_line(object: &DynamicObject) -> String {
     let mut line = String::new();
-    for condition in field(object, "/status/conditions").as_array().into_iter().flatten() {
+    for condition in field(object, "/status/conditions")
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
         let _ = write!(
             line,
             "{}={}({}: {}) ",
@@ -105,7 +121,11 @@ pub async fn await_object(
 ) -> Result<DynamicObject> {
     until(&format!("{name}: {what}"), within, async || {
         let object = api.get(name).await.with_context(|| format!("get {name}"))?;
-        Ok(if holds(&object) { Look::Done(object) } else { Look::NotYet(conditions_line(&object)) })
+        Ok(if holds(&object) {
+            Look::Done(object)
+        } else {
+            Look::NotYet(conditions_line(&object))
+        })
     })
     .await
 }

@@ -66,15 +66,26 @@ impl Sandbox {
         let env = Env::from_vars()?;
         let client = env.client().await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let namespace = format!("e2e-{}-{:x}", name.replace('_', "-"), now.as_micros() % 0x1000_0000);
+        let namespace = format!(
+            "e2e-{}-{:x}",
+            name.replace('_', "-"),
+            now.as_micros() % 0x1000_0000
+        );
         let object: Namespace = serde_json::from_value(json!({
             "metadata": {"name": namespace, "labels": {
                 "app.kubernetes.io/managed-by": "etcd-operator-e2e",
                 "pod-security.kubernetes.io/enforce": "restricted",
             }},
         }))?;
-        Api::all(client.clone()).create(&PostParams::default(), &object).await.context("create the namespace")?;
-        Ok(Self { env, client, namespace })
+        Api::all(client.clone())
+            .create(&PostParams::default(), &object)
+            .await
+            .context("create the namespace")?;
+        Ok(Self {
+            env,
+            client,
+            namespace,
+        })
     }
 
     /// Installs the CRDs (once) and the three operators, and waits until they are ready.
@@ -109,13 +120,19 @@ impl Sandbox {
                 .iter()
                 .filter(|deployment| {
                     let status = deployment.status.as_ref();
-                    status.and_then(|status| status.available_replicas).unwrap_or(0) > 0
+                    status
+                        .and_then(|status| status.available_replicas)
+                        .unwrap_or(0)
+                        > 0
                 })
                 .count();
             Ok(if available == 3 && list.items.len() == 3 {
                 Look::Done(())
             } else {
-                Look::NotYet(format!("{available} of {} Deployments available", list.items.len()))
+                Look::NotYet(format!(
+                    "{available} of {} Deployments available",
+                    list.items.len()
+                ))
             })
         })
         .await
@@ -141,7 +158,12 @@ impl Sandbox {
     /// # Errors
     /// With what kubectl says.
     pub async fn apply(&self, manifest: &str) -> Result<String> {
-        kubectl::run_with_input(&self.env, &["-n", &self.namespace, "apply", "-f", "-"], Some(manifest)).await
+        kubectl::run_with_input(
+            &self.env,
+            &["-n", &self.namespace, "apply", "-f", "-"],
+            Some(manifest),
+        )
+        .await
     }
 
     /// `kubectl` in this namespace.
@@ -160,18 +182,27 @@ impl Sandbox {
     /// With the conditions last seen.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
         let what = format!("{count} ready members, all voters, nothing in progress");
-        objects::await_object(&self.objects(Kind::EtcdCluster), cluster, &what, PATIENCE, |object| {
-            let details = objects::field(object, "/status/memberDetails");
-            let voters = details
-                .as_array()
-                .map_or(0, |list| list.iter().filter(|member| member["role"] != "Learner").count());
-            objects::ready_members(object).len() == count
-                && voters == count
-                && objects::field(object, "/status/size") == count
-                && objects::field(object, "/status/observedGeneration").as_i64() == object.metadata.generation
-                && objects::has_condition(object, "Available", "True")
-                && objects::has_condition(object, "Progressing", "False")
-        })
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &what,
+            PATIENCE,
+            |object| {
+                let details = objects::field(object, "/status/memberDetails");
+                let voters = details.as_array().map_or(0, |list| {
+                    list.iter()
+                        .filter(|member| member["role"] != "Learner")
+                        .count()
+                });
+                objects::ready_members(object).len() == count
+                    && voters == count
+                    && objects::field(object, "/status/size") == count
+                    && objects::field(object, "/status/observedGeneration").as_i64()
+                        == object.metadata.generation
+                    && objects::has_condition(object, "Available", "True")
+                    && objects::has_condition(object, "Progressing", "False")
+            },
+        )
         .await
     }
 
@@ -181,8 +212,14 @@ impl Sandbox {
     /// When the API server does not answer.
     pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = self.api();
-        let list = pods.list(&ListParams::default().labels(&format!("app=etcd,etcd_cluster={cluster}"))).await?;
-        Ok(list.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
+        let list = pods
+            .list(&ListParams::default().labels(&format!("app=etcd,etcd_cluster={cluster}")))
+            .await?;
+        Ok(list
+            .items
+            .into_iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .collect())
     }
 
     /// The Events about an object, as `type reason: message` lines.
@@ -215,7 +252,10 @@ impl Sandbox {
     /// Asks for the namespace's deletion; that it ends is Kubernetes' business.
     pub async fn delete(&self) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        if let Err(error) = namespaces.delete(&self.namespace, &DeleteParams::default()).await {
+        if let Err(error) = namespaces
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+        {
             eprintln!("namespace {} is left behind: {error}", self.namespace);
         }
     }
@@ -227,7 +267,11 @@ impl Sandbox {
             &["get", "etcdclusters,etcdbackups,etcdrestores", "-o", "yaml"],
             &["get", "pods,services,pvc,endpointslices", "-o", "wide"],
             &["describe", "pods"],
-            &["get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"],
+            &[
+                "get",
+                "events.events.k8s.io",
+                "--sort-by=.metadata.creationTimestamp",
+            ],
             &["logs", "deployment/etcd-operator", "--tail=150"],
             &["logs", "deployment/etcd-backup-operator", "--tail=60"],
             &["logs", "deployment/etcd-restore-operator", "--tail=60"],
@@ -249,10 +293,23 @@ async fn install_crds(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(
         env,
-        &["template", "crds", &chart, "--set", "crds.install=true", "--show-only", "templates/crds.yaml"],
+        &[
+            "template",
+            "crds",
+            &chart,
+            "--set",
+            "crds.install=true",
+            "--show-only",
+            "templates/crds.yaml",
+        ],
     )
     .await?;
-    kubectl::run_with_input(env, &["apply", "--server-side", "--force-conflicts", "-f", "-"], Some(&rendered)).await?;
+    kubectl::run_with_input(
+        env,
+        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+        Some(&rendered),
+    )
+    .await?;
     kubectl::run(
         env,
         &[

@@ -34,7 +34,10 @@ pub async fn until<T>(
             Err(error) => format!("{error:#}"),
         };
         if start.elapsed() > within {
-            bail!("waited {} s for: {what}; last seen: {seen}", within.as_secs());
+            bail!(
+                "waited {} s for: {what}; last seen: {seen}",
+                within.as_secs()
+            );
         }
         tokio::time::sleep(EVERY).await;
     }

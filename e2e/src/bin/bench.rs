@@ -50,8 +50,12 @@ enum Subject {
     OperatorDurable,
 }
 
-const SUBJECTS: [Subject; 3] = [Subject::StatefulSet, Subject::Operator, Subject::OperatorDurable];
-const WITHIN: Duration = Duration::from_secs(120);
+const SUBJECTS: [Subject; 3] = [
+    Subject::StatefulSet,
+    Subject::Operator,
+    Subject::OperatorDurable,
+];
+const WITHIN: Duration = Duration::from_mins(2);
 
 /// One round's seconds.
 #[derive(Clone, Debug, Serialize)]
@@ -78,7 +82,8 @@ async fn main() -> Result<()> {
                 "delete_pod": median(&measured, subject, |round| round.delete_pod_seconds),
             })),
         });
-        std::fs::write(&path, serde_json::to_string_pretty(&figures)?).with_context(|| format!("{}", path.display()))?;
+        std::fs::write(&path, serde_json::to_string_pretty(&figures)?)
+            .with_context(|| format!("{}", path.display()))?;
     }
     Ok(())
 }
@@ -89,12 +94,17 @@ async fn measure(sandbox: &Sandbox, rounds: usize) -> Result<Vec<Round>> {
     // The first round of each warms images and caches up and is not counted.
     for number in 0..=rounds {
         for subject in SUBJECTS {
-            let name = format!("{}-{number}", match subject {
-                Subject::StatefulSet => "sts",
-                Subject::Operator => "op",
-                Subject::OperatorDurable => "disk",
-            });
-            let round = one_round(sandbox, subject, &name).await.with_context(|| format!("{subject:?}, {number}"))?;
+            let name = format!(
+                "{}-{number}",
+                match subject {
+                    Subject::StatefulSet => "sts",
+                    Subject::Operator => "op",
+                    Subject::OperatorDurable => "disk",
+                }
+            );
+            let round = one_round(sandbox, subject, &name)
+                .await
+                .with_context(|| format!("{subject:?}, {number}"))?;
             let kind = if number == 0 { "warm-up" } else { "round" };
             println!(
                 "{kind} {number} {subject:?}: created in {:.2} s, whole again in {:.2} s",
@@ -118,19 +128,27 @@ async fn one_round(sandbox: &Sandbox, subject: Subject, name: &str) -> Result<Ro
     settle(sandbox, subject, name).await?;
 
     let pods = sandbox.member_pods(name).await?;
-    let (victim, survivors): (Vec<_>, Vec<_>) =
-        pods.iter().filter_map(|pod| pod.metadata.name.clone()).enumerate().partition(|(index, _)| *index == 0);
+    let (victim, survivors): (Vec<_>, Vec<_>) = pods
+        .iter()
+        .filter_map(|pod| pod.metadata.name.clone())
+        .enumerate()
+        .partition(|(index, _)| *index == 0);
     let victim = victim.into_iter().next().context("no pod")?.1;
     let uid = pods[0].metadata.uid.clone().unwrap_or_default();
     let survivors: Vec<String> = survivors.into_iter().map(|(_, name)| name).collect();
     let api: Api<Pod> = sandbox.api();
     let begun = Instant::now();
-    api.delete(&victim, &kube::api::DeleteParams::default()).await?;
+    api.delete(&victim, &kube::api::DeleteParams::default())
+        .await?;
     await_whole(sandbox, name, &survivors, &uid).await?;
     let delete_pod_seconds = begun.elapsed().as_secs_f64();
 
     remove(sandbox, subject, name).await?;
-    Ok(Round { subject, create_seconds, delete_pod_seconds })
+    Ok(Round {
+        subject,
+        create_seconds,
+        delete_pod_seconds,
+    })
 }
 
 /// Three pods ready, none of them `gone`, and three voters in etcd's own list.
@@ -141,19 +159,34 @@ async fn await_whole(sandbox: &Sandbox, name: &str, via: &[String], gone: &str) 
     };
     until(&format!("{name} is whole"), WITHIN, async || {
         let pods = sandbox.member_pods(name).await?;
-        let ready: Vec<&Pod> =
-            pods.iter().filter(|pod| is_ready(pod) && pod.metadata.uid.as_deref() != Some(gone)).collect();
+        let ready: Vec<&Pod> = pods
+            .iter()
+            .filter(|pod| is_ready(pod) && pod.metadata.uid.as_deref() != Some(gone))
+            .collect();
         if ready.len() != 3 || pods.len() != 3 {
-            return Ok(Look::NotYet(format!("{} of {} pods ready", ready.len(), pods.len())));
+            return Ok(Look::NotYet(format!(
+                "{} of {} pods ready",
+                ready.len(),
+                pods.len()
+            )));
         }
         if connection.is_none() {
             let pod = ready[0].metadata.name.clone().unwrap_or_default();
             connection = Some(Keyspace::of_pod(&sandbox.env, &sandbox.namespace, &pod).await?);
         }
-        let Some(keys) = &connection else { return Ok(Look::NotYet("no connection".to_owned())) };
+        let Some(keys) = &connection else {
+            return Ok(Look::NotYet("no connection".to_owned()));
+        };
         let members = keys.members().await?;
-        let voters = members.iter().filter(|(name, learner)| !learner && !name.is_empty()).count();
-        Ok(if voters == 3 && members.len() == 3 { Look::Done(()) } else { Look::NotYet(format!("{members:?}")) })
+        let voters = members
+            .iter()
+            .filter(|(name, learner)| !learner && !name.is_empty())
+            .count();
+        Ok(if voters == 3 && members.len() == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{members:?}"))
+        })
     })
     .await
 }
@@ -163,7 +196,11 @@ async fn settle(sandbox: &Sandbox, subject: Subject, name: &str) -> Result<()> {
     if subject != Subject::StatefulSet {
         sandbox.await_members(name, 3).await?;
         let object = sandbox.objects(Kind::EtcdCluster).get(name).await?;
-        anyhow::ensure!(ready_members(&object).len() == 3, "{}", field(&object, "/status"));
+        anyhow::ensure!(
+            ready_members(&object).len() == 3,
+            "{}",
+            field(&object, "/status")
+        );
     }
     // An addition is refused until the voters have been connected for five seconds: a cluster at rest is older.
     tokio::time::sleep(Duration::from_secs(6)).await;
@@ -176,21 +213,46 @@ async fn remove(sandbox: &Sandbox, subject: Subject, name: &str) -> Result<()> {
         Subject::Operator | Subject::OperatorDurable => format!("etcdcluster/{name}"),
     };
     sandbox.kubectl(&["delete", &object]).await?;
-    sandbox.kubectl(&["delete", "pvc", "-l", &format!("etcd_cluster={name}"), "--wait=false"]).await?;
+    sandbox
+        .kubectl(&[
+            "delete",
+            "pvc",
+            "-l",
+            &format!("etcd_cluster={name}"),
+            "--wait=false",
+        ])
+        .await?;
     until("its pods are gone", WITHIN, async || {
-        let list = sandbox.api::<Pod>().list(&ListParams::default().labels(&format!("etcd_cluster={name}"))).await?;
-        Ok(if list.items.is_empty() { Look::Done(()) } else { Look::NotYet(format!("{}", list.items.len())) })
+        let list = sandbox
+            .api::<Pod>()
+            .list(&ListParams::default().labels(&format!("etcd_cluster={name}")))
+            .await?;
+        Ok(if list.items.is_empty() {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{}", list.items.len()))
+        })
     })
     .await
 }
 
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn manifest(sandbox: &Sandbox, subject: Subject, name: &str) -> Result<String> {
-    let version = sandbox.env.etcd_versions.last().context("E2E_ETCD_VERSIONS is empty")?;
+    let version = sandbox
+        .env
+        .etcd_versions
+        .last()
+        .context("E2E_ETCD_VERSIONS is empty")?;
     let durable = "  pod:\n    persistentVolumeClaimSpec:\n      accessModes: [ReadWriteOnce]\n      resources: \
                    {requests: {storage: 64Mi}}\n";
     Ok(match subject {
@@ -198,14 +260,20 @@ fn manifest(sandbox: &Sandbox, subject: Subject, name: &str) -> Result<String> {
         Subject::Operator | Subject::OperatorDurable => format!(
             "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  size: \
              3\n  version: \"{version}\"\n{}",
-            if subject == Subject::OperatorDurable { durable } else { "" }
+            if subject == Subject::OperatorDurable {
+                durable
+            } else {
+                ""
+            }
         ),
     })
 }
 
 /// The reference: what one writes by hand, with the same image, probes and pod security as the operator's pods.
 fn stateful_set(name: &str, version: &str) -> String {
-    let peers: Vec<String> = (0..3).map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380")).collect();
+    let peers: Vec<String> = (0..3)
+        .map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380"))
+        .collect();
     let labels = json!({"app": "etcd", "etcd_cluster": name});
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
@@ -248,7 +316,11 @@ fn stateful_set(name: &str, version: &str) -> String {
 }
 
 fn values(rounds: &[Round], subject: Subject, figure: impl Fn(&Round) -> f64) -> Vec<f64> {
-    let mut values: Vec<f64> = rounds.iter().filter(|round| round.subject == subject).map(figure).collect();
+    let mut values: Vec<f64> = rounds
+        .iter()
+        .filter(|round| round.subject == subject)
+        .map(figure)
+        .collect();
     values.sort_by(f64::total_cmp);
     values
 }
@@ -263,17 +335,31 @@ fn median(rounds: &[Round], subject: Subject, figure: impl Fn(&Round) -> f64) ->
 }
 
 fn print_table(rounds: &[Round], dns: &str) {
-    println!("\nDNS: {dns}; seconds: median (minimum to maximum), ratio to the StatefulSet's median");
-    println!("{:18} {:>34} {:>34}", "", "apply to 3 ready members", "deleted pod to 3 healthy voters");
-    let figures: [fn(&Round) -> f64; 2] = [|round| round.create_seconds, |round| round.delete_pod_seconds];
+    println!(
+        "\nDNS: {dns}; seconds: median (minimum to maximum), ratio to the StatefulSet's median"
+    );
+    println!(
+        "{:18} {:>34} {:>34}",
+        "", "apply to 3 ready members", "deleted pod to 3 healthy voters"
+    );
+    let figures: [fn(&Round) -> f64; 2] = [
+        |round| round.create_seconds,
+        |round| round.delete_pod_seconds,
+    ];
     for subject in SUBJECTS {
         print!("{:18}", format!("{subject:?}"));
         for figure in figures {
             let all = values(rounds, subject, figure);
-            let (low, high) = (all.first().copied().unwrap_or(f64::NAN), all.last().copied().unwrap_or(f64::NAN));
+            let (low, high) = (
+                all.first().copied().unwrap_or(f64::NAN),
+                all.last().copied().unwrap_or(f64::NAN),
+            );
             let middle = median(rounds, subject, figure);
             let ratio = middle / median(rounds, Subject::StatefulSet, figure);
-            print!(" {:>34}", format!("{middle:.2} ({low:.2} to {high:.2}) x{ratio:.2}"));
+            print!(
+                " {:>34}",
+                format!("{middle:.2} ({low:.2} to {high:.2}) x{ratio:.2}")
+            );
         }
         println!();
     }

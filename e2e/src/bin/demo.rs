@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::bucket::Bucket;
-use e2e::objects::{Kind, await_object, condition, conditions_line, field, has_condition, ready_members};
+use e2e::objects::{
+    Kind, await_object, condition, conditions_line, field, has_condition, ready_members,
+};
 use e2e::wait::Look;
 use e2e::{Env, Keyspace, chart, kubectl, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -32,23 +34,47 @@ struct Arguments {
 
 const CLUSTER: &str = "example-etcd-cluster";
 const KEY: &str = "demo/etcd.backup";
-const WITHIN: Duration = Duration::from_secs(300);
+const WITHIN: Duration = Duration::from_mins(5);
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let env = Env::from_vars()?;
     let client = env.client().await?;
-    let mut demo = Demo { arguments, env, client, steps: Vec::new() };
+    let mut demo = Demo {
+        arguments,
+        env,
+        client,
+        steps: Vec::new(),
+    };
     let outcome = demo.run().await;
     if outcome.is_err() {
         let looks: [&[&str]; 3] = [
-            &["get", "etcdclusters,etcdbackups,etcdrestores,pods", "-o", "wide"],
-            &["get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"],
-            &["logs", "-l", "app.kubernetes.io/name=etcd-operator", "--prefix", "--tail=25"],
+            &[
+                "get",
+                "etcdclusters,etcdbackups,etcdrestores,pods",
+                "-o",
+                "wide",
+            ],
+            &[
+                "get",
+                "events.events.k8s.io",
+                "--sort-by=.metadata.creationTimestamp",
+            ],
+            &[
+                "logs",
+                "-l",
+                "app.kubernetes.io/name=etcd-operator",
+                "--prefix",
+                "--tail=25",
+            ],
         ];
         for look in looks {
-            eprintln!("\n--- kubectl {}\n{}", look.join(" "), demo.kubectl(look).await.unwrap_or_else(|e| e.to_string()));
+            eprintln!(
+                "\n--- kubectl {}\n{}",
+                look.join(" "),
+                demo.kubectl(look).await.unwrap_or_else(|e| e.to_string())
+            );
         }
     }
     outcome
@@ -72,18 +98,40 @@ impl Demo {
         let s3 = self.env.s3()?.clone();
         let begun = Instant::now();
         self.prepare_namespace().await?;
-        self.step("install the chart: three operators", async |demo| demo.install().await).await?;
-        self.step("create a cluster of 3 members", async |demo| demo.create_cluster().await).await?;
+        self.step("install the chart: three operators", async |demo| {
+            demo.install().await
+        })
+        .await?;
+        self.step("create a cluster of 3 members", async |demo| {
+            demo.create_cluster().await
+        })
+        .await?;
         let before = {
             let keys = self.arguments.keys;
-            self.step(&format!("write {keys} keys"), async |demo| demo.write().await).await?
+            self.step(&format!("write {keys} keys"), async |demo| {
+                demo.write().await
+            })
+            .await?
         };
         let bucket = Bucket::create(&s3, &self.arguments.bucket).await?;
-        self.step("back it up to S3", async |demo| demo.back_up(&bucket, &before).await).await?;
-        self.step("delete the cluster with its data", async |demo| demo.lose().await).await?;
-        self.step("restore it", async |demo| demo.restore(&bucket).await).await?;
-        self.step("grow to 3 members again", async |demo| demo.await_cluster().await).await?;
-        self.step("read every key back", async |demo| demo.verify(&before).await).await?;
+        self.step("back it up to S3", async |demo| {
+            demo.back_up(&bucket, &before).await
+        })
+        .await?;
+        self.step("delete the cluster with its data", async |demo| {
+            demo.lose().await
+        })
+        .await?;
+        self.step("restore it", async |demo| demo.restore(&bucket).await)
+            .await?;
+        self.step("grow to 3 members again", async |demo| {
+            demo.await_cluster().await
+        })
+        .await?;
+        self.step("read every key back", async |demo| {
+            demo.verify(&before).await
+        })
+        .await?;
         self.print_table(begun.elapsed());
         if self.arguments.keep {
             self.print_usage();
@@ -93,13 +141,21 @@ impl Demo {
         Ok(())
     }
 
-    async fn step<T>(&mut self, what: &str, body: impl AsyncFnOnce(&Self) -> Result<(T, String)>) -> Result<T> {
+    async fn step<T>(
+        &mut self,
+        what: &str,
+        body: impl AsyncFnOnce(&Self) -> Result<(T, String)>,
+    ) -> Result<T> {
         print!("{what} ... ");
         std::io::stdout().flush()?;
         let begun = Instant::now();
         let (value, note) = body(self).await.with_context(|| what.to_owned())?;
         let took = begun.elapsed();
-        println!("{:.1} s{}{note}", took.as_secs_f64(), if note.is_empty() { "" } else { ": " });
+        println!(
+            "{:.1} s{}{note}",
+            took.as_secs_f64(),
+            if note.is_empty() { "" } else { ": " }
+        );
         self.steps.push((what.to_owned(), took, note));
         Ok(value)
     }
@@ -107,32 +163,60 @@ impl Demo {
     async fn prepare_namespace(&self) -> Result<()> {
         // Left over from a run that was stopped: the demo starts from nothing.
         let name = &self.arguments.namespace;
-        kubectl::run(&self.env, &["delete", "namespace", name, "--ignore-not-found", "--wait=true"]).await?;
+        kubectl::run(
+            &self.env,
+            &[
+                "delete",
+                "namespace",
+                name,
+                "--ignore-not-found",
+                "--wait=true",
+            ],
+        )
+        .await?;
         kubectl::run(&self.env, &["create", "namespace", name]).await?;
         Ok(())
     }
 
     async fn install(&self) -> Result<((), String)> {
         let settings = ["--set", "crds.install=true", "--take-ownership", "--wait"];
-        chart::install(&self.env, "etcd-operator", &self.arguments.namespace, &settings).await?;
+        chart::install(
+            &self.env,
+            "etcd-operator",
+            &self.arguments.namespace,
+            &settings,
+        )
+        .await?;
         Ok(((), String::new()))
     }
 
     async fn create_cluster(&self) -> Result<((), String)> {
-        let manifest = self.example("example-etcd-cluster.yaml")?;
+        let manifest = Self::example("example-etcd-cluster.yaml")?;
         self.apply(&manifest).await?;
         self.await_cluster().await
     }
 
     async fn await_cluster(&self) -> Result<((), String)> {
-        let object = await_object(&self.objects(Kind::EtcdCluster), CLUSTER, "3 ready members", WITHIN, |object| {
-            ready_members(object).len() == 3
-                && has_condition(object, "Available", "True")
-                && has_condition(object, "Progressing", "False")
-        })
+        let object = await_object(
+            &self.objects(Kind::EtcdCluster),
+            CLUSTER,
+            "3 ready members",
+            WITHIN,
+            |object| {
+                ready_members(object).len() == 3
+                    && has_condition(object, "Available", "True")
+                    && has_condition(object, "Progressing", "False")
+            },
+        )
         .await?;
-        let version = field(&object, "/status/currentVersion").as_str().unwrap_or("?").to_owned();
-        let id = field(&object, "/status/clusterID").as_str().unwrap_or("?").to_owned();
+        let version = field(&object, "/status/currentVersion")
+            .as_str()
+            .unwrap_or("?")
+            .to_owned();
+        let id = field(&object, "/status/clusterID")
+            .as_str()
+            .unwrap_or("?")
+            .to_owned();
         Ok(((), format!("etcd {version}, cluster ID {id}")))
     }
 
@@ -149,7 +233,13 @@ impl Demo {
             })
             .await?;
         let cluster_id = format!("{:x}", keys.cluster_id().await?);
-        Ok((Before { revision, cluster_id }, format!("revision {revision}")))
+        Ok((
+            Before {
+                revision,
+                cluster_id,
+            },
+            format!("revision {revision}"),
+        ))
     }
 
     async fn back_up(&self, bucket: &Bucket, before: &Before) -> Result<((), String)> {
@@ -169,10 +259,23 @@ impl Demo {
         self.apply(&manifest).await?;
         let done = self.await_end(Kind::EtcdBackup, "demo").await?;
         let revision = field(&done, "/status/etcdRevision").as_i64().unwrap_or(0);
-        ensure!(revision == before.revision, "the backup is of revision {revision}, written: {}", before.revision);
+        ensure!(
+            revision == before.revision,
+            "the backup is of revision {revision}, written: {}",
+            before.revision
+        );
         let size = field(&done, "/status/size").as_u64().unwrap_or(0);
-        let location = field(&done, "/status/location").as_str().unwrap_or("?").to_owned();
-        Ok(((), format!("{location}, {:.1} MiB, revision {revision}", mebibytes(size))))
+        let location = field(&done, "/status/location")
+            .as_str()
+            .unwrap_or("?")
+            .to_owned();
+        Ok((
+            (),
+            format!(
+                "{location}, {:.1} MiB, revision {revision}",
+                mebibytes(size)
+            ),
+        ))
     }
 
     async fn lose(&self) -> Result<((), String)> {
@@ -180,7 +283,12 @@ impl Demo {
         until("pods and volumes are gone", WITHIN, async || {
             let selector = ListParams::default().labels(&format!("etcd_cluster={CLUSTER}"));
             let pods = self.api::<Pod>().list(&selector).await?.items.len();
-            let volumes = self.api::<PersistentVolumeClaim>().list(&selector).await?.items.len();
+            let volumes = self
+                .api::<PersistentVolumeClaim>()
+                .list(&selector)
+                .await?
+                .items
+                .len();
             Ok(if pods + volumes == 0 {
                 Look::Done(())
             } else {
@@ -201,23 +309,42 @@ impl Demo {
         );
         self.apply(&manifest).await?;
         let done = self.await_end(Kind::EtcdRestore, "demo").await?;
-        let revision = field(&done, "/status/restoredRevision").as_i64().unwrap_or(0);
+        let revision = field(&done, "/status/restoredRevision")
+            .as_i64()
+            .unwrap_or(0);
         Ok(((), format!("revision {revision} serves")))
     }
 
     async fn verify(&self, before: &Before) -> Result<((), String)> {
         let keys = Keyspace::of_cluster(&self.env, &self.arguments.namespace, CLUSTER).await?;
         let revision = keys.verify("demo/", self.arguments.keys).await?;
-        ensure!(revision == before.revision, "revision {revision} after the restore, {} before", before.revision);
+        ensure!(
+            revision == before.revision,
+            "revision {revision} after the restore, {} before",
+            before.revision
+        );
         let id = format!("{:x}", keys.cluster_id().await?);
-        ensure!(id != before.cluster_id, "the cluster ID is the old one: this is not the restored cluster");
-        Ok(((), format!("{} keys, revision {revision}, as before", self.arguments.keys)))
+        ensure!(
+            id != before.cluster_id,
+            "the cluster ID is the old one: this is not the restored cluster"
+        );
+        Ok((
+            (),
+            format!(
+                "{} keys, revision {revision}, as before",
+                self.arguments.keys
+            ),
+        ))
     }
 
     async fn remove(&self) -> Result<()> {
         let namespace = self.arguments.namespace.as_str();
         chart::helm(&self.env, &["uninstall", "etcd-operator", "-n", namespace]).await?;
-        kubectl::run(&self.env, &["delete", "namespace", namespace, "--wait=false"]).await?;
+        kubectl::run(
+            &self.env,
+            &["delete", "namespace", namespace, "--wait=false"],
+        )
+        .await?;
         Ok(())
     }
 
@@ -227,12 +354,18 @@ impl Demo {
             has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
         })
         .await?;
-        ensure!(condition(&object, "Complete").is_some_and(|c| c["status"] == "True"), "{}", conditions_line(&object));
+        ensure!(
+            condition(&object, "Complete").is_some_and(|c| c["status"] == "True"),
+            "{}",
+            conditions_line(&object)
+        );
         Ok(object)
     }
 
-    fn example(&self, file: &str) -> Result<String> {
-        let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(file);
+    fn example(file: &str) -> Result<String> {
+        let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../examples")
+            .join(file);
         std::fs::read_to_string(&root).with_context(|| format!("read {}", root.display()))
     }
 
@@ -260,7 +393,12 @@ impl Demo {
     }
 
     fn print_table(&self, total: Duration) {
-        let width = self.steps.iter().map(|(what, _, _)| what.len()).max().unwrap_or(0);
+        let width = self
+            .steps
+            .iter()
+            .map(|(what, _, _)| what.len())
+            .max()
+            .unwrap_or(0);
         println!("\n{:width$}  seconds", "step");
         for (what, took, note) in &self.steps {
             println!("{what:width$}  {:7.1}  {note}", took.as_secs_f64());

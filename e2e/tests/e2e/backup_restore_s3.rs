@@ -34,12 +34,25 @@ fn restore(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<Str
 
 async fn delete_cluster(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&["delete", "etcdcluster", "c"]).await?;
-    until("pods and volumes of the deleted cluster are gone", PATIENCE, async || {
-        let selector = ListParams::default().labels("etcd_cluster=c");
-        let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
-        let volumes = sandbox.api::<PersistentVolumeClaim>().list(&selector).await?.items.len();
-        Ok(if pods + volumes == 0 { Look::Done(()) } else { Look::NotYet(format!("{pods} pods, {volumes} volumes")) })
-    })
+    until(
+        "pods and volumes of the deleted cluster are gone",
+        PATIENCE,
+        async || {
+            let selector = ListParams::default().labels("etcd_cluster=c");
+            let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
+            let volumes = sandbox
+                .api::<PersistentVolumeClaim>()
+                .list(&selector)
+                .await?
+                .items
+                .len();
+            Ok(if pods + volumes == 0 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
+            })
+        },
+    )
     .await
 }
 
@@ -51,49 +64,103 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-    sandbox.apply(&backup(sandbox, "first", &bucket.name, "daily/etcd.backup")?).await?;
-    let done = await_object(&sandbox.objects(Kind::EtcdBackup), "first", "Complete", PATIENCE, |object| {
-        has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
-    })
+    sandbox
+        .apply(&backup(
+            sandbox,
+            "first",
+            &bucket.name,
+            "daily/etcd.backup",
+        )?)
+        .await?;
+    let done = await_object(
+        &sandbox.objects(Kind::EtcdBackup),
+        "first",
+        "Complete",
+        PATIENCE,
+        |object| {
+            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
+        },
+    )
     .await?;
-    ensure!(has_condition(&done, "Complete", "True"), "{}", conditions_line(&done));
+    ensure!(
+        has_condition(&done, "Complete", "True"),
+        "{}",
+        conditions_line(&done)
+    );
     ensure!(field(&done, "/status/succeeded") == true);
     ensure!(field(&done, "/status/etcdVersion") == field(&before, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(&before, "/status/clusterID"));
     // The recorded revision is the snapshot's own: nothing wrote after the last key.
-    ensure!(field(&done, "/status/etcdRevision") == written, "{} recorded", field(&done, "/status/etcdRevision"));
+    ensure!(
+        field(&done, "/status/etcdRevision") == written,
+        "{} recorded",
+        field(&done, "/status/etcdRevision")
+    );
 
     // What the status says is what the bucket holds: the object and its manifest, nothing else, nothing unfinished.
     let objects = bucket.keys().await?;
-    ensure!(objects == ["daily/etcd.backup", "daily/etcd.backup.manifest.json"], "{objects:?}");
+    ensure!(
+        objects == ["daily/etcd.backup", "daily/etcd.backup.manifest.json"],
+        "{objects:?}"
+    );
     ensure!(bucket.unfinished_uploads().await? == 0);
     let snapshot = bucket.read("daily/etcd.backup").await?;
     ensure!(field(&done, "/status/size") == snapshot.len());
-    let recorded: serde_json::Value = serde_json::from_slice(&bucket.read("daily/etcd.backup.manifest.json").await?)?;
-    ensure!(recorded["sha256"] == *field(&done, "/status/sha256"), "manifest: {recorded}");
+    let recorded: serde_json::Value =
+        serde_json::from_slice(&bucket.read("daily/etcd.backup.manifest.json").await?)?;
+    ensure!(
+        recorded["sha256"] == *field(&done, "/status/sha256"),
+        "manifest: {recorded}"
+    );
 
     // Written after the backup: must not be there after the restore.
     keys.fill("later/", 10, |_| ()).await?;
     drop(keys);
     delete_cluster(sandbox).await?;
 
-    sandbox.apply(&restore(sandbox, "back", &bucket.name, "daily/etcd.backup")?).await?;
-    let restored = await_object(&sandbox.objects(Kind::EtcdRestore), "back", "Complete", PATIENCE, |object| {
-        has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
-    })
+    sandbox
+        .apply(&restore(
+            sandbox,
+            "back",
+            &bucket.name,
+            "daily/etcd.backup",
+        )?)
+        .await?;
+    let restored = await_object(
+        &sandbox.objects(Kind::EtcdRestore),
+        "back",
+        "Complete",
+        PATIENCE,
+        |object| {
+            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
+        },
+    )
     .await?;
-    ensure!(has_condition(&restored, "Complete", "True"), "{}", conditions_line(&restored));
+    ensure!(
+        has_condition(&restored, "Complete", "True"),
+        "{}",
+        conditions_line(&restored)
+    );
     ensure!(field(&restored, "/status/succeeded") == true);
     ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
     let after = sandbox.await_members("c", 3).await?;
     ensure!(field(&after, "/spec/size") == field(&before, "/spec/size"));
-    ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"), "a restore is a new cluster");
-    let claim = after.metadata.annotations.as_ref().and_then(|a| a.get("etcd.database.coreos.com/restore"));
+    ensure!(
+        field(&after, "/status/clusterID") != field(&before, "/status/clusterID"),
+        "a restore is a new cluster"
+    );
+    let claim = after
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|a| a.get("etcd.database.coreos.com/restore"));
     ensure!(claim.is_none(), "the restore's claim is still there");
 
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);
-    keys.verify("later/", 0).await.context("keys newer than the backup")?;
+    keys.verify("later/", 0)
+        .await
+        .context("keys newer than the backup")?;
     keys.fill("after/", 100, |_| ()).await?;
     ensure!(keys.revision().await? > written);
     Ok(())
@@ -115,7 +182,12 @@ async fn a_durable_cluster_comes_back_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         the_whole_way(sandbox, &manifest).await?;
         let selector = ListParams::default().labels("etcd_cluster=c");
-        let volumes = sandbox.api::<PersistentVolumeClaim>().list(&selector).await?.items.len();
+        let volumes = sandbox
+            .api::<PersistentVolumeClaim>()
+            .list(&selector)
+            .await?
+            .items
+            .len();
         ensure!(volumes == 3, "{volumes} volumes for 3 members");
         Ok(())
     })
@@ -132,20 +204,38 @@ async fn a_restore_over_a_living_cluster_is_refused() {
         let before = sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 10, |_| ()).await?;
-        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
-        await_object(&sandbox.objects(Kind::EtcdBackup), "first", "Complete", PATIENCE, |object| {
-            has_condition(object, "Complete", "True")
-        })
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
+        await_object(
+            &sandbox.objects(Kind::EtcdBackup),
+            "first",
+            "Complete",
+            PATIENCE,
+            |object| has_condition(object, "Complete", "True"),
+        )
         .await?;
-        sandbox.apply(&restore(sandbox, "over", &bucket.name, "etcd.backup")?).await?;
-        let refused = await_object(&sandbox.objects(Kind::EtcdRestore), "over", "a refusal", PATIENCE, |object| {
-            has_condition(object, "Complete", "False") && condition(object, "Complete").is_some()
-                && conditions_line(object).contains("exists")
-        })
+        sandbox
+            .apply(&restore(sandbox, "over", &bucket.name, "etcd.backup")?)
+            .await?;
+        let refused = await_object(
+            &sandbox.objects(Kind::EtcdRestore),
+            "over",
+            "a refusal",
+            PATIENCE,
+            |object| {
+                has_condition(object, "Complete", "False")
+                    && condition(object, "Complete").is_some()
+                    && conditions_line(object).contains("exists")
+            },
+        )
         .await?;
         ensure!(field(&refused, "/status/succeeded") != true);
         let after = sandbox.await_members("c", 1).await?;
-        ensure!(after.metadata.uid == before.metadata.uid, "the cluster was replaced");
+        ensure!(
+            after.metadata.uid == before.metadata.uid,
+            "the cluster was replaced"
+        );
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         keys.verify("kept/", 10).await?;
         Ok(())
@@ -163,10 +253,16 @@ async fn a_damaged_backup_is_found_out_before_it_serves() {
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 200, |_| ()).await?;
-        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
-        await_object(&sandbox.objects(Kind::EtcdBackup), "first", "Complete", PATIENCE, |object| {
-            has_condition(object, "Complete", "True")
-        })
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
+        await_object(
+            &sandbox.objects(Kind::EtcdBackup),
+            "first",
+            "Complete",
+            PATIENCE,
+            |object| has_condition(object, "Complete", "True"),
+        )
         .await?;
         let mut content = bucket.read("etcd.backup").await?;
         let middle = content.len() / 2;
@@ -175,10 +271,16 @@ async fn a_damaged_backup_is_found_out_before_it_serves() {
         drop(keys);
         delete_cluster(sandbox).await?;
 
-        sandbox.apply(&restore(sandbox, "back", &bucket.name, "etcd.backup")?).await?;
-        let found = await_object(&sandbox.objects(Kind::EtcdRestore), "back", "SnapshotUnreadable", PATIENCE, |object| {
-            conditions_line(object).contains("SnapshotUnreadable")
-        })
+        sandbox
+            .apply(&restore(sandbox, "back", &bucket.name, "etcd.backup")?)
+            .await?;
+        let found = await_object(
+            &sandbox.objects(Kind::EtcdRestore),
+            "back",
+            "SnapshotUnreadable",
+            PATIENCE,
+            |object| conditions_line(object).contains("SnapshotUnreadable"),
+        )
         .await?;
         ensure!(field(&found, "/status/succeeded") != true);
         let served = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await;

@@ -22,19 +22,29 @@ async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()
 
 /// The object gets a condition with all the fragments, and a Warning Event.
 async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> Result<()> {
-    await_object(&sandbox.objects(kind), name, &format!("{fragments:?} in its conditions"), PATIENCE, |object| {
-        let line = conditions_line(object);
-        fragments.iter().all(|fragment| line.contains(fragment))
-    })
+    await_object(
+        &sandbox.objects(kind),
+        name,
+        &format!("{fragments:?} in its conditions"),
+        PATIENCE,
+        |object| {
+            let line = conditions_line(object);
+            fragments.iter().all(|fragment| line.contains(fragment))
+        },
+    )
     .await?;
-    e2e::until(&format!("a Warning Event about {name}"), PATIENCE, async || {
-        let events = sandbox.events(kind, name).await?;
-        Ok(if events.iter().any(|event| event.starts_with("Warning")) {
-            e2e::wait::Look::Done(())
-        } else {
-            e2e::wait::Look::NotYet(format!("{events:?}"))
-        })
-    })
+    e2e::until(
+        &format!("a Warning Event about {name}"),
+        PATIENCE,
+        async || {
+            let events = sandbox.events(kind, name).await?;
+            Ok(if events.iter().any(|event| event.starts_with("Warning")) {
+                e2e::wait::Look::Done(())
+            } else {
+                e2e::wait::Look::NotYet(format!("{events:?}"))
+            })
+        },
+    )
     .await
 }
 
@@ -43,16 +53,31 @@ const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
 #[tokio::test]
 async fn clusters_that_cannot_work_are_refused_or_explained() {
     scenario("bad_cluster", async |sandbox| {
-        let spec = |name: &str, spec: &str| format!("{HEAD}kind: EtcdCluster\nmetadata: {{name: {name}}}\nspec: {spec}\n");
+        let spec = |name: &str, spec: &str| {
+            format!("{HEAD}kind: EtcdCluster\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+        };
         refused(sandbox, &spec("zero", "{size: 0}"), "size").await?;
         refused(sandbox, &spec("nine", "{size: 9}"), "size").await?;
         let long = "a-name-that-is-longer-than-the-fifty-two-characters-allowed";
         refused(sandbox, &spec(long, "{size: 3}"), "52").await?;
-        refused(sandbox, &spec("version", "{size: 3, version: latest}"), "version").await?;
+        refused(
+            sandbox,
+            &spec("version", "{size: 3, version: latest}"),
+            "version",
+        )
+        .await?;
 
         // A version of which there is no image: said, and mended by setting one that exists.
-        sandbox.apply(&spec("unreal", "{size: 1, version: \"3.6.999\"}")).await?;
-        said(sandbox, Kind::EtcdCluster, "unreal", &["spec.version", "3.6.999"]).await?;
+        sandbox
+            .apply(&spec("unreal", "{size: 1, version: \"3.6.999\"}"))
+            .await?;
+        said(
+            sandbox,
+            Kind::EtcdCluster,
+            "unreal",
+            &["spec.version", "3.6.999"],
+        )
+        .await?;
 
         // The others go on all the while.
         sandbox.apply(&cluster(&sandbox.env, "good", 3)?).await?;
@@ -123,10 +148,20 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
         let s3 = sandbox.env.s3()?.clone();
         let bucket = Bucket::create(&s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(&s3, "aws")).await?;
-        let spec = |name: &str, spec: &str| format!("{HEAD}kind: EtcdRestore\nmetadata: {{name: {name}}}\nspec: {spec}\n");
-        refused(sandbox, &spec("a", "{etcdCluster: {name: c}, backupStorageType: Floppy}"), "backupStorageType").await?;
+        let spec = |name: &str, spec: &str| {
+            format!("{HEAD}kind: EtcdRestore\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+        };
+        refused(
+            sandbox,
+            &spec("a", "{etcdCluster: {name: c}, backupStorageType: Floppy}"),
+            "backupStorageType",
+        )
+        .await?;
         let source = |path: &str, secret: &str| {
-            format!("s3: {{path: {path}, awsSecret: {secret}, endpoint: \"{}\", forcePathStyle: true}}", s3.endpoint)
+            format!(
+                "s3: {{path: {path}, awsSecret: {secret}, endpoint: \"{}\", forcePathStyle: true}}",
+                s3.endpoint
+            )
         };
         let absent = format!(
             "{{etcdCluster: {{name: c}}, backupStorageType: S3, {}}}",
@@ -139,9 +174,21 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
             source(&format!("{}/etcd.backup", bucket.name), "no-such-secret")
         );
         sandbox.apply(&spec("secretless", &secretless)).await?;
-        said(sandbox, Kind::EtcdRestore, "secretless", &["no-such-secret"]).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster).list(&kube::api::ListParams::default()).await?;
-        ensure!(clusters.items.is_empty(), "a restore that cannot work has made a cluster");
+        said(
+            sandbox,
+            Kind::EtcdRestore,
+            "secretless",
+            &["no-such-secret"],
+        )
+        .await?;
+        let clusters = sandbox
+            .objects(Kind::EtcdCluster)
+            .list(&kube::api::ListParams::default())
+            .await?;
+        ensure!(
+            clusters.items.is_empty(),
+            "a restore that cannot work has made a cluster"
+        );
         no_restarts(sandbox).await
     })
     .await;
@@ -191,7 +238,11 @@ async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
             .flatten()
             .map(|container| container.restart_count)
             .sum();
-        ensure!(restarts == 0, "{:?} restarted {restarts} times", pod.metadata.name);
+        ensure!(
+            restarts == 0,
+            "{:?} restarted {restarts} times",
+            pod.metadata.name
+        );
     }
     Ok(())
 }

@@ -18,7 +18,11 @@ async fn three_members_form_a_cluster_and_serve() {
         sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
         let object = sandbox.await_members("plain", 3).await?;
 
-        ensure!(field(&object, "/status/phase") == "Running", "phase: {}", field(&object, "/status/phase"));
+        ensure!(
+            field(&object, "/status/phase") == "Running",
+            "phase: {}",
+            field(&object, "/status/phase")
+        );
         ensure!(field(&object, "/status/serviceName") == "plain-client");
         ensure!(field(&object, "/status/clientPort") == 2379);
         ensure!(field(&object, "/status/currentVersion") == field(&object, "/spec/version"));
@@ -28,21 +32,47 @@ async fn three_members_form_a_cluster_and_serve() {
         keys.fill("boot/", 100, |_| ()).await?;
         keys.verify("boot/", 100).await?;
         let id = format!("{:x}", keys.cluster_id().await?);
-        ensure!(field(&object, "/status/clusterID") == id.as_str(), "clusterID: {id}");
+        ensure!(
+            field(&object, "/status/clusterID") == id.as_str(),
+            "clusterID: {id}"
+        );
 
         // The names in etcd, of the pods and in the status are the same.
-        let mut members: Vec<String> = keys.members().await?.into_iter().map(|(name, _)| name).collect();
+        let mut members: Vec<String> = keys
+            .members()
+            .await?
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         members.sort();
         let mut ready = ready_members(&object);
         ready.sort();
         ensure!(members == ready, "etcd: {members:?}, status: {ready:?}");
 
-        let budget = sandbox.api::<PodDisruptionBudget>().list(&ListParams::default()).await?;
-        ensure!(budget.items.len() == 1, "{} PodDisruptionBudgets", budget.items.len());
+        let budget = sandbox
+            .api::<PodDisruptionBudget>()
+            .list(&ListParams::default())
+            .await?;
+        ensure!(
+            budget.items.len() == 1,
+            "{} PodDisruptionBudgets",
+            budget.items.len()
+        );
         let allowed = until("the PDB allows one disruption", PATIENCE, async || {
-            let budget = sandbox.api::<PodDisruptionBudget>().list(&ListParams::default()).await?;
-            let allowed = budget.items.first().and_then(|pdb| pdb.status.as_ref()).map(|s| s.disruptions_allowed);
-            Ok(if allowed == Some(1) { Look::Done(1) } else { Look::NotYet(format!("{allowed:?}")) })
+            let budget = sandbox
+                .api::<PodDisruptionBudget>()
+                .list(&ListParams::default())
+                .await?;
+            let allowed = budget
+                .items
+                .first()
+                .and_then(|pdb| pdb.status.as_ref())
+                .map(|s| s.disruptions_allowed);
+            Ok(if allowed == Some(1) {
+                Look::Done(1)
+            } else {
+                Look::NotYet(format!("{allowed:?}"))
+            })
         });
         allowed.await?;
         Ok(())
@@ -61,7 +91,10 @@ async fn services_deleted_by_hand_come_back() {
             let uid = services.get(name).await?.metadata.uid;
             services.delete(name, &DeleteParams::default()).await?;
             until(&format!("Service {name} is back"), PATIENCE, async || {
-                let found = services.get_opt(name).await?.and_then(|service| service.metadata.uid);
+                let found = services
+                    .get_opt(name)
+                    .await?
+                    .and_then(|service| service.metadata.uid);
                 Ok(match found {
                     Some(new) if Some(&new) != uid.as_ref() => Look::Done(()),
                     other => Look::NotYet(format!("{other:?}")),
@@ -69,7 +102,10 @@ async fn services_deleted_by_hand_come_back() {
             })
             .await?;
         }
-        Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "plain").await?.fill("after/", 10, |_| ()).await?;
+        Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "plain")
+            .await?
+            .fill("after/", 10, |_| ())
+            .await?;
         Ok(())
     })
     .await;
@@ -79,29 +115,45 @@ async fn services_deleted_by_hand_come_back() {
 #[tokio::test]
 async fn operator_restart_during_bootstrap_makes_one_cluster() {
     scenario("operator_restart", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "durable", 3, DURABLE)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "durable", 3, DURABLE)?)
+            .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        await_object(&clusters, "durable", "the intent is recorded", PATIENCE, |object| {
-            field(object, "/status/bootstrap/token").is_string()
-        })
+        await_object(
+            &clusters,
+            "durable",
+            "the intent is recorded",
+            PATIENCE,
+            |object| field(object, "/status/bootstrap/token").is_string(),
+        )
         .await?;
         let pods: Api<Pod> = sandbox.api();
         let operators = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
         let found = pods.list(&operators).await?;
-        ensure!(found.items.len() == 1, "{} pods of the cluster operator", found.items.len());
+        ensure!(
+            found.items.len() == 1,
+            "{} pods of the cluster operator",
+            found.items.len()
+        );
         for pod in found {
             let name = pod.metadata.name.unwrap_or_default();
-            pods.delete(&name, &DeleteParams::default().grace_period(0)).await?;
+            pods.delete(&name, &DeleteParams::default().grace_period(0))
+                .await?;
         }
         let object = sandbox.await_members("durable", 3).await?;
         let volumes: Api<PersistentVolumeClaim> = sandbox.api();
         let count = volumes.list(&ListParams::default()).await?.items.len();
-        ensure!(count == 3, "{count} volumes: a second set of members was made");
+        ensure!(
+            count == 3,
+            "{count} volumes: a second set of members was made"
+        );
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "durable").await?;
         keys.fill("restart/", 100, |_| ()).await?;
 
         // Once more with the cluster formed.
-        sandbox.kubectl(&["rollout", "restart", "deployment/etcd-operator"]).await?;
+        sandbox
+            .kubectl(&["rollout", "restart", "deployment/etcd-operator"])
+            .await?;
         sandbox.await_operators().await?;
         tokio::time::sleep(Duration::from_secs(3)).await; // Time in which nothing may happen.
         let after = sandbox.await_members("durable", 3).await?;
@@ -116,21 +168,41 @@ async fn operator_restart_during_bootstrap_makes_one_cluster() {
 #[tokio::test]
 async fn deleting_the_cluster_removes_everything_it_owned() {
     scenario("deletion", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "durable", 1, DURABLE)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "durable", 1, DURABLE)?)
+            .await?;
         sandbox.await_members("durable", 1).await?;
-        sandbox.kubectl(&["delete", "etcdcluster", "durable"]).await?;
-        until("pods, volumes and Services are gone", PATIENCE, async || {
-            let selector = ListParams::default().labels("etcd_cluster=durable");
-            let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
-            let volumes = sandbox.api::<PersistentVolumeClaim>().list(&selector).await?.items.len();
-            let services = sandbox.api::<Service>().list(&selector).await?.items.len();
-            let budgets = sandbox.api::<PodDisruptionBudget>().list(&ListParams::default()).await?.items.len();
-            Ok(if pods + volumes + services + budgets == 0 {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{pods} pods, {volumes} volumes, {services} Services, {budgets} PDBs"))
-            })
-        })
+        sandbox
+            .kubectl(&["delete", "etcdcluster", "durable"])
+            .await?;
+        until(
+            "pods, volumes and Services are gone",
+            PATIENCE,
+            async || {
+                let selector = ListParams::default().labels("etcd_cluster=durable");
+                let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
+                let volumes = sandbox
+                    .api::<PersistentVolumeClaim>()
+                    .list(&selector)
+                    .await?
+                    .items
+                    .len();
+                let services = sandbox.api::<Service>().list(&selector).await?.items.len();
+                let budgets = sandbox
+                    .api::<PodDisruptionBudget>()
+                    .list(&ListParams::default())
+                    .await?
+                    .items
+                    .len();
+                Ok(if pods + volumes + services + budgets == 0 {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!(
+                        "{pods} pods, {volumes} volumes, {services} Services, {budgets} PDBs"
+                    ))
+                })
+            },
+        )
         .await
     })
     .await;
@@ -142,23 +214,45 @@ async fn a_paused_cluster_reports_and_changes_nothing() {
         sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
         sandbox.await_members("plain", 3).await?;
         let patch = r#"{"spec":{"paused":true}}"#;
-        sandbox.kubectl(&["patch", "etcdcluster", "plain", "--type=merge", "-p", patch]).await?;
+        sandbox
+            .kubectl(&["patch", "etcdcluster", "plain", "--type=merge", "-p", patch])
+            .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(&clusters, "plain", "controlPaused", PATIENCE, |object| {
             field(object, "/status/controlPaused") == true
         })
         .await?;
-        let victim = sandbox.member_pods("plain").await?.remove(0).metadata.name.unwrap_or_default();
-        sandbox.kubectl(&["delete", "pod", &victim, "--now"]).await?;
-        let object = await_object(&clusters, "plain", "two ready members are reported", PATIENCE, |object| {
-            ready_members(object).len() == 2
-        })
+        let victim = sandbox
+            .member_pods("plain")
+            .await?
+            .remove(0)
+            .metadata
+            .name
+            .unwrap_or_default();
+        sandbox
+            .kubectl(&["delete", "pod", &victim, "--now"])
+            .await?;
+        let object = await_object(
+            &clusters,
+            "plain",
+            "two ready members are reported",
+            PATIENCE,
+            |object| ready_members(object).len() == 2,
+        )
         .await?;
-        ensure!(condition(&object, "Degraded").is_some_and(|c| c["status"] == "True"), "Degraded is not True");
-        ensure!(sandbox.member_pods("plain").await?.len() == 2, "a pod was made while paused");
+        ensure!(
+            condition(&object, "Degraded").is_some_and(|c| c["status"] == "True"),
+            "Degraded is not True"
+        );
+        ensure!(
+            sandbox.member_pods("plain").await?.len() == 2,
+            "a pod was made while paused"
+        );
 
         let patch = r#"{"spec":{"paused":false}}"#;
-        sandbox.kubectl(&["patch", "etcdcluster", "plain", "--type=merge", "-p", patch]).await?;
+        sandbox
+            .kubectl(&["patch", "etcdcluster", "plain", "--type=merge", "-p", patch])
+            .await?;
         sandbox.await_members("plain", 3).await?;
         Ok(())
     })
@@ -190,8 +284,17 @@ async fn every_supported_minor_forms_a_cluster() {
 
 /// Every member says itself that it runs `version`.
 fn await_one_voter_version(object: &kube::api::DynamicObject, version: &str) -> Result<()> {
-    for member in field(object, "/status/memberDetails").as_array().into_iter().flatten() {
-        ensure!(member["version"] == version, "{} runs {}, not {version}", member["name"], member["version"]);
+    for member in field(object, "/status/memberDetails")
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        ensure!(
+            member["version"] == version,
+            "{} runs {}, not {version}",
+            member["name"],
+            member["version"]
+        );
     }
     Ok(())
 }

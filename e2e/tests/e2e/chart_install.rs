@@ -9,7 +9,19 @@ use crate::fixtures::cluster;
 /// Whether a ServiceAccount of the namespace may do something there.
 async fn may(sandbox: &Sandbox, account: &str, verb: &str, resource: &str) -> Result<bool> {
     let user = format!("--as=system:serviceaccount:{}:{account}", sandbox.namespace);
-    let answer = kubectl::run(&sandbox.env, &["-n", &sandbox.namespace, "auth", "can-i", verb, resource, &user]).await;
+    let answer = kubectl::run(
+        &sandbox.env,
+        &[
+            "-n",
+            &sandbox.namespace,
+            "auth",
+            "can-i",
+            verb,
+            resource,
+            &user,
+        ],
+    )
+    .await;
     Ok(answer.is_ok_and(|text| text.trim() == "yes"))
 }
 
@@ -19,7 +31,10 @@ async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
         // With its CRDs: an upgrade of the release the scenario made.
         let settings = ["--set", "crds.install=true", "--take-ownership"];
         let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
-        ensure!(printed.contains("kubectl"), "the notes do not say how to go on: {printed}");
+        ensure!(
+            printed.contains("kubectl"),
+            "the notes do not say how to go on: {printed}"
+        );
         sandbox.await_operators().await?;
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
@@ -27,36 +42,89 @@ async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
         // Each operator has what it needs and not more.
         for (account, verb, resource, allowed) in [
             ("etcd-operator", "create", "pods", true),
-            ("etcd-operator", "create", "poddisruptionbudgets.policy", true),
-            ("etcd-operator", "delete", "etcdclusters.etcd.database.coreos.com", false),
+            (
+                "etcd-operator",
+                "create",
+                "poddisruptionbudgets.policy",
+                true,
+            ),
+            (
+                "etcd-operator",
+                "delete",
+                "etcdclusters.etcd.database.coreos.com",
+                false,
+            ),
             ("etcd-operator", "create", "secrets", false),
             ("etcd-operator", "create", "pods/exec", false),
             ("etcd-backup-operator", "get", "secrets", true),
             ("etcd-backup-operator", "create", "pods", false),
-            ("etcd-backup-operator", "delete", "etcdclusters.etcd.database.coreos.com", false),
-            ("etcd-restore-operator", "create", "etcdclusters.etcd.database.coreos.com", true),
-            ("etcd-restore-operator", "delete", "etcdclusters.etcd.database.coreos.com", false),
-            ("etcd-restore-operator", "delete", "persistentvolumeclaims", false),
+            (
+                "etcd-backup-operator",
+                "delete",
+                "etcdclusters.etcd.database.coreos.com",
+                false,
+            ),
+            (
+                "etcd-restore-operator",
+                "create",
+                "etcdclusters.etcd.database.coreos.com",
+                true,
+            ),
+            (
+                "etcd-restore-operator",
+                "delete",
+                "etcdclusters.etcd.database.coreos.com",
+                false,
+            ),
+            (
+                "etcd-restore-operator",
+                "delete",
+                "persistentvolumeclaims",
+                false,
+            ),
         ] {
             let found = may(sandbox, account, verb, resource).await?;
-            ensure!(found == allowed, "{account} {verb} {resource}: allowed is {found}, expected {allowed}");
+            ensure!(
+                found == allowed,
+                "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
+            );
         }
 
         // A value that does not exist is refused, not ignored.
-        let wrong = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &["--set", "noSuchValue=1"]).await;
+        let wrong = chart::install(
+            &sandbox.env,
+            RELEASE,
+            &sandbox.namespace,
+            &["--set", "noSuchValue=1"],
+        )
+        .await;
         ensure!(wrong.is_err(), "an unknown value was accepted");
 
         // Gone again: the cluster serves on, the CRDs and objects are there.
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         let revision = keys.fill("kept/", 50, |_| ()).await?;
-        chart::helm(&sandbox.env, &["uninstall", RELEASE, "-n", &sandbox.namespace, "--wait"]).await?;
+        chart::helm(
+            &sandbox.env,
+            &["uninstall", RELEASE, "-n", &sandbox.namespace, "--wait"],
+        )
+        .await?;
         ensure!(keys.verify("kept/", 50).await? >= revision);
         ensure!(sandbox.member_pods("c").await?.len() == 3);
-        let listed = sandbox.kubectl(&["get", "etcdclusters", "-o", "name"]).await?;
+        let listed = sandbox
+            .kubectl(&["get", "etcdclusters", "-o", "name"])
+            .await?;
         ensure!(listed.contains("/c"), "{listed}");
         // And installed anew, they take it over.
         sandbox.install_operators().await?;
-        sandbox.kubectl(&["delete", "pod", "-l", "etcd_cluster=c", "--field-selector=status.phase!=Running"]).await?;
+        sandbox
+            .kubectl(&[
+                "delete",
+                "pod",
+                "-l",
+                "etcd_cluster=c",
+                "--field-selector=status.phase!=Running",
+            ])
+            .await?;
         sandbox.await_members("c", 3).await?;
         Ok(())
     })
@@ -69,7 +137,17 @@ async fn the_charts_values_have_a_schema() {
         let env = Env::from_vars()?;
         let path = env.chart.to_string_lossy().into_owned();
         chart::helm(&env, &["lint", "--strict", &path]).await?;
-        let wrong = chart::helm(&env, &["template", "x", &path, "--set", "image.pullPolicy=Sometimes"]).await;
+        let wrong = chart::helm(
+            &env,
+            &[
+                "template",
+                "x",
+                &path,
+                "--set",
+                "image.pullPolicy=Sometimes",
+            ],
+        )
+        .await;
         ensure!(wrong.is_err(), "a wrong pullPolicy was accepted");
         Ok(())
     }

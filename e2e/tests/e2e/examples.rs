@@ -10,7 +10,14 @@ async fn every_example_is_accepted() {
     scenario("examples", async |sandbox| {
         for path in manifests("examples")? {
             let manifest = std::fs::read_to_string(&path)?;
-            let arguments = ["-n", &sandbox.namespace, "apply", "--dry-run=server", "-f", "-"];
+            let arguments = [
+                "-n",
+                &sandbox.namespace,
+                "apply",
+                "--dry-run=server",
+                "-f",
+                "-",
+            ];
             let printed = kubectl::run_with_input(&sandbox.env, &arguments, Some(&manifest))
                 .await
                 .with_context(|| format!("{}", path.display()))?;

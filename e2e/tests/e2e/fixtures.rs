@@ -7,7 +7,10 @@ use e2e::Env;
 
 /// The version most tests run: the newest the testbed holds.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
-    env.etcd_versions.last().cloned().context("E2E_ETCD_VERSIONS is empty: which etcd images do the nodes hold?")
+    env.etcd_versions
+        .last()
+        .cloned()
+        .context("E2E_ETCD_VERSIONS is empty: which etcd images do the nodes hold?")
 }
 
 /// A cluster with nothing but a size and the newest version.
@@ -42,7 +45,10 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(&path)
         .with_context(|| format!("read {}", path.display()))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "yaml")
+        })
         .collect();
     files.sort();
     anyhow::ensure!(!files.is_empty(), "{} holds no manifests", path.display());

@@ -3,6 +3,8 @@
 //! Each test has a namespace of its own with the operators installed in it, so several run at a time. Those that
 //! break nodes or the control plane stand in a module `alone` and run one by one, after the others.
 
+#![allow(clippy::large_futures)] // One per test.
+
 mod api_rules;
 mod backup_restore_s3;
 mod bad_input;

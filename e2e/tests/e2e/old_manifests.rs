@@ -1,6 +1,6 @@
 //! Manifests written for coreos/etcd-operator v0.9.4 are accepted unchanged.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use e2e::objects::{Kind, field};
 use e2e::{Keyspace, PATIENCE, scenario};
 
@@ -32,13 +32,20 @@ async fn the_old_example_cluster_runs() {
     scenario("old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
-        ensure!(old.contains("3.2.13"), "the fixture does not name the old version any more");
+        ensure!(
+            old.contains("3.2.13"),
+            "the fixture does not name the old version any more"
+        );
         sandbox.apply(&old).await?;
         // 3.2 is accepted, and said to be untested.
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        e2e::objects::await_object(&clusters, "example-etcd-cluster", "a word on 3.2.13", PATIENCE, |object| {
-            e2e::objects::conditions_line(object).contains("3.2.13")
-        })
+        e2e::objects::await_object(
+            &clusters,
+            "example-etcd-cluster",
+            "a word on 3.2.13",
+            PATIENCE,
+            |object| e2e::objects::conditions_line(object).contains("3.2.13"),
+        )
         .await?;
         let manifest = old.replace("3.2.13", &newest_version(&sandbox.env)?);
         sandbox.apply(&manifest).await?;
@@ -46,14 +53,32 @@ async fn the_old_example_cluster_runs() {
         ensure!(field(&object, "/status/serviceName") == "example-etcd-cluster-client");
         // What clients of the old operator knew: two Services by name, pods by label.
         let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
-        for name in ["service/example-etcd-cluster\n", "service/example-etcd-cluster-client\n"] {
+        for name in [
+            "service/example-etcd-cluster\n",
+            "service/example-etcd-cluster-client\n",
+        ] {
             ensure!(services.contains(name), "{services}");
         }
-        let pods = sandbox.kubectl(&["get", "pods", "-l", "app=etcd,etcd_cluster=example-etcd-cluster", "-o", "name"]).await?;
+        let pods = sandbox
+            .kubectl(&[
+                "get",
+                "pods",
+                "-l",
+                "app=etcd,etcd_cluster=example-etcd-cluster",
+                "-o",
+                "name",
+            ])
+            .await?;
         ensure!(pods.lines().count() == 3, "{pods}");
-        Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "example-etcd-cluster").await?.fill("k/", 10, |_| ()).await?;
+        Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "example-etcd-cluster")
+            .await?
+            .fill("k/", 10, |_| ())
+            .await?;
         let listed = sandbox.kubectl(&["get", "etcd"]).await?;
-        ensure!(listed.contains("example-etcd-cluster"), "short name: {listed}");
+        ensure!(
+            listed.contains("example-etcd-cluster"),
+            "short name: {listed}"
+        );
         Ok(())
     })
     .await;

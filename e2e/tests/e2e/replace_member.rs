@@ -11,13 +11,21 @@ const KEYS: usize = 500;
 /// `(name, id)` of the members in the status.
 fn members(object: &kube::api::DynamicObject) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let details = field(object, "/status/memberDetails").as_array().cloned().unwrap_or_default();
-    details.iter().map(|member| (text(&member["name"]), text(&member["id"]))).collect()
+    let details = field(object, "/status/memberDetails")
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    details
+        .iter()
+        .map(|member| (text(&member["name"]), text(&member["id"])))
+        .collect()
 }
 
 /// The name of the member that leads.
 fn leader(object: &kube::api::DynamicObject) -> Result<String> {
-    let leader = field(object, "/status/leader").as_str().context("status.leader is empty")?;
+    let leader = field(object, "/status/leader")
+        .as_str()
+        .context("status.leader is empty")?;
     members(object)
         .into_iter()
         .find(|(name, id)| name == leader || id == leader)
@@ -26,11 +34,17 @@ fn leader(object: &kube::api::DynamicObject) -> Result<String> {
 }
 
 async fn lose(sandbox: &Sandbox, pod: &str) -> Result<()> {
-    sandbox.kubectl(&["delete", "pod", pod, "--now", "--wait=false"]).await?;
+    sandbox
+        .kubectl(&["delete", "pod", pod, "--now", "--wait=false"])
+        .await?;
     // Until the operator has seen it, the old status still holds.
-    await_object(&sandbox.objects(Kind::EtcdCluster), "c", "the loss is seen", PATIENCE, |object| {
-        !ready_members(object).iter().any(|name| name == pod)
-    })
+    await_object(
+        &sandbox.objects(Kind::EtcdCluster),
+        "c",
+        "the loss is seen",
+        PATIENCE,
+        |object| !ready_members(object).iter().any(|name| name == pod),
+    )
     .await?;
     Ok(())
 }
@@ -49,11 +63,17 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
             let leader = leader(&object)?;
             let victim = match round {
                 "leader" => leader.clone(),
-                _ => ready_members(&object).into_iter().find(|name| *name != leader).context("no follower")?,
+                _ => ready_members(&object)
+                    .into_iter()
+                    .find(|name| *name != leader)
+                    .context("no follower")?,
             };
             lose(sandbox, &victim).await?;
             let after = sandbox.await_members("c", 3).await?;
-            ensure!(!ready_members(&after).contains(&victim), "{victim} is back: a name was used twice");
+            ensure!(
+                !ready_members(&after).contains(&victim),
+                "{victim} is back: a name was used twice"
+            );
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         }
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
@@ -69,7 +89,9 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
 #[tokio::test]
 async fn a_lost_member_with_a_disk_is_the_same_member_again() {
     scenario("member_returns", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
         let before = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         let revision = keys.fill("kept/", KEYS, |_| ()).await?;
@@ -79,7 +101,10 @@ async fn a_lost_member_with_a_disk_is_the_same_member_again() {
         let after = sandbox.await_members("c", 3).await?;
         let mut found = members(&after);
         found.sort();
-        ensure!(found == expected, "members before: {expected:?}, after: {found:?}");
+        ensure!(
+            found == expected,
+            "members before: {expected:?}, after: {found:?}"
+        );
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         ensure!(keys.verify("kept/", KEYS).await? >= revision);
         Ok(())
@@ -91,14 +116,29 @@ async fn a_lost_member_with_a_disk_is_the_same_member_again() {
 #[tokio::test]
 async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
     scenario("all_pods_lost", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
         let before = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         let revision = keys.fill("kept/", KEYS, |_| ()).await?;
-        sandbox.kubectl(&["delete", "pods", "-l", "etcd_cluster=c", "--now", "--wait=false"]).await?;
-        await_object(&sandbox.objects(Kind::EtcdCluster), "c", "the loss is seen", PATIENCE, |object| {
-            strings(field(object, "/status/members/ready")).is_empty()
-        })
+        sandbox
+            .kubectl(&[
+                "delete",
+                "pods",
+                "-l",
+                "etcd_cluster=c",
+                "--now",
+                "--wait=false",
+            ])
+            .await?;
+        await_object(
+            &sandbox.objects(Kind::EtcdCluster),
+            "c",
+            "the loss is seen",
+            PATIENCE,
+            |object| strings(field(object, "/status/members/ready")).is_empty(),
+        )
         .await?;
         let after = sandbox.await_members("c", 3).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
@@ -115,14 +155,36 @@ async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
     scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
-        sandbox.kubectl(&["delete", "pods", "-l", "etcd_cluster=c", "--now", "--wait=false"]).await?;
-        let object = await_object(&sandbox.objects(Kind::EtcdCluster), "c", "QuorumLost", PATIENCE, |object| {
-            e2e::objects::condition(object, "Degraded")
-                .is_some_and(|c| c["status"] == "True" && c["reason"] == "QuorumLost")
-        })
+        sandbox
+            .kubectl(&[
+                "delete",
+                "pods",
+                "-l",
+                "etcd_cluster=c",
+                "--now",
+                "--wait=false",
+            ])
+            .await?;
+        let object = await_object(
+            &sandbox.objects(Kind::EtcdCluster),
+            "c",
+            "QuorumLost",
+            PATIENCE,
+            |object| {
+                e2e::objects::condition(object, "Degraded")
+                    .is_some_and(|c| c["status"] == "True" && c["reason"] == "QuorumLost")
+            },
+        )
         .await?;
-        let message = e2e::objects::condition(&object, "Degraded").map(|c| c["message"].clone()).unwrap_or_default();
-        ensure!(message.as_str().is_some_and(|text| text.contains("EtcdRestore")), "no way on in: {message}");
+        let message = e2e::objects::condition(&object, "Degraded")
+            .map(|c| c["message"].clone())
+            .unwrap_or_default();
+        ensure!(
+            message
+                .as_str()
+                .is_some_and(|text| text.contains("EtcdRestore")),
+            "no way on in: {message}"
+        );
         ensure!(e2e::objects::has_condition(&object, "Available", "False"));
         // Invariant 7: it is not bootstrapped again.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
