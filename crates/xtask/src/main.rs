@@ -1,1 +1,137 @@
-fn main() {}
+//! The commands of the README: `cargo xtask demo`, `test`, `bench`, `testbed`,
+//! `image`. It drives other programs and knows nothing of etcd or Kubernetes
+//! objects; it must compile in seconds, because it installs what the rest
+//! needs to compile.
+
+mod archive;
+mod checkout;
+mod packages;
+mod preflight;
+mod programs;
+mod progress;
+mod shell;
+mod testbed;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::testbed::Dns;
+
+/// Builds, tests and shows the etcd operators.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// A real Kubernetes on this machine, without Docker: bring it up, take it down, look at it.
+    #[command(subcommand)]
+    Testbed(TestbedCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum TestbedCommand {
+    /// Bring the testbed of this checkout up, or find it running. The first time builds Kubernetes (about 15 minutes).
+    Up {
+        /// How the cluster's DNS caches: as kubeadm sets it up now, or for 30 s as before 1.33.
+        #[arg(long, value_enum, default_value_t = Dns::Nocache)]
+        dns: Dns,
+        /// How many nodes.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+        nodes: u8,
+    },
+    /// End the testbed of this checkout and remove all it made; its logs stay in target/testbed-logs.
+    Down,
+    /// Show the testbed's daemons, nodes and pods.
+    Status,
+    /// Print what a shell needs to use the testbed: `eval "$(cargo xtask testbed env)"`.
+    Env {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change how the running testbed's DNS caches.
+    Dns {
+        /// As kubeadm sets it up now, or for 30 s as before 1.33.
+        #[arg(value_enum)]
+        dns: Dns,
+    },
+    /// Lose a node and bring it back.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Run a command in the testbed's namespaces, for looking around: `exec -- ip address`.
+    Exec {
+        /// The command and its arguments.
+        #[arg(trailing_var_arg = true, required = true)]
+        command: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeCommand {
+    /// Lose a node as if its power went: kubelet, container runtime, all containers. Its disks stay.
+    Kill {
+        /// node-0, node-1, ...
+        node: String,
+    },
+    /// Start what of a node does not run, and wait until it is ready.
+    Start {
+        /// node-0, node-1, ...
+        node: String,
+    },
+    /// Stop only a node's kubelet: its containers go on, and the cluster hears nothing of it.
+    StopKubelet {
+        /// node-0, node-1, ...
+        node: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Testbed(command) => run_testbed(command)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_testbed(command: TestbedCommand) -> Result<()> {
+    match command {
+        TestbedCommand::Up { dns, nodes } => {
+            testbed::up(&testbed::Options { dns, nodes })?;
+            progress::say("the testbed is up; `eval \"$(cargo xtask testbed env)\"` makes this shell use it");
+            Ok(())
+        }
+        TestbedCommand::Down => testbed::down(),
+        TestbedCommand::Status => {
+            println!("{}", testbed::status()?);
+            Ok(())
+        }
+        TestbedCommand::Env { json: true } => {
+            println!("{}", serde_json::to_string_pretty(&testbed::env()?)?);
+            Ok(())
+        }
+        TestbedCommand::Env { json: false } => {
+            print!("{}", testbed::exports(&testbed::env()?.vars()));
+            Ok(())
+        }
+        TestbedCommand::Dns { dns } => testbed::set_dns(dns),
+        TestbedCommand::Node(NodeCommand::Kill { node }) => testbed::kill_node(&node),
+        TestbedCommand::Node(NodeCommand::Start { node }) => testbed::start_node(&node),
+        TestbedCommand::Node(NodeCommand::StopKubelet { node }) => testbed::stop_kubelet(&node),
+        TestbedCommand::Exec { command } => testbed::exec(&command),
+    }
+}

@@ -1,0 +1,88 @@
+//! Where things lie: the checkout, its target directory, the user's cache, the
+//! testbed's run folder. It may not create anything.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+
+use crate::shell;
+
+/// Below it lie the run folders of all checkouts, and the claims on slots.
+const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
+
+/// The root of the checkout this program was built from.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+}
+
+/// The sources of the testbed's programs.
+pub(crate) fn testbed_sources() -> PathBuf {
+    root().join("e2e/testbed")
+}
+
+/// Cargo's target directory.
+pub(crate) fn target() -> Result<PathBuf> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let text = shell::output(
+        Command::new(cargo)
+            .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+            .current_dir(root()),
+    )?;
+    let metadata: serde_json::Value = serde_json::from_str(&text).context("cargo metadata")?;
+    let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+    Ok(target.into())
+}
+
+/// The cache of built programs, shared by all checkouts of this user.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let base = match std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir),
+        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+    };
+    Ok(base.join("etcd-operator-testbed"))
+}
+
+/// The folder that holds everything a running testbed of this checkout keeps.
+pub(crate) fn run_folder() -> PathBuf {
+    let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR").map_or_else(|| RUN_BASE.into(), PathBuf::from);
+    base.join(identity())
+}
+
+/// The folder with the claims on slots: one place for the machine.
+pub(crate) fn slots_folder() -> PathBuf {
+    Path::new(RUN_BASE).join("slots")
+}
+
+/// Eight hex digits that differ between checkouts.
+pub(crate) fn identity() -> String {
+    hex(&Sha256::digest(root().as_os_str().as_encoded_bytes()))[..8].to_owned()
+}
+
+/// Bytes as lowercase hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_holds_the_workspace() {
+        assert!(root().join("Cargo.toml").is_file());
+        assert!(testbed_sources().join("init.c").is_file());
+    }
+
+    #[test]
+    fn hex_keeps_leading_zeros() {
+        assert_eq!(hex(&[0, 15, 255]), "000fff");
+    }
+}

@@ -1,0 +1,168 @@
+//! Looks at the machine before a testbed is brought up on it, tries what will
+//! be needed, and names what is missing with the way around. What it tries it
+//! takes back.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::packages::{self, Purpose};
+use crate::testbed::cgroup::Cgroups;
+use crate::{checkout, progress, shell};
+
+/// What the testbed has to take into account.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    /// How container images are unpacked: `overlayfs`, or `native` where that does not work.
+    pub(crate) snapshotter: String,
+}
+
+/// Bytes needed where programs are built, and where the testbed runs.
+const CACHE_SPACE: u64 = 8 << 30;
+const RUN_SPACE: u64 = 6 << 30;
+
+/// Checks everything; the error lists all that is missing.
+pub(crate) fn check(run_folder: &Path) -> Result<Found> {
+    if !rustix::process::getuid().is_root() {
+        bail!(
+            "the testbed needs root (namespaces, mounts, control groups). Run it as root (`sudo -E env PATH=\"$PATH\" cargo xtask ...`), \
+             or use a cluster you have with `--context NAME`."
+        );
+    }
+    packages::ensure_packages(&[Purpose::Testbed])?;
+    let base = run_folder.parent().context("run folder")?;
+    fs::create_dir_all(base).with_context(|| format!("cannot make {}", base.display()))?;
+    let mut problems = Vec::new();
+    let mut note = |result: Result<()>| {
+        if let Err(error) = result {
+            problems.push(format!("  - {error:#}"));
+        }
+    };
+    note(go());
+    note(namespaces());
+    note(control_groups());
+    note(packet_filter());
+    note(space(base, RUN_SPACE, "ETCD_OPERATOR_TESTBED_DIR"));
+    if let Ok(cache) = checkout::cache() {
+        let _ = fs::create_dir_all(&cache);
+        note(space(&cache, if is_warm(&cache) { 1 << 30 } else { CACHE_SPACE }, "XDG_CACHE_HOME (and GOCACHE, GOMODCACHE)"));
+    }
+    if !problems.is_empty() {
+        bail!(
+            "this machine lacks something the testbed needs:\n{}\nA cluster you have can be used instead: `--context NAME`.",
+            problems.join("\n")
+        );
+    }
+    let snapshotter = if overlay_works(base) { "overlayfs" } else { "native" };
+    if snapshotter == "native" {
+        progress::say(&format!(
+            "overlayfs does not work in {}: images are copied instead, which is slower. A folder on ext4, xfs or tmpfs named in ETCD_OPERATOR_TESTBED_DIR avoids it.",
+            base.display()
+        ));
+    }
+    Ok(Found { snapshotter: snapshotter.into() })
+}
+
+fn go() -> Result<()> {
+    let text = shell::output(Command::new("go").args(["env", "GOVERSION"]))
+        .context("Go is not installed: get it from https://go.dev/dl/ and put its bin folder on the PATH")?;
+    match minor_version(&text) {
+        Some(minor) if minor >= 21 => Ok(()),
+        _ => bail!("{} is too old: 1.26 is needed (1.21 and later fetch it by themselves): https://go.dev/dl/", text.trim()),
+    }
+}
+
+/// The 26 of `go1.26.8`.
+fn minor_version(text: &str) -> Option<u32> {
+    let rest = text.trim().strip_prefix("go1.")?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+fn namespaces() -> Result<()> {
+    shell::output(Command::new("unshare").args(["--fork", "--pid", "--mount-proc", "--net", "--mount", "--", "true"]))
+        .context("process, network and mount namespaces cannot be made. In a container: run it privileged (`docker run --privileged`)")?;
+    Ok(())
+}
+
+fn control_groups() -> Result<()> {
+    const REMEDY: &str = "in a container: run it privileged with `--cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:rw`";
+    let cgroups = Cgroups::detect().context(REMEDY)?;
+    let group = format!("etb-check-{}", std::process::id());
+    let made = cgroups.create(&group).context(REMEDY);
+    cgroups.remove(&group)?;
+    made
+}
+
+/// Tries the tables and matches kube-proxy needs, in a network namespace that ends with the try.
+fn packet_filter() -> Result<()> {
+    const RULES: &str = "iptables -t nat -N TRY \
+        && iptables -t nat -A TRY -m comment --comment x -m conntrack --ctstate NEW -j MARK --or-mark 0x4000 \
+        && iptables -t nat -A TRY -m statistic --mode random --probability 0.5 -j RETURN \
+        && iptables -t nat -A TRY -m addrtype --dst-type LOCAL -j MASQUERADE \
+        && iptables -t nat -A TRY -p tcp -j DNAT --to-destination 10.0.0.1:1 \
+        && ip link add try0 type bridge && ip link add try1 type veth peer name try2";
+    // They may have to be loaded, which is done by name only here; built in, there is nothing to load.
+    for module in ["br_netfilter", "overlay", "xt_comment", "xt_conntrack", "xt_statistic", "xt_MASQUERADE", "bridge", "veth"] {
+        let _ = Command::new("modprobe").args(["-q", module]).output();
+    }
+    shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", RULES]))
+        .context("the packet filter or the virtual links do not work: the kernel needs nf_nat, nf_conntrack, xt_comment, xt_statistic, xt_addrtype, xt_MASQUERADE, bridge, veth (`modprobe NAME`; Debian's kernel has them)")?;
+    Ok(())
+}
+
+fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
+    let stat = rustix::fs::statvfs(folder).with_context(|| folder.display().to_string())?;
+    let free = stat.f_bavail * stat.f_frsize;
+    if free < wanted {
+        bail!(
+            "{} has {:.1} GiB free and {:.0} are needed: make room, or name another folder in {variable}",
+            folder.display(),
+            gib(free),
+            gib(wanted)
+        );
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+fn is_warm(cache: &Path) -> bool {
+    fs::read_dir(cache).into_iter().flatten().flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("kube-"))
+}
+
+fn overlay_works(base: &Path) -> bool {
+    let dir = base.join(format!("overlay-check-{}", std::process::id()));
+    let path = dir.display();
+    let script = format!(
+        "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
+         mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
+    );
+    // The mount goes with the mount namespace.
+    let works = shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script])).is_ok();
+    let _ = fs::remove_dir_all(&dir);
+    works
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_go_is_read() {
+        assert_eq!(minor_version("go1.26.8\n"), Some(26));
+        assert_eq!(minor_version("go1.27rc1"), Some(27));
+        assert_eq!(minor_version("devel"), None);
+    }
+
+    #[test]
+    fn too_little_space_names_the_variable_that_helps() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = space(dir.path(), u64::MAX, "SOME_DIR").unwrap_err();
+        assert!(error.to_string().contains("SOME_DIR"));
+    }
+}

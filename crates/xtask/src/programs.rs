@@ -1,0 +1,402 @@
+//! Builds the programs the testbed runs, from pinned Go modules, once: each
+//! module into a folder of the cache whose name says what it was built from.
+//! It may not start any of them.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::archive::{Entry, Image};
+use crate::{checkout, progress, shell};
+
+/// Change it when the way of building changes, so that older results are not taken.
+const RECIPE: &str = "2";
+
+/// The version of etcd that comes as a Debian package; the other versions are Go modules.
+const DEBIAN_ETCD: &str = "3.4.23";
+
+/// One `go build`.
+struct Build {
+    /// The folder below the module's folder in the cache, and the file name if it is not the package's.
+    output: &'static str,
+    packages: &'static [&'static str],
+    /// Linked with the C library: for what needs it, and for what never goes into an image.
+    cgo: bool,
+    tags: &'static str,
+    /// Linker flags that tell a program its version.
+    version: &'static str,
+}
+
+/// A folder of `e2e/testbed` with a go.mod.
+struct Module {
+    name: &'static str,
+    builds: &'static [Build],
+}
+
+const PLAIN: Build = Build { output: "", packages: &[], cgo: false, tags: "", version: "" };
+
+/// What Kubernetes' own build passes to the linker; charts and clients look at it.
+const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
+    -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
+const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
+
+const ETCD: &[Build] = &[
+    Build { output: "etcd", packages: &["."], ..PLAIN },
+    Build { packages: &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"], ..PLAIN },
+];
+
+const MODULES: &[Module] = &[
+    Module {
+        name: "node",
+        builds: &[
+            Build {
+                packages: &[
+                    "github.com/containerd/containerd/v2/cmd/containerd",
+                    "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+                    "github.com/containerd/containerd/v2/cmd/ctr",
+                ],
+                ..PLAIN
+            },
+            Build {
+                output: "cni/",
+                packages: &[
+                    "github.com/containernetworking/plugins/plugins/ipam/host-local",
+                    "github.com/containernetworking/plugins/plugins/main/bridge",
+                    "github.com/containernetworking/plugins/plugins/main/loopback",
+                    "github.com/containernetworking/plugins/plugins/meta/portmap",
+                ],
+                ..PLAIN
+            },
+            Build { packages: &["github.com/opencontainers/runc"], cgo: true, tags: "seccomp", ..PLAIN },
+        ],
+    },
+    Module { name: "kube", builds: &[Build { output: "kube", packages: &["."], cgo: true, version: KUBE_VERSION, ..PLAIN }] },
+    Module { name: "etcd-3.5", builds: ETCD },
+    Module { name: "etcd-3.6", builds: ETCD },
+    Module { name: "etcd-3.7", builds: ETCD },
+    Module { name: "coredns", builds: &[Build { output: "coredns", packages: &["."], ..PLAIN }] },
+    Module { name: "versitygw", builds: &[Build { packages: &["github.com/versity/versitygw/cmd/versitygw"], ..PLAIN }] },
+    Module { name: "helm", builds: &[Build { packages: &["helm.sh/helm/v4/cmd/helm"], version: HELM_VERSION, ..PLAIN }] },
+];
+
+/// The names under which the one Kubernetes file is called.
+const KUBE_NAMES: &[&str] =
+    &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"];
+
+/// What the testbed runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    /// A folder with links to all programs.
+    pub(crate) bin: PathBuf,
+    /// The testbed's first process.
+    pub(crate) init: PathBuf,
+    /// The control plane's own etcd.
+    pub(crate) etcd: PathBuf,
+    /// Archives every node gets.
+    pub(crate) images: Vec<PathBuf>,
+}
+
+/// Builds what the cache does not have.
+pub(crate) fn ensure() -> Result<Programs> {
+    let cache = checkout::cache()?;
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    // A second checkout waits here and then finds everything built.
+    let lock = File::create(cache.join("lock")).context("cache: lock file")?;
+    if lock.try_lock().is_err() {
+        progress::say("another checkout builds the testbed's programs; waiting for it");
+        lock.lock().context("cache: lock")?;
+    }
+    let go = go_version()?;
+    let mut folders = Vec::new();
+    for module in MODULES {
+        let source = checkout::testbed_sources().join(module.name);
+        let key = key(&source, &go)?;
+        folders.push((module.name, cached(&cache, module.name, &key, |folder| build(module, &source, folder))?));
+    }
+    let of = |name: &str| -> Result<PathBuf> {
+        Ok(folders.iter().find(|(known, _)| *known == name).context("unknown module")?.1.clone())
+    };
+    let init_source = checkout::testbed_sources().join("init.c");
+    let init_key = digest(&[fs::read(&init_source).context("init.c")?.as_slice()]);
+    let init = cached(&cache, "init", &init_key, |folder| compile_init(&init_source, folder))?.join("testbed-init");
+    let etcd_34 = cached(&cache, "etcd-3.4", &digest(&[DEBIAN_ETCD.as_bytes()]), unpack_debian_etcd);
+    let bin = link_all(&cache, &folders)?;
+    let mut images = vec![cached_image(&cache, "pause", &pause_image(&init))?];
+    match etcd_34 {
+        Ok(folder) => images.push(etcd_image(&cache, DEBIAN_ETCD, &folder)?),
+        Err(error) => progress::say(&format!("without the image of etcd {DEBIAN_ETCD}: {error:#}")),
+    }
+    for (name, version) in go_etcd_versions()? {
+        images.push(etcd_image(&cache, &version, &of(name)?)?);
+    }
+    Ok(Programs { bin, init, etcd: of("etcd-3.6")?.join("etcd"), images })
+}
+
+/// The versions of etcd the testbed has images of, oldest first.
+pub(crate) fn etcd_versions() -> Result<Vec<String>> {
+    let mut versions = vec![DEBIAN_ETCD.to_owned()];
+    versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
+    Ok(versions)
+}
+
+/// The modules' own go.mod is the one place that names the version.
+fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
+    MODULES
+        .iter()
+        .filter(|module| module.name.starts_with("etcd-"))
+        .map(|module| {
+            let path = checkout::testbed_sources().join(module.name).join("go.mod");
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            let version = required(&text, "go.etcd.io/etcd/server/v3").with_context(|| path.display().to_string())?;
+            Ok((module.name, version))
+        })
+        .collect()
+}
+
+/// The version a go.mod requires of a module.
+fn required(go_mod: &str, module: &str) -> Option<String> {
+    go_mod
+        .lines()
+        .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
+        .find(|(name, _)| *name == module)
+        .map(|(_, version)| version.split_whitespace().next().unwrap_or_default().trim_start_matches('v').to_owned())
+}
+
+/// The cache folder `NAME-KEY`, made by `make` in a temporary folder if it is missing.
+fn cached(cache: &Path, name: &str, key: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let folder = cache.join(format!("{name}-{}", &key[..16]));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let temporary = cache.join(format!("{name}.new"));
+    let _ = fs::remove_dir_all(&temporary);
+    fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
+    progress::step(&format!("building {name}"), || make(&temporary))?;
+    fs::rename(&temporary, &folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
+}
+
+fn build(module: &Module, source: &Path, folder: &Path) -> Result<()> {
+    for build in module.builds {
+        let mut go = Command::new("go");
+        go.current_dir(source).args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false"]);
+        go.arg(format!("-ldflags=-s -w {}", build.version));
+        if !build.tags.is_empty() {
+            go.arg(format!("-tags={}", build.tags));
+        }
+        let output = if build.output.is_empty() { format!("{}/", folder.display()) } else { format!("{}/{}", folder.display(), build.output) };
+        go.arg("-o").arg(output).args(build.packages);
+        go.env("CGO_ENABLED", if build.cgo { "1" } else { "0" }).env_remove("GOFLAGS").env("GOWORK", "off");
+        shell::output(&mut go)?;
+    }
+    Ok(())
+}
+
+fn go_version() -> Result<String> {
+    // Asked in a module's folder, because that is what decides which Go is used.
+    let folder = checkout::testbed_sources().join("node");
+    let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
+        .context("Go is missing or too old: install it from https://go.dev/dl/ (Debian: `apt-get install golang-go`), 1.24 or newer")?;
+    Ok(text.trim().to_owned())
+}
+
+fn key(source: &Path, go: &str) -> Result<String> {
+    let mut files: Vec<PathBuf> = fs::read_dir(source)
+        .with_context(|| source.display().to_string())?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    let mut parts = vec![RECIPE.as_bytes().to_vec(), go.as_bytes().to_vec()];
+    for file in files {
+        parts.push(file.file_name().unwrap_or_default().as_encoded_bytes().to_vec());
+        parts.push(fs::read(&file).with_context(|| file.display().to_string())?);
+    }
+    Ok(digest(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>()))
+}
+
+fn digest(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    checkout::hex(&hash.finalize())
+}
+
+fn compile_init(source: &Path, folder: &Path) -> Result<()> {
+    shell::output(Command::new("gcc").args(["-static", "-O2", "-s", "-o"]).arg(folder.join("testbed-init")).arg(source))?;
+    Ok(())
+}
+
+/// Debian's packages, unpacked beside each other, with the libraries they are linked with. Nothing is installed.
+fn unpack_debian_etcd(folder: &Path) -> Result<()> {
+    let download = folder.join("download");
+    fs::create_dir_all(&download)?;
+    for package in ["etcd-server", "etcd-client"] {
+        shell::output(
+            Command::new("apt-get")
+                .args(["download", "-o", "APT::Sandbox::User=root", &format!("{package}={DEBIAN_ETCD}*")])
+                .current_dir(&download),
+        )
+        .context("Debian 12 has the packages; `apt-get update` may be needed")?;
+    }
+    for entry in fs::read_dir(&download)? {
+        shell::output(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(&download))?;
+    }
+    for program in ["etcd", "etcdctl"] {
+        fs::copy(download.join("usr/bin").join(program), folder.join(program)).context(program)?;
+    }
+    fs::remove_dir_all(&download)?;
+    Ok(())
+}
+
+/// One folder with links to everything, for the PATH.
+fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
+    let names: Vec<&[u8]> = folders.iter().map(|(_, folder)| folder.as_os_str().as_encoded_bytes()).collect();
+    let key = digest(&names);
+    let folder = cache.join(format!("bin-{}", &key[..16]));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let temporary = cache.join("bin.new");
+    let _ = fs::remove_dir_all(&temporary);
+    fs::create_dir_all(&temporary)?;
+    let link = |target: &Path, name: &str| {
+        std::os::unix::fs::symlink(target, temporary.join(name)).with_context(|| format!("link {name}"))
+    };
+    for (module, built) in folders {
+        match *module {
+            "kube" => KUBE_NAMES.iter().try_for_each(|name| link(&built.join("kube"), name))?,
+            // One etcdctl for the user: that of the newest version.
+            "etcd-3.7" => ["etcdctl", "etcdutl"].iter().try_for_each(|name| link(&built.join(name), name))?,
+            name if name.starts_with("etcd-") => {}
+            _ => {
+                for entry in fs::read_dir(built)? {
+                    let entry = entry?;
+                    link(&entry.path(), &entry.file_name().to_string_lossy())?;
+                }
+            }
+        }
+    }
+    fs::rename(&temporary, &folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
+}
+
+fn pause_image(init: &Path) -> Image {
+    Image {
+        names: vec!["docker.io/testbed/pause:1".into()],
+        entries: vec![Entry::program(init, "pause")],
+        entrypoint: vec!["/pause".into()],
+        user: "65535:65535".into(),
+        ..Image::default()
+    }
+}
+
+/// An image like upstream's: the programs in /usr/local/bin, no shell.
+fn etcd_image(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
+    let mut entries = Vec::new();
+    for program in ["etcd", "etcdctl", "etcdutl"] {
+        let path = folder.join(program);
+        if path.is_file() {
+            entries.extend(libraries(&path)?);
+            entries.push(Entry::program(&path, &format!("usr/local/bin/{program}")));
+        }
+    }
+    entries.sort_by(|a, b| a.path.cmp(&b.path));
+    entries.dedup_by(|a, b| a.path == b.path);
+    let names = ["quay.io/coreos/etcd", "gcr.io/etcd-development/etcd"].map(|name| format!("{name}:v{version}"));
+    let image = Image { names: names.into(), entries, folders: vec!["var/etcd".into()], ..Image::default() };
+    cached_image(cache, &format!("etcd-{version}"), &image)
+}
+
+/// The libraries of a program that is linked dynamically, as `ldd` names them.
+fn libraries(program: &Path) -> Result<Vec<Entry>> {
+    let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
+        // "not a dynamic executable"
+        return Ok(Vec::new());
+    };
+    parse_ldd(&text)
+        .into_iter()
+        .map(|library| {
+            let file = fs::canonicalize(library).with_context(|| library.to_owned())?;
+            Ok(Entry::program(&file, library.trim_start_matches('/')))
+        })
+        .collect()
+}
+
+fn parse_ldd(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/'))).collect()
+}
+
+fn cached_image(cache: &Path, name: &str, image: &Image) -> Result<PathBuf> {
+    let sources: Vec<&[u8]> = image.entries.iter().map(|entry| entry.source.as_os_str().as_encoded_bytes()).collect();
+    let settings = image.settings();
+    let key = digest(&[sources, vec![settings.as_bytes(), RECIPE.as_bytes()]].concat());
+    let folder = cached(cache, &format!("image-{name}"), &key, |folder| image.write(&folder.join("image.tar")).map(|_| ()))?;
+    let file = folder.join("image.tar");
+    if !file.is_file() {
+        bail!("{}: incomplete, remove it", folder.display());
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_versions_come_from_the_modules() {
+        let versions = etcd_versions().unwrap();
+        assert_eq!(versions.len(), 4);
+        for (version, minor) in versions.iter().zip(["3.4.", "3.5.", "3.6.", "3.7."]) {
+            assert!(version.starts_with(minor), "{version}");
+        }
+    }
+
+    #[test]
+    fn the_versions_told_to_the_linker_are_those_of_the_modules() {
+        for (module, name, flags) in [("kube", "k8s.io/kubernetes", KUBE_VERSION), ("helm", "helm.sh/helm/v4", HELM_VERSION)] {
+            let text = fs::read_to_string(checkout::testbed_sources().join(module).join("go.mod")).unwrap();
+            let version = required(&text, name).unwrap();
+            assert!(flags.contains(&format!("=v{version}")), "{module}: {version}");
+        }
+    }
+
+    #[test]
+    fn a_required_version_is_found_in_both_forms() {
+        assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
+        assert_eq!(required("require (\n\ta/bc v1.0.0\n\ta/b v1.2.3 // indirect\n)\n", "a/b").unwrap(), "1.2.3");
+        assert_eq!(required("module a/b\n", "x"), None);
+    }
+
+    #[test]
+    fn a_failed_build_leaves_nothing_that_is_taken_for_a_result() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = "0123456789abcdef0123";
+        assert!(cached(dir.path(), "x", key, |_| bail!("no")).is_err());
+        assert!(!dir.path().join("x-0123456789abcdef").exists());
+        let made = cached(dir.path(), "x", key, |folder| Ok(fs::write(folder.join("f"), "")?)).unwrap();
+        assert!(made.join("f").is_file());
+        cached(dir.path(), "x", key, |_| panic!("built again")).unwrap();
+    }
+
+    #[test]
+    fn the_key_follows_the_sources_and_the_go_version() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("go.mod"), "a").unwrap();
+        let first = key(dir.path(), "go1").unwrap();
+        assert_ne!(first, key(dir.path(), "go2").unwrap());
+        fs::write(dir.path().join("go.mod"), "b").unwrap();
+        assert_ne!(first, key(dir.path(), "go1").unwrap());
+    }
+
+    #[test]
+    fn libraries_are_read_from_ldd_and_the_kernels_own_is_left_out() {
+        let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00)\n\t/lib64/ld-linux-x86-64.so.2 (0x00)\n";
+        assert_eq!(parse_ldd(text), ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]);
+    }
+}

@@ -1,0 +1,48 @@
+//! Says what is being done and how long it took, on standard error. Long work
+//! is never silent: a step that lasts tells every ten seconds that it does.
+//! It may not decide anything.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Prints one line of progress.
+pub(crate) fn say(text: &str) {
+    eprintln!("==> {text}");
+}
+
+/// Does `work`, telling when it begins, that it goes on, and how long it took.
+pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    Ok(timed(what, work)?.0)
+}
+
+/// Like [`step`], and gives the time it took, too.
+pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+    let begun = Instant::now();
+    let (done, waiting) = mpsc::channel::<()>();
+    let label = what.to_owned();
+    let heart = thread::spawn(move || {
+        while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(HEARTBEAT) {
+            eprintln!("    {label} ... {} so far", seconds(begun.elapsed()));
+        }
+    });
+    let result = work();
+    drop(done);
+    // The heart only prints; that it stopped badly would change nothing.
+    let _ = heart.join();
+    let took = begun.elapsed();
+    match &result {
+        Ok(_) => eprintln!("    {what}: {}", seconds(took)),
+        Err(_) => eprintln!("    {what}: failed after {}", seconds(took)),
+    }
+    result.map(|value| (value, took))
+}
+
+/// A duration as people read it: `0.4 s`, `75.0 s`.
+pub(crate) fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}

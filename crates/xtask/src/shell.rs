@@ -1,0 +1,85 @@
+//! Runs other programs and turns their failure into an error that shows what
+//! they said. It may not know what the programs are for.
+
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs to the end and returns what was written to standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let Output { status, stdout, stderr } = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {}", shown(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})\n{}", shown(command), tail(&String::from_utf8_lossy(&stderr), 20));
+    }
+    Ok(String::from_utf8_lossy(&stdout).into_owned())
+}
+
+/// Runs to the end with the output going where ours goes.
+pub(crate) fn inherit(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Asks `ready` again and again until it says yes; the error names `what`.
+pub(crate) fn wait_for(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+    let begun = Instant::now();
+    while !ready() {
+        if begun.elapsed() > limit {
+            bail!("{what}: not within {} s", limit.as_secs());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The last `lines` lines of a text.
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.trim_end().lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Where a program lies on the PATH (and in the sbin directories, which a plain user's PATH lacks).
+pub(crate) fn which(program: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':')
+        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"])
+        .map(|dir| std::path::Path::new(dir).join(program))
+        .find(|file| file.is_file())
+}
+
+fn shown(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_shows_what_the_program_said() {
+        let error = output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
+        assert!(format!("{error}").contains("the reason"), "{error}");
+    }
+
+    #[test]
+    fn the_tail_of_a_short_text_is_the_text() {
+        assert_eq!(tail("a\nb\n", 5), "a\nb");
+        assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
+    }
+
+    #[test]
+    fn waiting_ends_when_the_limit_is_over() {
+        let error = wait_for("the moon", Duration::from_millis(1), || false).unwrap_err();
+        assert!(error.to_string().contains("the moon"));
+    }
+}

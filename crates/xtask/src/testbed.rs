@@ -1,0 +1,309 @@
+//! A real Kubernetes on one machine, for the tests: control plane, nodes, DNS,
+//! S3. One per checkout. It may not know what is tested on it.
+
+pub(crate) mod cgroup;
+mod control;
+mod environment;
+mod inside;
+mod network;
+mod node;
+mod pki;
+mod process;
+mod slot;
+mod state;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::environment::{Env, exports};
+use self::cgroup::Cgroups;
+use self::inside::Inside;
+use self::state::State;
+use crate::programs::{self, Programs};
+use crate::{checkout, preflight, progress, shell};
+
+const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// How the cluster's DNS caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dns {
+    /// As kubeadm sets it up since 1.33: names of the cluster are not cached.
+    Nocache,
+    /// As kubeadm did before, and NodeLocal DNS does: names and their absence are cached for 30 s.
+    Cache30,
+}
+
+/// What can be chosen about a testbed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    pub(crate) dns: Dns,
+    pub(crate) nodes: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { dns: Dns::Nocache, nodes: 3 }
+    }
+}
+
+/// A running testbed and how to work on it.
+#[derive(Debug)]
+pub(crate) struct Testbed {
+    pub(crate) run_folder: PathBuf,
+    pub(crate) state: State,
+    pub(crate) programs: Programs,
+    pub(crate) cgroups: Cgroups,
+    inside: Inside,
+}
+
+/// Brings the testbed of this checkout up, or finds it running.
+pub(crate) fn up(options: &Options) -> Result<Env> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    if let Some(state) = State::read(&run_folder).unwrap_or_default()
+        && state.is_alive()
+        && state.ready
+    {
+        progress::say(&format!("the testbed of this checkout runs already, in {}", run_folder.display()));
+        let testbed = Testbed::open(&run_folder)?;
+        testbed.wait_ready().context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
+        return Env::of(&testbed.run_folder, &testbed.state, &testbed.programs);
+    }
+    clean(&run_folder)?;
+    let found = preflight::check(&run_folder)?;
+    let programs = programs::ensure()?;
+    match begin(&run_folder, options, &found, programs) {
+        Ok(env) => Ok(env),
+        Err(error) => Err(error.context(format!(
+            "the testbed did not come up; its logs are in {} until the next `up` or `down`",
+            run_folder.join("logs").display()
+        ))),
+    }
+}
+
+/// The environment of the running testbed.
+pub(crate) fn env() -> Result<Env> {
+    let testbed = Testbed::running()?;
+    Env::of(&testbed.run_folder, &testbed.state, &testbed.programs)
+}
+
+/// Ends the testbed of this checkout and removes all it made. The logs stay in `target/testbed-logs`.
+pub(crate) fn down() -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let was_there = run_folder.exists();
+    keep_logs(&run_folder);
+    progress::step("taking the testbed down", || clean(&run_folder))?;
+    if !was_there {
+        progress::say("no testbed of this checkout was up");
+    }
+    Ok(())
+}
+
+impl Testbed {
+    /// The testbed of this checkout, if it runs.
+    pub(crate) fn running() -> Result<Self> {
+        Self::open(&checkout::run_folder())
+    }
+
+    fn open(run_folder: &Path) -> Result<Self> {
+        let state = State::read(run_folder)?.filter(State::is_alive);
+        let Some(state) = state else {
+            bail!("no testbed of this checkout is up: `cargo xtask testbed up` brings one up in about 20 s (the first time it builds Kubernetes, about 15 minutes)");
+        };
+        let programs = programs::ensure()?;
+        let init = state.init.context("the testbed is being brought up")?;
+        let inside = Inside { init, run_folder: run_folder.to_path_buf(), bin: programs.bin.clone() };
+        Ok(Self { run_folder: run_folder.to_path_buf(), state, programs, cgroups: Cgroups::detect()?, inside })
+    }
+
+    /// The control group of this testbed, or of a part of it.
+    pub(crate) fn group(&self, part: &str) -> String {
+        format!("{}/{part}", group())
+    }
+
+    /// Runs kubectl as administrator.
+    pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
+        let mut command = std::process::Command::new(self.programs.bin.join("kubectl"));
+        command.arg("--kubeconfig").arg(self.run_folder.join("kubeconfig")).args(args);
+        network::without_proxy(&mut command);
+        shell::output(&mut command)
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        shell::wait_for("the API server", READY_LIMIT, || self.kubectl(&["get", "--raw", "/readyz"]).is_ok())
+    }
+
+    fn wait_nodes(&self) -> Result<()> {
+        let wanted = usize::from(self.state.nodes);
+        shell::wait_for("the nodes", READY_LIMIT, || {
+            let path = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}";
+            self.kubectl(&["get", "nodes", "-o", path]).is_ok_and(|text| text.split_whitespace().filter(|word| *word == "True").count() >= wanted)
+        })
+    }
+}
+
+/// The control group everything of this checkout's testbed is in.
+fn group() -> String {
+    format!("etb-{}", checkout::identity())
+}
+
+/// Ends and removes what is left of a testbed of this checkout, complete or not.
+fn clean(run_folder: &Path) -> Result<()> {
+    let cgroups = Cgroups::detect()?;
+    let state = State::read(run_folder).unwrap_or_default();
+    cgroups.kill(&group())?;
+    if let Some(state) = &state {
+        network::remove(state.slot)?;
+    }
+    cgroups.remove(&group())?;
+    if run_folder.exists() {
+        network::refuse_mounts_below(run_folder)?;
+        fs::remove_dir_all(run_folder).with_context(|| format!("cannot remove {}", run_folder.display()))?;
+    }
+    if let Some(state) = state {
+        slot::release(state.slot, run_folder);
+    }
+    network::remove_covered();
+    Ok(())
+}
+
+/// Copies the daemons' logs to where a failed test's reader finds them.
+fn keep_logs(run_folder: &Path) {
+    let Ok(target) = checkout::target() else { return };
+    let (from, to) = (run_folder.join("logs"), target.join("testbed-logs"));
+    if from.is_dir() {
+        let _ = fs::remove_dir_all(&to);
+        let _ = fs::create_dir_all(&to);
+        for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
+            // A log that cannot be kept is no reason to leave the testbed up.
+            let _ = fs::copy(entry.path(), to.join(entry.file_name()));
+        }
+    }
+}
+
+fn begin(run_folder: &Path, options: &Options, found: &preflight::Found, programs: Programs) -> Result<Env> {
+    for part in ["logs", "pki", "volumes", "tmp", "cni", "leases", "s3", "images"] {
+        let folder = run_folder.join(part);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let mut state = State {
+        slot: slot::claim(run_folder)?,
+        boot: state::boot(),
+        init: None,
+        ready: false,
+        dns: options.dns,
+        nodes: options.nodes,
+        snapshotter: found.snapshotter.clone(),
+        s3_access_key: pki::random_word(10),
+        s3_secret_key: pki::random_word(20),
+    };
+    // Before the first process, so that what comes next can be cleaned up whenever it stops.
+    state.write(run_folder)?;
+    let cgroups = Cgroups::detect()?;
+    cgroups.create(&group())?;
+    let inside = Inside::begin(&cgroups, &group(), &programs.init, run_folder, &programs.bin)?;
+    state.init = Some(inside.init);
+    state.write(run_folder)?;
+    let mut testbed = Testbed { run_folder: run_folder.to_path_buf(), state, programs, cgroups, inside };
+    testbed.start()?;
+    testbed.state.ready = true;
+    testbed.state.write(run_folder)?;
+    Env::of(run_folder, &testbed.state, &testbed.programs)
+}
+
+impl Testbed {
+    fn start(&self) -> Result<()> {
+        progress::step("network and mounts", || network::create(self))?;
+        progress::step("certificates", || control::certificates(self))?;
+        progress::step("control plane, and images into the nodes", || {
+            control::start_api(self)?;
+            // The nodes' container runtimes take their images while the API server starts.
+            thread::scope(|scope| {
+                let nodes: Vec<_> =
+                    (0..self.state.nodes).map(|index| scope.spawn(move || node::start_runtime(self, index))).collect();
+                self.wait_ready()?;
+                control::start_rest(self)?;
+                for node in nodes {
+                    node.join().map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+                }
+                anyhow::Ok(())
+            })
+        })?;
+        progress::step("nodes", || {
+            for index in 0..self.state.nodes {
+                node::start_kubelet(self, index)?;
+            }
+            control::apply_addons(self)?;
+            self.wait_nodes()
+        })?;
+        progress::step("DNS and S3", || control::wait_services(self))
+    }
+}
+
+/// Changes how the running testbed's DNS caches.
+pub(crate) fn set_dns(dns: Dns) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let mut testbed = Testbed::running()?;
+    testbed.state.dns = dns;
+    control::restart_dns(&testbed)?;
+    testbed.state.write(&run_folder)
+}
+
+pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
+
+/// Runs a command in the testbed's namespaces, for looking around.
+pub(crate) fn exec(words: &[String]) -> Result<()> {
+    let testbed = Testbed::running()?;
+    let Some((program, args)) = words.split_first() else { bail!("name a command") };
+    let mut command = testbed.inside.command(program);
+    command.args(args).env("KUBECONFIG", testbed.run_folder.join("kubeconfig"));
+    if let Some(term) = std::env::var_os("TERM") {
+        command.env("TERM", term);
+    }
+    shell::inherit(&mut command)
+}
+
+/// Puts an image archive into all nodes that run and lack it.
+pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
+    let testbed = Testbed::running()?;
+    thread::scope(|scope| {
+        let testbed = &testbed;
+        let nodes: Vec<_> = (0..testbed.state.nodes)
+            .map(|index| scope.spawn(move || node::load_image(testbed, index, archive, reference)))
+            .collect();
+        for node in nodes {
+            node.join().map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+        }
+        Ok(())
+    })
+}
+
+/// A short account of the testbed for people.
+pub(crate) fn status() -> Result<String> {
+    let testbed = Testbed::running()?;
+    let mut lines = vec![
+        format!("run folder  {}", testbed.run_folder.display()),
+        format!("slot        {} (pods {}/16, Services {}/16)", testbed.state.slot.0, testbed.state.slot.pods(0, 0), testbed.state.slot.services(0)),
+        format!("DNS         {:?}", testbed.state.dns),
+        format!("up          {}", if testbed.state.ready { "completely" } else { "not completely: look at the logs" }),
+        String::new(),
+    ];
+    for (name, group) in control::DAEMONS.iter().map(|name| ((*name).to_owned(), format!("control/{name}"))).chain(node::daemons(testbed.state.nodes)) {
+        let pids = testbed.cgroups.processes(&testbed.group(&group));
+        let shown = if pids.is_empty() { "does not run".to_owned() } else { format!("{pids:?}") };
+        lines.push(format!("{name:24}{shown}"));
+    }
+    lines.push(String::new());
+    lines.push(testbed.kubectl(&["get", "nodes", "-o", "wide"])?);
+    lines.push(testbed.kubectl(&["get", "pods", "-A", "-o", "wide"])?);
+    Ok(lines.join("\n"))
+}

@@ -1,0 +1,263 @@
+//! Control groups, versions 1 and 2. All of a testbed's processes live in one
+//! group named after the checkout, each node and each daemon in its own below
+//! it, so what to end is never guessed from a name: a process is ours because
+//! the kernel says it is in our group, and a group is made before the first
+//! process. It may not know what runs in the groups.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+const MOUNT: &str = "/sys/fs/cgroup";
+const KILL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How this machine's control groups are laid out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Cgroups {
+    /// Version 1: one tree per controller; the last word is that of the tree used for book-keeping.
+    V1 { trees: Vec<PathBuf>, books: PathBuf },
+    /// Version 2: one tree.
+    V2 { tree: PathBuf },
+}
+
+impl Cgroups {
+    /// Looks at this machine.
+    pub(crate) fn detect() -> Result<Self> {
+        Self::detect_at(Path::new(MOUNT))
+    }
+
+    fn detect_at(mount: &Path) -> Result<Self> {
+        if mount.join("cgroup.controllers").is_file() {
+            return Ok(Self::V2 { tree: mount.to_path_buf() });
+        }
+        let mut trees: Vec<PathBuf> = fs::read_dir(mount)
+            .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            // Left out: the symlinks (cpu -> cpu,cpuacct) and a hybrid set-up's version 2 tree.
+            .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
+            .filter(|path| !path.join("cgroup.controllers").is_file())
+            .collect();
+        trees.sort();
+        let books = ["pids", "systemd", "freezer", "memory"].iter().map(|name| mount.join(name)).find(|path| trees.contains(path));
+        match books {
+            Some(books) => Ok(Self::V1 { trees, books }),
+            None => bail!("{}: neither cgroup v2 nor a v1 tree named pids, systemd, freezer or memory", mount.display()),
+        }
+    }
+
+    fn trees(&self) -> Vec<&Path> {
+        match self {
+            Self::V1 { trees, .. } => trees.iter().map(PathBuf::as_path).collect(),
+            Self::V2 { tree } => vec![tree],
+        }
+    }
+
+    /// The folder of a group in the tree that tells who is in it.
+    pub(crate) fn books(&self, group: &str) -> PathBuf {
+        match self {
+            Self::V1 { books, .. } => books.join(group),
+            Self::V2 { tree } => tree.join(group),
+        }
+    }
+
+    /// Makes a group that has every controller, for a kubelet to make its own below.
+    pub(crate) fn create(&self, group: &str) -> Result<()> {
+        for tree in self.trees() {
+            let mut path = tree.to_path_buf();
+            for part in group.split('/') {
+                if matches!(self, Self::V2 { .. }) {
+                    enable_controllers(&path);
+                }
+                path.push(part);
+                if !path.is_dir() {
+                    fs::create_dir(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
+                }
+                copy_cpuset(&path);
+            }
+            if matches!(self, Self::V2 { .. }) {
+                enable_controllers(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a group only for book-keeping: for a daemon.
+    pub(crate) fn create_leaf(&self, group: &str) -> Result<PathBuf> {
+        let path = self.books(group);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// The processes in a group and in those below it.
+    pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
+        let mut found = Vec::new();
+        collect(&self.books(group), &mut found);
+        found
+    }
+
+    /// Ends all processes of a group and of those below it, and waits until they are gone.
+    pub(crate) fn kill(&self, group: &str) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let left = self.processes(group);
+            if left.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > KILL_LIMIT {
+                bail!("processes {left:?} of control group {group} do not end; they may hang in the kernel (see `ps -o pid,stat,wchan,cmd`)");
+            }
+            for pid in left {
+                self.kill_member(group, pid);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends one process, if it is still in the group once it is held by a descriptor:
+    /// a number that was given to another process meanwhile is left alone.
+    fn kill_member(&self, group: &str, pid: i32) {
+        let Some(id) = Pid::from_raw(pid) else { return };
+        let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else { return };
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        if is_member(&groups, group) {
+            // It ended by itself: as wanted.
+            let _ = pidfd_send_signal(held, Signal::KILL);
+        }
+    }
+
+    /// Removes a group and all below it, in all trees.
+    pub(crate) fn remove(&self, group: &str) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let left: Vec<PathBuf> =
+                self.trees().into_iter().map(|tree| tree.join(group)).filter(|path| !remove_tree(path)).collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > KILL_LIMIT {
+                bail!("control groups that cannot be removed: {left:?}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Whether /proc/PID/cgroup says the process is in `group` or below it, in any tree.
+fn is_member(groups: &str, group: &str) -> bool {
+    let wanted = format!("/{group}");
+    groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
+        path.match_indices(&wanted).any(|(at, _)| {
+            let rest = &path[at + wanted.len()..];
+            rest.is_empty() || rest.starts_with('/')
+        })
+    })
+}
+
+fn collect(group: &Path, found: &mut Vec<i32>) {
+    let procs = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    found.extend(procs.lines().filter_map(|line| line.trim().parse::<i32>().ok()).filter(|pid| *pid > 0));
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+}
+
+/// Removes a group bottom up; false if something is still in it.
+fn remove_tree(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path());
+        }
+    }
+    // The files in a group are the kernel's: only the directory is removed.
+    let _ = fs::remove_dir(group);
+    !group.exists()
+}
+
+/// Version 1: a new group has no processors and no memory until they are filled in.
+fn copy_cpuset(group: &Path) {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let own = group.join(file);
+        let empty = fs::read_to_string(&own).is_ok_and(|text| text.trim().is_empty());
+        if let (true, Some(parent)) = (empty, group.parent())
+            && let Ok(value) = fs::read_to_string(parent.join(file))
+        {
+            let _ = fs::write(&own, value);
+        }
+    }
+}
+
+/// Version 2: a controller reaches the groups below only when asked for, one by one
+/// because one that is missing would refuse them all.
+fn enable_controllers(group: &Path) {
+    let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
+    for controller in controllers.split_whitespace() {
+        let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(path: &Path, files: &[&str]) {
+        fs::create_dir_all(path).unwrap();
+        for file in files {
+            fs::write(path.join(file), "").unwrap();
+        }
+    }
+
+    #[test]
+    fn version_1_keeps_its_books_in_the_pids_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        for tree in ["cpu", "pids", "systemd"] {
+            group(&dir.path().join(tree), &["cgroup.procs"]);
+        }
+        group(&dir.path().join("unified"), &["cgroup.procs", "cgroup.controllers"]);
+        let found = Cgroups::detect_at(dir.path()).unwrap();
+        let Cgroups::V1 { trees, books } = found else { panic!("{found:?}") };
+        assert_eq!(trees.len(), 3);
+        assert_eq!(books, dir.path().join("pids"));
+    }
+
+    #[test]
+    fn version_2_is_known_by_its_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        group(dir.path(), &["cgroup.controllers", "cgroup.procs"]);
+        assert_eq!(Cgroups::detect_at(dir.path()).unwrap(), Cgroups::V2 { tree: dir.path().into() });
+    }
+
+    #[test]
+    fn a_machine_without_groups_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Cgroups::detect_at(dir.path()).is_err());
+    }
+
+    #[test]
+    fn processes_below_a_group_are_found_and_those_of_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        group(dir.path(), &["cgroup.controllers"]);
+        for (path, pids) in [("ours", "1\n2\n"), ("ours/deep/er", "3\n"), ("other", "4\n")] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+            fs::write(dir.path().join(path).join("cgroup.procs"), pids).unwrap();
+        }
+        let mut pids = Cgroups::detect_at(dir.path()).unwrap().processes("ours");
+        pids.sort_unstable();
+        assert_eq!(pids, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_process_is_a_member_only_of_its_own_group() {
+        let groups = "4:pids:/etb-1234/node-0/kubepods/x\n0::/\n";
+        assert!(is_member(groups, "etb-1234"));
+        assert!(is_member(groups, "etb-1234/node-0"));
+        assert!(!is_member(groups, "etb-1234/node"));
+        assert!(!is_member(groups, "etb-123"));
+        assert!(!is_member("", "etb-1234"));
+    }
+}

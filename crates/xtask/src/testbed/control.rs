@@ -1,0 +1,304 @@
+//! The control plane and what serves all nodes: the API server's etcd, API
+//! server, controller manager, scheduler, proxy, DNS, S3.
+
+use std::fs;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+
+use super::inside::Daemon;
+use super::pki::Authority;
+use super::{Dns, Testbed, pki};
+use crate::{checkout, shell};
+
+/// The port of the S3 server, on the bridge's address.
+pub(crate) const S3_PORT: u16 = 7070;
+/// The region of the S3 server.
+pub(crate) const S3_REGION: &str = "us-east-1";
+/// The daemons of this module, in the order they start.
+pub(crate) const DAEMONS: &[&str] =
+    &["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "coredns", "versitygw"];
+
+const API_PORT: u16 = 6443;
+const DNS_READY_PORT: u16 = 8181;
+/// Where the last byte of the Services' network points: the API server and DNS.
+const API_SERVICE: u8 = 1;
+const DNS_SERVICE: u8 = 10;
+
+/// Makes keys, certificates and a kubeconfig for each program that talks to the API server.
+pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
+    let folder = testbed.run_folder.join("pki");
+    let slot = testbed.state.slot;
+    let authority = Authority::new(&folder)?;
+    let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"];
+    let addresses = [slot.gateway(), slot.services(API_SERVICE), std::net::Ipv4Addr::LOCALHOST];
+    authority.server("apiserver", &names, &addresses)?;
+    authority.client("apiserver-kubelet", "kube-apiserver", &["system:masters"])?;
+    authority.client("front-proxy", "front-proxy", &[])?;
+    pki::key_pair(&folder, "sa")?;
+    authority.client("admin", "admin", &["system:masters"])?;
+    kubeconfig(testbed, "admin", "kubeconfig")?;
+    for (name, user) in [
+        ("kube-controller-manager", "system:kube-controller-manager"),
+        ("kube-scheduler", "system:kube-scheduler"),
+        ("kube-proxy", "system:kube-proxy"),
+        ("coredns", "system:coredns"),
+    ] {
+        authority.client(name, user, &[])?;
+        kubeconfig(testbed, name, &format!("{name}.kubeconfig"))?;
+    }
+    for index in 0..testbed.state.nodes {
+        let name = format!("node-{index}");
+        authority.client(&name, &format!("system:node:{name}"), &["system:nodes"])?;
+        kubeconfig(testbed, &name, &format!("{name}.kubeconfig"))?;
+    }
+    Ok(())
+}
+
+/// Everything is in the file: it can be copied elsewhere.
+fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
+    let pki = testbed.run_folder.join("pki");
+    let data = |file: String| -> Result<String> {
+        let path = pki.join(file);
+        Ok(BASE64_STANDARD.encode(fs::read(&path).with_context(|| path.display().to_string())?))
+    };
+    let text = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "testbed", "cluster": {
+            "server": format!("https://{}:{API_PORT}", testbed.state.slot.gateway()),
+            "certificate-authority-data": data("ca.crt".into())?,
+        }}],
+        "users": [{ "name": name, "user": {
+            "client-certificate-data": data(format!("{name}.crt"))?,
+            "client-key-data": data(format!("{name}.key"))?,
+        }}],
+        "contexts": [{ "name": "testbed", "context": { "cluster": "testbed", "user": name } }],
+        "current-context": "testbed",
+    });
+    let path = testbed.run_folder.join(file);
+    fs::write(&path, serde_json::to_string_pretty(&text)?).with_context(|| path.display().to_string())
+}
+
+/// Starts the API server and its etcd.
+pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
+    let slot = testbed.state.slot;
+    let etcd = testbed.programs.etcd.display().to_string();
+    // Without fsync: what is lost with the machine is only the testbed.
+    start(
+        testbed,
+        "etcd",
+        &etcd,
+        "--data-dir=${RUN}/etcd
+         --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
+         --listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380
+         --initial-cluster=default=http://127.0.0.1:2380
+         --unsafe-no-fsync --log-level=warn --quota-backend-bytes=4294967296
+         --auto-compaction-mode=periodic --auto-compaction-retention=5m",
+    )?;
+    start(
+        testbed,
+        "kube-apiserver",
+        "kube-apiserver",
+        &format!(
+            "--etcd-servers=http://127.0.0.1:2379
+             --bind-address=0.0.0.0 --secure-port={API_PORT} --advertise-address={gateway}
+             --service-cluster-ip-range={services}/16
+             --allow-privileged=true --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction
+             --kubelet-preferred-address-types=InternalIP
+             --tls-cert-file=${{RUN}}/pki/apiserver.crt --tls-private-key-file=${{RUN}}/pki/apiserver.key
+             --client-ca-file=${{RUN}}/pki/ca.crt
+             --service-account-key-file=${{RUN}}/pki/sa.pub --service-account-signing-key-file=${{RUN}}/pki/sa.key
+             --service-account-issuer=https://kubernetes.default.svc.cluster.local
+             --kubelet-client-certificate=${{RUN}}/pki/apiserver-kubelet.crt
+             --kubelet-client-key=${{RUN}}/pki/apiserver-kubelet.key
+             --requestheader-client-ca-file=${{RUN}}/pki/ca.crt --requestheader-allowed-names=front-proxy
+             --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group
+             --requestheader-extra-headers-prefix=X-Remote-Extra-
+             --proxy-client-cert-file=${{RUN}}/pki/front-proxy.crt --proxy-client-key-file=${{RUN}}/pki/front-proxy.key
+             --shutdown-delay-duration=0s",
+            gateway = slot.gateway(),
+            services = slot.services(0),
+        ),
+    )
+}
+
+/// Starts what needs the API server, and S3.
+pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
+    let slot = testbed.state.slot;
+    start(
+        testbed,
+        "kube-controller-manager",
+        "kube-controller-manager",
+        &format!(
+            "--kubeconfig=${{RUN}}/kube-controller-manager.kubeconfig --leader-elect=false
+             --service-account-private-key-file=${{RUN}}/pki/sa.key --root-ca-file=${{RUN}}/pki/ca.crt
+             --use-service-account-credentials=true
+             --cluster-signing-cert-file=${{RUN}}/pki/ca.crt --cluster-signing-key-file=${{RUN}}/pki/ca.key
+             --enable-hostpath-provisioner=true --node-monitor-period=2s --node-monitor-grace-period={NODE_GRACE}"
+        ),
+    )?;
+    start(testbed, "kube-scheduler", "kube-scheduler", "--kubeconfig=${RUN}/kube-scheduler.kubeconfig --leader-elect=false")?;
+    let bridged = testbed.inside.script("cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null || echo 0")?;
+    let config = serde_json::json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": { "kubeconfig": testbed.run_folder.join("kube-proxy.kubeconfig") },
+        "mode": "iptables",
+        "clusterCIDR": format!("{}/16", slot.pods(0, 0)),
+        "hostnameOverride": "node-0",
+        "conntrack": { "maxPerCore": 0 },
+        "nodePortAddresses": ["primary"],
+        // Pods share a bridge: without br_netfilter an answer would take the short way and miss the translation.
+        "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "0s" },
+    });
+    fs::write(testbed.run_folder.join("kube-proxy.json"), config.to_string()).context("kube-proxy.json")?;
+    start(testbed, "kube-proxy", "kube-proxy", "--config=${RUN}/kube-proxy.json")?;
+    start_dns(testbed)?;
+    start_s3(testbed)
+}
+
+/// After this time without a sign of life a node counts as lost. Kubernetes' default is 50 s.
+const NODE_GRACE: &str = "20s";
+
+fn start_s3(testbed: &Testbed) -> Result<()> {
+    let state = &testbed.state;
+    fs::create_dir_all(testbed.run_folder.join("s3/buckets"))?;
+    fs::create_dir_all(testbed.run_folder.join("s3/sidecar"))?;
+    start(
+        testbed,
+        "versitygw",
+        "versitygw",
+        &format!(
+            "--port={}:{S3_PORT} --access={} --secret={} --region={S3_REGION}
+             posix --sidecar=${{RUN}}/s3/sidecar ${{RUN}}/s3/buckets",
+            state.slot.gateway(),
+            state.s3_access_key,
+            state.s3_secret_key
+        ),
+    )
+}
+
+fn start_dns(testbed: &Testbed) -> Result<()> {
+    let file = match testbed.state.dns {
+        Dns::Nocache => "Corefile.nocache",
+        Dns::Cache30 => "Corefile.cache30",
+    };
+    let text = filled(testbed, &template(file)?);
+    fs::write(testbed.run_folder.join("Corefile"), text).context("Corefile")?;
+    start(testbed, "coredns", "coredns", "-conf=${RUN}/Corefile")
+}
+
+/// Starts DNS anew with the set-up the state names; its cache is empty then.
+pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
+    testbed.cgroups.kill(&testbed.group("control/coredns"))?;
+    start_dns(testbed)?;
+    wait_services(testbed)
+}
+
+/// Applies what kubeadm and a cloud would bring.
+pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
+    let file = testbed.run_folder.join("addons.yaml");
+    fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
+    // Right after its start the API server may still be installing its own ranges and roles.
+    let mut last = Ok(String::new());
+    let path = file.display().to_string();
+    let applied = shell::wait_for("the addons", Duration::from_secs(30), || {
+        last = testbed.kubectl(&["apply", "--server-side", "-f", &path]);
+        last.is_ok()
+    });
+    last?;
+    applied
+}
+
+/// Waits until DNS and S3 answer.
+pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
+    let gateway = testbed.state.slot.gateway();
+    let answers = |port: u16| TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok();
+    shell::wait_for("S3 (logs/versitygw.log)", Duration::from_secs(30), || answers(S3_PORT))?;
+    shell::wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || answers(53) && is_ready(gateway))
+}
+
+/// Whether CoreDNS says that it has seen the cluster's Services.
+fn is_ready(gateway: std::net::Ipv4Addr) -> bool {
+    use std::io::{Read as _, Write as _};
+    let ask = || -> std::io::Result<bool> {
+        let mut stream = TcpStream::connect_timeout(&(gateway, DNS_READY_PORT).into(), Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"GET /ready HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.split_whitespace().nth(1) == Some("200"))
+    };
+    ask().unwrap_or(false)
+}
+
+fn start(testbed: &Testbed, name: &str, program: &str, arguments: &str) -> Result<()> {
+    let mut command = vec![program.to_owned()];
+    command.extend(filled(testbed, arguments).split_whitespace().map(ToOwned::to_owned));
+    testbed.inside.spawn(
+        &testbed.cgroups,
+        &Daemon {
+            name: name.into(),
+            group: testbed.group(&format!("control/{name}")),
+            // The volume provisioner's folders have to be usable by pods that are not root.
+            umask: if name == "kube-controller-manager" { "000" } else { "022" },
+            command,
+        },
+    )
+}
+
+fn template(file: &str) -> Result<String> {
+    let path = checkout::testbed_sources().join("addons").join(file);
+    fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
+
+fn filled(testbed: &Testbed, text: &str) -> String {
+    let slot = testbed.state.slot;
+    fill(
+        text,
+        &[
+            ("RUN", &testbed.run_folder.display().to_string()),
+            ("GATEWAY", &slot.gateway().to_string()),
+            ("DNS", &slot.services(DNS_SERVICE).to_string()),
+        ],
+    )
+}
+
+/// Puts values in the place of `${NAME}`.
+pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
+    values.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value))
+}
+
+/// The address pods ask for names.
+pub(crate) fn dns_address(testbed: &Testbed) -> String {
+    testbed.state.slot.services(DNS_SERVICE).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_take_the_place_of_names() {
+        assert_eq!(fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]), "a 1-2 1 ${Z}");
+    }
+
+    #[test]
+    fn no_template_has_a_name_that_is_not_filled() {
+        for file in ["addons.yaml", "Corefile.nocache", "Corefile.cache30"] {
+            let text = fill(&template(file).unwrap(), &[("RUN", "r"), ("GATEWAY", "g"), ("DNS", "d")]);
+            let left: Vec<&str> = text.lines().filter(|line| line.contains("${") && !line.starts_with('#')).collect();
+            assert!(left.is_empty(), "{file}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn the_two_set_ups_of_dns_differ_only_in_the_cache() {
+        let nocache = template("Corefile.nocache").unwrap();
+        assert!(nocache.contains("disable success cluster.local") && nocache.contains("disable denial cluster.local"));
+        assert!(!template("Corefile.cache30").unwrap().contains("disable"));
+    }
+}

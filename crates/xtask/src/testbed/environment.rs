@@ -1,0 +1,94 @@
+//! What others need to know to use a testbed. It may not change anything.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::Dns;
+use super::state::State;
+use crate::programs::{self, Programs};
+
+/// The way to a running testbed.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Env {
+    pub(crate) kubeconfig: PathBuf,
+    /// kubectl, helm, etcdctl and the rest.
+    pub(crate) bin: PathBuf,
+    pub(crate) run_folder: PathBuf,
+    pub(crate) s3_endpoint: String,
+    pub(crate) s3_access_key: String,
+    pub(crate) s3_secret_key: String,
+    pub(crate) s3_region: String,
+    pub(crate) etcd_versions: Vec<String>,
+    pub(crate) nodes: Vec<String>,
+    pub(crate) dns: Dns,
+    pub(crate) pods: String,
+    pub(crate) services: String,
+}
+
+impl Env {
+    pub(super) fn of(run_folder: &Path, state: &State, programs: &Programs) -> Result<Self> {
+        Ok(Self {
+            kubeconfig: run_folder.join("kubeconfig"),
+            bin: programs.bin.clone(),
+            run_folder: run_folder.to_path_buf(),
+            s3_endpoint: format!("http://{}:{}", state.slot.gateway(), super::control::S3_PORT),
+            s3_access_key: state.s3_access_key.clone(),
+            s3_secret_key: state.s3_secret_key.clone(),
+            s3_region: super::control::S3_REGION.into(),
+            etcd_versions: programs::etcd_versions()?,
+            nodes: (0..state.nodes).map(|index| format!("node-{index}")).collect(),
+            dns: state.dns,
+            pods: format!("{}/16", state.slot.pods(0, 0)),
+            services: format!("{}/16", state.slot.services(0)),
+        })
+    }
+
+    /// The variables to give to a program that works on the testbed.
+    pub(crate) fn vars(&self) -> Vec<(String, String)> {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let direct = [self.pods.as_str(), self.services.as_str(), ".svc", "127.0.0.1", "localhost"].join(",");
+        let own: [(&str, String); 10] = [
+            ("KUBECONFIG", self.kubeconfig.display().to_string()),
+            ("PATH", with_first(&self.bin.display().to_string(), &path)),
+            ("NO_PROXY", direct.clone()),
+            ("no_proxy", direct),
+            ("E2E_S3_ENDPOINT", self.s3_endpoint.clone()),
+            ("E2E_S3_ACCESS_KEY", self.s3_access_key.clone()),
+            ("E2E_S3_SECRET_KEY", self.s3_secret_key.clone()),
+            ("E2E_S3_REGION", self.s3_region.clone()),
+            ("E2E_ETCD_VERSIONS", self.etcd_versions.join(",")),
+            ("E2E_NODES", self.nodes.join(",")),
+        ];
+        own.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// A PATH with `dir` first, and there once.
+fn with_first(dir: &str, path: &str) -> String {
+    let rest = path.split(':').filter(|part| *part != dir && !part.is_empty());
+    std::iter::once(dir).chain(rest).collect::<Vec<_>>().join(":")
+}
+
+/// Variables as lines for a shell.
+pub(crate) fn exports(vars: &[(String, String)]) -> String {
+    vars.iter().map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', r"'\''"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_has_our_programs_first_and_once() {
+        assert_eq!(with_first("/x", "/a:/x:/b"), "/x:/a:/b");
+        assert_eq!(with_first("/x", ""), "/x");
+    }
+
+    #[test]
+    fn a_quote_in_a_value_does_not_end_it() {
+        let text = exports(&[("A".into(), "it's".into())]);
+        assert_eq!(text, "export A='it'\\''s'\n");
+    }
+}

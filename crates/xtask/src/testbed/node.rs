@@ -1,0 +1,328 @@
+//! The nodes: each a container runtime and a kubelet with folders, sockets and
+//! control groups of their own. A node can be lost and brought back.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::inside::Daemon;
+use super::{Testbed, control, state};
+use crate::{checkout, progress, shell};
+
+const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
+
+/// Starts a node's container runtime and gives it the images it lacks.
+pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
+    let name = format!("node-{index}");
+    let folder = testbed.run_folder.join(&name);
+    for part in ["pod-logs", "kubelet", "plugins", "opt"] {
+        fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
+    }
+    write_network(testbed)?;
+    let config = folder.join("containerd.toml");
+    fs::write(&config, containerd_config(testbed, &name)).with_context(|| config.display().to_string())?;
+    testbed.cgroups.create(&testbed.group(&name))?;
+    testbed.inside.spawn(
+        &testbed.cgroups,
+        &Daemon {
+            name: format!("{name}-containerd"),
+            group: testbed.group(&format!("{name}/daemons/containerd")),
+            umask: "022",
+            command: vec!["containerd".into(), "-c".into(), config.display().to_string()],
+        },
+    )?;
+    shell::wait_for(&format!("{name}'s container runtime"), Duration::from_secs(30), || ctr(testbed, index, "version").is_ok())?;
+    let present = ctr(testbed, index, "images ls -q")?;
+    for image in &testbed.programs.images {
+        import(testbed, index, image, &present)?;
+    }
+    // What was loaded while this node was lost.
+    for entry in fs::read_dir(testbed.run_folder.join("images")).into_iter().flatten().flatten() {
+        import(testbed, index, &entry.path(), &present)?;
+    }
+    Ok(())
+}
+
+/// Starts a node's kubelet.
+pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
+    let name = format!("node-{index}");
+    let folder = testbed.run_folder.join(&name);
+    let config = folder.join("kubelet.json");
+    fs::write(&config, kubelet_config(testbed, index).to_string()).with_context(|| config.display().to_string())?;
+    fs::write(testbed.run_folder.join("resolv.conf"), "nameserver 127.0.0.1\n").context("resolv.conf")?;
+    let run = testbed.run_folder.display();
+    let zone = ZONES[usize::from(index) % ZONES.len()];
+    testbed.inside.spawn(
+        &testbed.cgroups,
+        &Daemon {
+            name: format!("{name}-kubelet"),
+            group: testbed.group(&format!("{name}/daemons/kubelet")),
+            umask: "022",
+            command: vec![
+                "kubelet".into(),
+                format!("--config={}", config.display()),
+                format!("--kubeconfig={run}/{name}.kubeconfig"),
+                format!("--hostname-override={name}"),
+                format!("--node-ip={}", testbed.state.slot.node(index)),
+                format!("--root-dir={}", folder.join("kubelet").display()),
+                format!("--node-labels=topology.kubernetes.io/zone={zone},topology.kubernetes.io/region=testbed"),
+            ],
+        },
+    )
+}
+
+/// Puts one image archive into a node, if it runs and lacks it.
+pub(crate) fn load_image(testbed: &Testbed, index: u8, archive: &Path, reference: &str) -> Result<()> {
+    if testbed.cgroups.processes(&testbed.group(&format!("node-{index}/daemons/containerd"))).is_empty() {
+        return Ok(());
+    }
+    let present = ctr(testbed, index, "images ls -q")?;
+    if present.lines().any(|name| name == reference) {
+        return Ok(());
+    }
+    import(testbed, index, archive, &present)
+}
+
+/// Loses a node, as if its power went: kubelet, container runtime and all containers, at once.
+pub(crate) fn kill(name: &str) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let testbed = Testbed::running()?;
+    index(&testbed, name)?;
+    testbed.cgroups.kill(&testbed.group(name))?;
+    progress::say(&format!("{name} is lost; `cargo xtask testbed node start {name}` brings it back"));
+    Ok(())
+}
+
+/// Stops only the kubelet of a node: its containers go on.
+pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let testbed = Testbed::running()?;
+    index(&testbed, name)?;
+    testbed.cgroups.kill(&testbed.group(&format!("{name}/daemons/kubelet")))?;
+    progress::say(&format!("{name}'s kubelet is stopped; `cargo xtask testbed node start {name}` starts it again"));
+    Ok(())
+}
+
+/// Starts what of a node does not run, and waits until the node is ready.
+pub(crate) fn start(name: &str) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let testbed = Testbed::running()?;
+    let index = index(&testbed, name)?;
+    let runs = |daemon: &str| !testbed.cgroups.processes(&testbed.group(&format!("{name}/daemons/{daemon}"))).is_empty();
+    progress::step(&format!("starting {name}"), || {
+        if !runs("containerd") {
+            start_runtime(&testbed, index)?;
+        }
+        let begun = now(&testbed)?;
+        if !runs("kubelet") {
+            start_kubelet(&testbed, index)?;
+        }
+        wait_heard_of(&testbed, name, &begun)
+    })
+}
+
+/// Waits until the node has reported itself ready after `begun`: its old report may still say so.
+fn wait_heard_of(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
+    let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
+    shell::wait_for(&format!("{name} to be ready"), Duration::from_secs(90), || {
+        let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else { return false };
+        // Both times are UTC in the same form, which sorts as text.
+        matches!(text.split_once(' '), Some(("True", heard)) if heard.trim() >= begun)
+    })
+}
+
+fn now(testbed: &Testbed) -> Result<String> {
+    Ok(testbed.inside.script("date -u +%Y-%m-%dT%H:%M:%SZ")?.trim().to_owned())
+}
+
+/// Names and control groups of the nodes' daemons.
+pub(crate) fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
+    (0..nodes).flat_map(|index| {
+        ["containerd", "kubelet"].map(|daemon| (format!("node-{index} {daemon}"), format!("node-{index}/daemons/{daemon}")))
+    })
+}
+
+fn index(testbed: &Testbed, name: &str) -> Result<u8> {
+    let known = (0..testbed.state.nodes).find(|index| format!("node-{index}") == name);
+    match known {
+        Some(index) => Ok(index),
+        None => bail!("no node {name}: the nodes are node-0 to node-{}", testbed.state.nodes.saturating_sub(1)),
+    }
+}
+
+fn socket(name: &str) -> String {
+    // In the testbed's own /run: short, whatever the checkout's path is.
+    format!("/run/{name}/containerd.sock")
+}
+
+fn ctr(testbed: &Testbed, index: u8, command: &str) -> Result<String> {
+    testbed.inside.script(&format!("ctr -a {} -n k8s.io {command}", socket(&format!("node-{index}"))))
+}
+
+fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result<()> {
+    let names = names_in(archive)?;
+    if names.iter().all(|name| present.lines().any(|line| line == name)) {
+        return Ok(());
+    }
+    let snapshotter = &testbed.state.snapshotter;
+    ctr(testbed, index, &format!("images import --snapshotter {snapshotter} --local {}", archive.display()))
+        .or_else(|_| ctr(testbed, index, &format!("images import {}", archive.display())))
+        .with_context(|| format!("image {} into node-{index}", archive.display()))?;
+    Ok(())
+}
+
+/// The references in an archive's manifest, which comes last.
+fn names_in(archive: &Path) -> Result<Vec<String>> {
+    let mut tar = tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
+    for entry in tar.entries_with_seek()? {
+        let entry = entry?;
+        if entry.path()?.as_os_str() == "manifest.json" {
+            let manifest: serde_json::Value = serde_json::from_reader(entry).context("manifest.json")?;
+            let names = manifest[0]["RepoTags"].as_array().cloned().unwrap_or_default();
+            return Ok(names.iter().filter_map(|name| name.as_str().map(ToOwned::to_owned)).collect());
+        }
+    }
+    bail!("{}: no manifest.json", archive.display())
+}
+
+/// One network plugin set-up serves all nodes, and one store of addresses, so that no address is given twice.
+fn write_network(testbed: &Testbed) -> Result<()> {
+    let slot = testbed.state.slot;
+    let run = &testbed.run_folder;
+    let text = serde_json::json!({
+        "cniVersion": "1.0.0",
+        "name": "testbed",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": true,
+                "ipMasq": false,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": run.join("leases"),
+                    "ranges": [[{ "subnet": format!("{}/16", slot.pods(0, 0)), "rangeStart": slot.pods(1, 0), "gateway": slot.gateway() }]],
+                    "routes": [{ "dst": "0.0.0.0/0" }],
+                },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    });
+    let (file, temporary) = (run.join("cni/10-testbed.conflist"), run.join(format!("cni/{:?}.new", std::thread::current().id())));
+    fs::write(&temporary, text.to_string()).context("network set-up")?;
+    fs::rename(&temporary, &file).context("network set-up")
+}
+
+fn containerd_config(testbed: &Testbed, name: &str) -> String {
+    control::fill(
+        CONTAINERD_CONFIG,
+        &[
+            ("RUN", &testbed.run_folder.display().to_string()),
+            ("NODE", name),
+            ("SNAPSHOTTER", &testbed.state.snapshotter),
+            ("BIN", &testbed.programs.bin.display().to_string()),
+        ],
+    )
+}
+
+const CONTAINERD_CONFIG: &str = r#"version = 3
+root = "${RUN}/${NODE}/containerd"
+state = "/run/${NODE}"
+
+[grpc]
+  address = "/run/${NODE}/containerd.sock"
+
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "${SNAPSHOTTER}"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "docker.io/testbed/pause:1"
+
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["${BIN}/cni"]
+    conf_dir = "${RUN}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      BinaryName = "${BIN}/runc"
+      SystemdCgroup = false
+
+[plugins.'io.containerd.internal.v1.opt']
+  path = "${RUN}/${NODE}/opt"
+
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
+"#;
+
+fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
+    let name = format!("node-{index}");
+    let run = &testbed.run_folder;
+    let address = testbed.state.slot.node(index);
+    serde_json::json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": address,
+        "healthzBindAddress": address,
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "cgroupDriver": "cgroupfs",
+        // Of its own: kubelets that share one take each other's pods for orphans and end them.
+        "cgroupRoot": format!("/{}", testbed.group(&name)),
+        "enforceNodeAllocatable": [],
+        "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
+        // Of its own, too: they would remove each other's logs.
+        "podLogsDir": run.join(&name).join("pod-logs"),
+        "volumePluginDir": run.join(&name).join("plugins"),
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "x509": { "clientCAFile": run.join("pki/ca.crt") },
+            "webhook": { "enabled": false },
+        },
+        "authorization": { "mode": "AlwaysAllow" },
+        "clusterDNS": [control::dns_address(testbed)],
+        "clusterDomain": "cluster.local",
+        "resolvConf": run.join("resolv.conf"),
+        "nodeStatusUpdateFrequency": "4s",
+        "nodeStatusReportFrequency": "10s",
+        "serializeImagePulls": false,
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{Entry, Image};
+
+    #[test]
+    fn each_node_has_two_daemons() {
+        let all: Vec<_> = daemons(2).collect();
+        assert_eq!(all.len(), 4);
+        assert_eq!(all[3], ("node-1 kubelet".into(), "node-1/daemons/kubelet".into()));
+    }
+
+    #[test]
+    fn the_names_of_an_archive_are_read_from_its_manifest() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("f"), "").unwrap();
+        let image = Image { names: vec!["a/b:1".into(), "c:2".into()], entries: vec![Entry::data(&dir.path().join("f"), "f")], ..Image::default() };
+        let tar = dir.path().join("x.tar");
+        image.write(&tar).unwrap();
+        assert_eq!(names_in(&tar).unwrap(), ["a/b:1", "c:2"]);
+    }
+
+    #[test]
+    fn the_container_runtimes_set_up_has_all_names_filled() {
+        let text = control::fill(CONTAINERD_CONFIG, &[("RUN", "r"), ("NODE", "n"), ("SNAPSHOTTER", "s"), ("BIN", "b")]);
+        assert!(!text.contains("${"), "{text}");
+    }
+}

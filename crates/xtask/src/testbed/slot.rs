@@ -1,0 +1,179 @@
+//! A slot is a number that no other testbed on this machine has; all addresses
+//! of a testbed follow from it. A claim on a slot is a file naming the run
+//! folder and the process that made it.
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::process::Identity;
+use super::state::State;
+use crate::{checkout, shell};
+
+/// How many testbeds can run on one machine at a time.
+const SLOTS: u8 = 16;
+
+/// One of the machine's places for a testbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slot(pub(crate) u8);
+
+impl Slot {
+    /// An address of the pods' network, `10.88.0.0/16` for slot 0.
+    pub(crate) fn pods(self, third: u8, fourth: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 88 + self.0, third, fourth)
+    }
+
+    /// The bridge's address: API server, DNS and S3 listen on it.
+    pub(crate) fn gateway(self) -> Ipv4Addr {
+        self.pods(0, 1)
+    }
+
+    /// The address of a node.
+    pub(crate) fn node(self, index: u8) -> Ipv4Addr {
+        self.pods(0, 10 + index)
+    }
+
+    /// An address of the Services' network, `10.104.0.0/16` for slot 0.
+    pub(crate) fn services(self, fourth: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 104 + self.0, 0, fourth)
+    }
+
+    /// The two ends of the link between the machine and the testbed.
+    pub(crate) fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
+        (Ipv4Addr::new(10, 120, self.0, 1), Ipv4Addr::new(10, 120, self.0, 2))
+    }
+
+    /// The network interface on the machine's side.
+    pub(crate) fn interface(self) -> String {
+        format!("etb{}", self.0)
+    }
+
+    /// The networks this slot uses: pods, Services, link.
+    pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
+        [(self.pods(0, 0), 16), (self.services(0), 16), (Ipv4Addr::new(10, 120, self.0, 0), 30)]
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Claim {
+    run_folder: PathBuf,
+    by: Identity,
+}
+
+impl Claim {
+    /// Whether the testbed that made the claim runs or is being brought up.
+    fn is_held(&self) -> bool {
+        self.by.is_alive() || State::read(&self.run_folder).is_ok_and(|state| state.is_some_and(|state| state.is_alive()))
+    }
+}
+
+/// Takes the first slot that is free and whose networks the machine does not use otherwise.
+pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
+    let folder = checkout::slots_folder();
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let lock = File::create(folder.join("lock")).context("slots: lock file")?;
+    lock.lock().context("slots: lock")?;
+    let routes = routes()?;
+    let by = Identity::own()?;
+    let slot = choose(
+        |slot| held_by(&folder, slot).filter(|claim| claim.run_folder != run_folder).is_some_and(|claim| claim.is_held()),
+        &routes,
+    )?;
+    let claim = Claim { run_folder: run_folder.to_path_buf(), by };
+    fs::write(claim_file(&folder, slot), serde_json::to_string(&claim)?).context("slots: claim")?;
+    Ok(slot)
+}
+
+/// Gives a slot back.
+pub(crate) fn release(slot: Slot, run_folder: &Path) {
+    let folder = checkout::slots_folder();
+    if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
+        // A claim that stays is stale once this process ends.
+        let _ = fs::remove_file(claim_file(&folder, slot));
+    }
+}
+
+fn claim_file(folder: &Path, slot: Slot) -> PathBuf {
+    folder.join(format!("{}.json", slot.0))
+}
+
+fn held_by(folder: &Path, slot: Slot) -> Option<Claim> {
+    serde_json::from_str(&fs::read_to_string(claim_file(folder, slot)).ok()?).ok()
+}
+
+fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slot> {
+    let slots: Vec<Slot> = (0..SLOTS).map(Slot).collect();
+    let free = |slot: &&Slot| !taken(**slot) && !slot.networks().iter().any(|ours| routes.iter().any(|route| overlap(*ours, *route)));
+    match slots.iter().find(free) {
+        Some(slot) => Ok(*slot),
+        None => bail!(
+            "no place for a testbed: each of the {SLOTS} is taken by another checkout (see {}) or its networks \
+             (10.88-10.103, 10.104-10.119, 10.120) are routed elsewhere (see `ip route`). \
+             Take down another checkout's testbed with `cargo xtask testbed down` there.",
+            checkout::slots_folder().display()
+        ),
+    }
+}
+
+/// The networks the machine has routes to, the default route left out.
+fn routes() -> Result<Vec<(Ipv4Addr, u8)>> {
+    Ok(parse_routes(&shell::output(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?))
+}
+
+fn parse_routes(text: &str) -> Vec<(Ipv4Addr, u8)> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let first = words.next()?;
+            let network = if ["local", "broadcast", "unreachable", "blackhole", "prohibit"].contains(&first) { words.next()? } else { first };
+            let (address, length) = network.split_once('/').unwrap_or((network, "32"));
+            Some((address.parse().ok()?, length.parse().ok()?))
+        })
+        .filter(|(_, length)| *length > 0)
+        .collect()
+}
+
+fn overlap(a: (Ipv4Addr, u8), b: (Ipv4Addr, u8)) -> bool {
+    let length = a.1.min(b.1);
+    let mask = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
+    u32::from(a.0) & mask == u32::from(b.0) & mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_free_slot_is_chosen() {
+        assert_eq!(choose(|_| false, &[]).unwrap(), Slot(0));
+        assert_eq!(choose(|slot| slot.0 < 3, &[]).unwrap(), Slot(3));
+    }
+
+    #[test]
+    fn a_network_the_machine_uses_is_avoided() {
+        let routes = parse_routes("default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n");
+        assert_eq!(routes.len(), 2);
+        assert_eq!(choose(|_| false, &routes).unwrap(), Slot(2));
+    }
+
+    #[test]
+    fn a_wide_route_takes_all_slots_and_the_error_says_what_to_do() {
+        let error = choose(|_| false, &[(Ipv4Addr::new(10, 0, 0, 0), 8)]).unwrap_err();
+        assert!(error.to_string().contains("testbed down"));
+    }
+
+    #[test]
+    fn no_two_slots_share_an_address() {
+        for a in 0..SLOTS {
+            for b in 0..a {
+                for ours in Slot(a).networks() {
+                    assert!(!Slot(b).networks().iter().any(|theirs| overlap(ours, *theirs)), "{a} {b}");
+                }
+            }
+        }
+    }
+}

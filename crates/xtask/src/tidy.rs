@@ -1,0 +1,169 @@
+//! Checks of the tree itself, run as unit tests: budgets, and that the documents name what exists.
+
+#![cfg(test)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Code lines a file may have, without its inline test module (CONTRIBUTING.md).
+const FILE_BUDGET: usize = 600;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every file below `directory` with the extension, `target` left out.
+fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                files(&path, extension, found);
+            }
+        } else if name.ends_with(extension) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    files(&root(), ".rs", &mut found);
+    found
+        .into_iter()
+        .map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            (path, text)
+        })
+        .collect()
+}
+
+/// The lines that count: not blank, not only a comment, not in the inline test module at the end.
+fn code_lines(text: &str) -> usize {
+    let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(text);
+    code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+}
+
+/// The names in backticks that look like tests: lower case with at least two underscores.
+fn named_tests(line: &str) -> Vec<&str> {
+    line.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| {
+            name.matches('_').count() >= 2
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        })
+        .collect()
+}
+
+/// The functions in the sources that are tests: their names follow a test attribute or stand in `proptest!`.
+fn functions(sources: &[(PathBuf, String)]) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for (_, text) in sources {
+        for line in text.lines() {
+            let line = line.trim_start();
+            let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
+            let line = line.strip_prefix("async ").unwrap_or(line);
+            if let Some(rest) = line.strip_prefix("fn ") {
+                names.insert(rest.split(['(', '<']).next().unwrap_or_default());
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn no_file_is_over_the_budget() {
+    let over: Vec<String> = sources()
+        .iter()
+        .filter(|(_, text)| code_lines(text) > FILE_BUDGET)
+        .map(|(path, text)| format!("{} ({} code lines)", path.display(), code_lines(text)))
+        .collect();
+    assert!(over.is_empty(), "files over {FILE_BUDGET} code lines: {over:#?}");
+}
+
+#[test]
+fn every_module_says_what_it_is_for() {
+    let silent: Vec<String> = sources()
+        .iter()
+        .filter(|(_, text)| !text.trim_start().starts_with("//!"))
+        .map(|(path, _)| path.display().to_string())
+        .collect();
+    assert!(silent.is_empty(), "files that do not begin with `//!`: {silent:#?}");
+}
+
+#[test]
+fn the_tests_named_in_the_conformance_document_exist() {
+    let sources = sources();
+    let functions = functions(&sources);
+    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for line in document.lines().filter(|line| line.starts_with('|')) {
+        for name in named_tests(line) {
+            named += 1;
+            if !functions.contains(name) {
+                missing.push(name.to_owned());
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/conformance.md names tests that do not exist: {missing:#?}");
+    assert!(named > 50, "docs/conformance.md names only {named} tests: is its form still read?");
+}
+
+#[test]
+fn the_conformance_document_has_every_old_defect_and_invariant() {
+    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
+    let first_cells: BTreeSet<&str> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| "))
+        .filter_map(|line| line.split(" | ").next())
+        .map(str::trim)
+        .collect();
+    let expected = (1..=34).map(|n| format!("defect {n}")).chain((1..=15).map(|n| format!("invariant {n}")));
+    let missing: Vec<String> = expected.filter(|cell| !first_cells.contains(cell.as_str())).collect();
+    assert!(missing.is_empty(), "docs/conformance.md has no line for: {missing:?}");
+}
+
+#[test]
+fn the_conformance_document_has_every_field_of_the_resources() {
+    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
+    let mut missing = Vec::new();
+    for (kind, file) in [
+        ("EtcdCluster", "etcdclusters.yaml"),
+        ("EtcdBackup", "etcdbackups.yaml"),
+        ("EtcdRestore", "etcdrestores.yaml"),
+    ] {
+        let path = root().join("charts/etcd-operator/crds-generated").join(file);
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let crd: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        for part in ["spec", "status"] {
+            for (name, _) in schema[part]["properties"].as_mapping().unwrap() {
+                let field = format!("{kind}.{part}.{}", name.as_str().unwrap());
+                if !document.contains(&format!("| {field} |")) {
+                    missing.push(field);
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/conformance.md has no line for: {missing:#?}");
+}
+
+#[test]
+fn the_words_of_the_old_operator_that_mislead_are_not_used() {
+    // `docs/architecture.md`, Words. In code only identifiers are looked at: comments may quote others.
+    let banned = ["fn get_", "struct ClusterManager", "mod util", "mod helper", "mod common"];
+    let found: Vec<String> = sources()
+        .iter()
+        .filter(|(path, _)| !path.ends_with("tidy.rs"))
+        .flat_map(|(path, text)| {
+            let lines = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+            let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
+            hits.map(|line| format!("{}: {line}", path.display())).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(found.is_empty(), "{found:#?}");
+}

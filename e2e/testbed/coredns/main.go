@@ -1,0 +1,27 @@
+// Program coredns holds only the plugins the testbed's Corefile names.
+package main
+
+import (
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/log"
+	_ "github.com/coredns/coredns/plugin/metrics"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
+	_ "github.com/coredns/coredns/plugin/template"
+
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/coremain"
+)
+
+// The order in which plugins see a query, as in CoreDNS's own plugin.cfg.
+func init() {
+	dnsserver.Directives = []string{
+		"reload", "bind", "ready", "prometheus", "errors", "log", "cache", "template", "loadbalance", "kubernetes",
+	}
+}
+
+func main() { coremain.Run() }

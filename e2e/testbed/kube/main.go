@@ -1,0 +1,47 @@
+// Program kube is every Kubernetes program of the testbed in one file: it
+// looks at the name it was called by, so one link of the large common part
+// serves six programs.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+var programs = map[string]func() *cobra.Command{
+	"kube-apiserver":          apiserver.NewAPIServerCommand,
+	"kube-controller-manager": controllers.NewControllerManagerCommand,
+	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kube-proxy":              proxy.NewProxyCommand,
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+}
+
+func main() {
+	name := filepath.Base(os.Args[0])
+	if name == "kubectl" {
+		if cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()) != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	program, known := programs[name]
+	if !known {
+		fmt.Fprintf(os.Stderr, "%s: call this file by the name of a Kubernetes program\n", name)
+		os.Exit(2)
+	}
+	os.Exit(cli.Run(program()))
+}
