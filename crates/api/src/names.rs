@@ -35,6 +35,9 @@ pub const ANNOTATION_VERSION: &str = "etcd.version";
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
 /// Annotation with the cluster ID once known, on every pod and volume claim.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
+/// Annotation on a member's Service, set before a pod is made for the member: from then on a missing pod
+/// may be a pod that was lost.
+pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
 /// Annotation on an `EtcdCluster` that belongs to a restore: the UID of the `EtcdRestore`.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 /// Annotation that gives an object to the cluster-wide operators.

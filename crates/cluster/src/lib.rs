@@ -1,1 +1,17 @@
-//! cluster
+//! The cluster operator: it keeps an etcd cluster at its size through every failure that leaves data to save,
+//! and never makes things worse.
+//!
+//! observe (reads only) -> plan (pure) -> act (one step) -> status (pure, one patch). The steps are made of the
+//! primitive writes in [`write`]; what is true is in etcd's member list, pods, disks and the few recorded
+//! fields of the status, never in this process.
+
+pub mod act;
+pub mod app;
+pub mod controller;
+pub mod desired;
+pub mod observe;
+pub mod observed;
+pub mod outcome;
+pub mod plan;
+pub mod status;
+pub mod write;

@@ -172,7 +172,6 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
             fields.push(field.to_owned());
         }
     };
-    note(spec.bootstrap == BootstrapMode::Seed, "spec.bootstrap");
     note(spec.hibernate, "spec.hibernate");
     note(spec.tls.is_some(), "spec.TLS");
     note(spec.services.is_some(), "spec.services");

@@ -1,0 +1,223 @@
+//! Executes one step: sends its writes, each chain in its order, the chains and the change beside each other.
+//!
+//! It decides nothing. A write that loses a race (the object changed, exists, is gone) ends its chain and is
+//! planned again; nothing is retried here.
+
+mod send;
+
+use api::EtcdCluster;
+use api::names;
+use etcd::{Error as EtcdError, Etcd};
+use futures::future::join_all;
+use kube::{Client, ResourceExt};
+use runtime::outcome::Failure;
+
+use crate::observed::Observed;
+use crate::write::{Change, Draw, Step, Write, chains};
+
+/// Why a write was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused, or could not be reached.
+    #[error("the API server")]
+    Api(#[from] runtime::apply::Error),
+    /// An object of this name was there before.
+    #[error("{what} exists already")]
+    Exists {
+        /// Kind and name.
+        what: String,
+    },
+    /// The object was changed, or is another one by now.
+    #[error("{what} has changed since it was read")]
+    Changed {
+        /// Kind and name.
+        what: String,
+    },
+    /// The member list is not the one the change was planned from.
+    #[error("the member list has changed since it was read")]
+    ListChanged,
+    /// etcd refused, or did not answer.
+    #[error("cannot {what}")]
+    Etcd {
+        /// What was asked of it.
+        what: String,
+        /// What it answered.
+        #[source]
+        source: EtcdError,
+    },
+    /// The version a pod should run is none.
+    #[error("cannot build the pod of {member}")]
+    Version {
+        /// Whose pod.
+        member: String,
+        /// What is wrong with it.
+        #[source]
+        source: api::version::VersionError,
+    },
+}
+
+impl Error {
+    /// A race was lost or etcd is not ready: planned again shortly, and no failure.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged => true,
+            Self::Etcd { source, .. } => !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_)),
+            Self::Api(error) => error.reason() == "Conflict",
+            Self::Version { .. } => false,
+        }
+    }
+
+    /// The API server said no for good: the object surely does not exist.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Api(error) if matches!(error.reason(), "Forbidden" | "Refused"))
+    }
+}
+
+impl Failure for Error {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Api(error) => error.reason(),
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged => "Conflict",
+            Self::Etcd { source, .. } => match source {
+                EtcdError::Unreachable(_) | EtcdError::Timeout(_) => "EtcdUnreachable",
+                EtcdError::Unavailable(_) => "EtcdRefused",
+                EtcdError::AccessDenied(_) => "EtcdAccessDenied",
+                EtcdError::Tls(_) => "EtcdTls",
+                EtcdError::MemberNotFound | EtcdError::PeerUrlExists | EtcdError::Other(_) => "EtcdError",
+            },
+            Self::Version { .. } => "InvalidSpec",
+        }
+    }
+}
+
+/// What became of a step.
+#[derive(Debug, Default)]
+pub struct Acted {
+    /// What was done.
+    pub done: Vec<Write>,
+    /// What was not, and why.
+    pub failed: Vec<Error>,
+}
+
+impl Acted {
+    /// The failure to report: one that will not pass by itself.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failed.iter().find(|error| !error.is_passing())
+    }
+
+    fn merge(mut self, other: Self) -> Self {
+        self.done.extend(other.done);
+        self.failed.extend(other.failed);
+        self
+    }
+}
+
+/// What a step is executed with.
+pub struct Actor<'a> {
+    /// Talks to the API server.
+    pub client: &'a Client,
+    /// Talks to the members.
+    pub etcd: &'a dyn Etcd,
+    /// The object as it was observed.
+    pub cluster: &'a EtcdCluster,
+    /// What the step was planned from.
+    pub observed: &'a Observed,
+}
+
+impl Actor<'_> {
+    /// Executes the step.
+    pub async fn act(&self, step: &Step) -> Acted {
+        let mut draw = Random { cluster: self.cluster.name_any() };
+        let writes: Vec<Vec<Write>> = step.orders.iter().flat_map(|order| chains(order, &mut draw)).collect();
+        let orders = join_all(writes.into_iter().map(|chain| self.chain(chain)));
+        let change = async {
+            match &step.change {
+                Some(change) => self.change(change).await,
+                None => Acted::default(),
+            }
+        };
+        let (orders, change) = tokio::join!(orders, change);
+        orders.into_iter().fold(change, Acted::merge)
+    }
+
+    /// One write after the other; the first that fails ends the chain.
+    async fn chain(&self, writes: Vec<Write>) -> Acted {
+        let mut acted = Acted::default();
+        let mut marked = None;
+        for write in writes {
+            interrupt(&write);
+            match self.write(&write, &[]).await {
+                Ok(version) => {
+                    marked = version.or(marked);
+                    acted.done.push(write);
+                }
+                Err(error) => {
+                    if error.is_refusal()
+                        && let Some(Write::MarkService { member, started, .. }) = write.after_refusal()
+                    {
+                        let undo = Write::MarkService { member, started, over: marked };
+                        acted.failed.extend(self.write(&undo, &[]).await.err());
+                    }
+                    acted.failed.push(error);
+                    break;
+                }
+            }
+        }
+        acted
+    }
+
+    /// Invariant 11: a change is made only to the list it was planned from.
+    async fn change(&self, change: &Change) -> Acted {
+        let mut acted = Acted::default();
+        let via: Vec<String> = change.via.iter().map(|name| self.client_url(name)).collect();
+        match self.etcd.members(&via).await {
+            Ok(list) if list == change.planned_from => {}
+            Ok(_) => {
+                acted.failed.push(Error::ListChanged);
+                return acted;
+            }
+            Err(source) => {
+                acted.failed.push(Error::Etcd { what: "read the member list again".to_owned(), source });
+                return acted;
+            }
+        }
+        for write in &change.writes {
+            interrupt(write);
+            match self.write(write, &via).await {
+                Ok(_) => acted.done.push(write.clone()),
+                Err(error) => {
+                    acted.failed.push(error);
+                    break;
+                }
+            }
+        }
+        acted
+    }
+
+    fn client_url(&self, member: &str) -> String {
+        self.members().addresses().client_url(member)
+    }
+}
+
+/// A crash before this write, where a test asks for one: `FAILPOINTS=before-create-pod=panic`. Every boundary
+/// between two writes of a step is before one of them.
+fn interrupt(write: &Write) {
+    let point = write.point();
+    tracing::debug!(point, ?write, "write");
+    fail::fail_point!(point);
+}
+
+/// Names from the operating system's randomness.
+struct Random {
+    cluster: String,
+}
+
+impl Draw for Random {
+    fn member(&mut self) -> String {
+        names::member_name(&self.cluster, rand::random())
+    }
+
+    fn token(&mut self) -> String {
+        format!("{}-{:016x}", self.cluster, rand::random::<u64>())
+    }
+}

@@ -1,0 +1,284 @@
+//! Each write as one request.
+
+use api::EtcdCluster;
+use api::cluster::BootstrapStatus;
+use api::names;
+use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Service, Volume,
+};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource, ResourceExt};
+use runtime::apply::{self, Created, Deleted};
+use runtime::member::{self, Member, Members};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+
+use crate::act::{Actor, Error};
+use crate::observed::{Intent, Role};
+use crate::write::{Label, Start, State, Write};
+
+/// Field manager of what only the status can say: token, first members, cluster ID. It is not that of the
+/// report, so that no report, however old, can take them out.
+const MANAGER_IDENTITY: &str = "etcd-operator-identity";
+
+impl Actor<'_> {
+    /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
+    pub(super) async fn write(&self, write: &Write, via: &[String]) -> Result<Option<String>, Error> {
+        match write {
+            Write::RecordIntent { intent, cluster_id, over } => {
+                let id = cluster_id.map(|id| id.to_string());
+                self.record(intent, id, over).await
+            }
+            Write::RecordClusterId { cluster_id, over } => {
+                let intent = self.observed.intent.clone();
+                self.record(&intent.unwrap_or_else(no_intent), Some(cluster_id.to_string()), over).await
+            }
+            Write::ApplyHeadless => self.apply(&member::headless_service(&self.members())).await,
+            Write::ApplyClient { open } => {
+                let mut members = self.members();
+                members.cluster_id = open.then_some("");
+                self.apply(&member::client_service(&members)).await
+            }
+            // The smallest number of voters with this quorum.
+            Write::ApplyBudget { quorum } => {
+                self.apply(&member::disruption_budget(&self.members(), (quorum * 2).saturating_sub(1))).await
+            }
+            Write::DeleteBudget => {
+                let api: Api<PodDisruptionBudget> = self.api();
+                let name = names::disruption_budget(&self.cluster.name_any());
+                match api.get_opt(&name).await.map_err(|source| failed("read", "PodDisruptionBudget", &name, source))? {
+                    Some(seen) => self.removed(apply::delete(&api, &seen, None).await?, &name),
+                    None => Ok(None),
+                }
+            }
+            Write::CreateService { member, started } => {
+                let mut service = member::member_service(&self.members(), member);
+                if *started {
+                    service.annotations_mut().insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
+                }
+                self.create(&service).await
+            }
+            Write::RepairService { member } => self.apply(&member::member_service(&self.members(), member)).await,
+            Write::MarkService { member, started, over } => self.mark(member, *started, over.as_deref()).await,
+            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
+            Write::CreateDisk(start) => match self.claim(start) {
+                Some(claim) => self.create(&claim).await,
+                None => Ok(None),
+            },
+            Write::DeleteDisk { member, uid } => self.delete::<PersistentVolumeClaim>(member, uid).await,
+            Write::CreatePod(start) => self.create(&self.pod(start)?).await,
+            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
+            Write::LabelPod(label) => self.label::<Pod>(label).await,
+            Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
+            Write::AddMember { .. } | Write::Promote { .. } | Write::Remove { .. } | Write::MoveLeader { .. } => {
+                self.change_members(write, via).await.map(|()| None)
+            }
+        }
+    }
+
+    async fn change_members(&self, write: &Write, via: &[String]) -> Result<(), Error> {
+        let answer = match write {
+            Write::AddMember { member, learner } => {
+                let url = self.members().addresses().peer_url(member);
+                match self.etcd.add_member(via, &[url], *learner).await {
+                    // An earlier addition whose answer was lost.
+                    Err(etcd::Error::PeerUrlExists) => Ok(()),
+                    answer => answer.map(|_| ()),
+                }
+            }
+            Write::Promote { id, .. } => self.etcd.promote_member(via, *id).await,
+            Write::Remove { id, .. } => match self.etcd.remove_member(via, *id).await {
+                Err(etcd::Error::MemberNotFound) => Ok(()),
+                answer => answer,
+            },
+            Write::MoveLeader { from, id, .. } => self.etcd.move_leader(&self.client_url(from), *id).await,
+            _ => Ok(()),
+        };
+        answer.map_err(|source| Error::Etcd { what: write.to_string(), source })
+    }
+
+    /// The builder's input for this cluster.
+    pub(super) fn members(&self) -> Members<'_> {
+        let token = self.observed.intent.as_ref().map_or("", |intent| intent.token.as_str());
+        let status = self.cluster.status.as_ref();
+        let cluster_id = status.and_then(|status| status.cluster_id.as_deref());
+        // The namespace of an object that was read is always there.
+        let namespace = self.cluster.metadata.namespace.as_deref().unwrap_or_default();
+        Members::of(self.cluster, namespace, token, cluster_id)
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.cluster.namespace().unwrap_or_default())
+    }
+
+    /// Invariant 10, and invariant 11: written only over the version that was read.
+    async fn record(&self, intent: &Intent, cluster_id: Option<String>, over: &str) -> Result<Option<String>, Error> {
+        let bootstrap =
+            BootstrapStatus { token: intent.token.clone(), members: intent.members.iter().cloned().collect() };
+        let name = self.cluster.name_any();
+        let mut status = json!({ "bootstrap": bootstrap });
+        if let Some(id) = cluster_id {
+            status["clusterID"] = json!(id);
+        }
+        let body = json!({
+            "apiVersion": EtcdCluster::api_version(&()),
+            "kind": EtcdCluster::kind(&()),
+            "metadata": { "name": name, "uid": self.cluster.uid(), "resourceVersion": over },
+            "status": status,
+        });
+        let params = PatchParams::apply(MANAGER_IDENTITY).force();
+        let written = self.api::<EtcdCluster>().patch_status(&name, &params, &Patch::Apply(&body)).await;
+        written.map(|_| None).map_err(|source| patched("EtcdCluster", &name, source))
+    }
+
+    async fn apply<K>(&self, object: &K) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+    {
+        let applied = apply::apply(&self.api(), names::MANAGER_CLUSTER, object).await?;
+        Ok(applied.resource_version())
+    }
+
+    async fn create<K>(&self, object: &K) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+    {
+        match apply::create(&self.api(), names::MANAGER_CLUSTER, object).await? {
+            Created::New(created) if K::kind(&()) == "Service" => Ok(created.resource_version()),
+            Created::New(_) => Ok(None),
+            Created::Exists => Err(Error::Exists { what: what::<K>(&object.name_any()) }),
+        }
+    }
+
+    async fn delete<K>(&self, name: &str, uid: &str) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug + Default,
+    {
+        let mut seen = K::default();
+        seen.meta_mut().name = Some(name.to_owned());
+        seen.meta_mut().uid = Some(uid.to_owned());
+        self.removed(apply::delete(&self.api::<K>(), &seen, None).await?, name)
+    }
+
+    fn removed(&self, deleted: Deleted, name: &str) -> Result<Option<String>, Error> {
+        match deleted {
+            Deleted::Accepted | Deleted::Gone => Ok(None),
+            Deleted::Changed => Err(Error::Changed { what: format!("{name} in {}", self.cluster.name_any()) }),
+        }
+    }
+
+    async fn mark(&self, member: &str, started: bool, over: Option<&str>) -> Result<Option<String>, Error> {
+        let value = if started { json!("true") } else { Value::Null };
+        let mut metadata = json!({ "annotations": { names::ANNOTATION_STARTED: value } });
+        if let Some(over) = over {
+            metadata["resourceVersion"] = json!(over);
+        }
+        self.merge::<Service>(member, metadata).await
+    }
+
+    async fn label<K>(&self, label: &Label) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+    {
+        let mut annotations = json!({ names::ANNOTATION_CLUSTER_TOKEN: label.token });
+        if let Some(id) = label.cluster_id {
+            annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
+        }
+        let mut metadata = json!({
+            "uid": label.uid,
+            "annotations": annotations,
+            "ownerReferences": [apply::owner_reference(self.cluster)],
+        });
+        if let Some(role) = label.role {
+            metadata["labels"] = json!({ names::LABEL_ROLE: role_of(role).label() });
+        }
+        self.merge::<K>(&label.member, metadata).await.map(|_| None)
+    }
+
+    async fn merge<K>(&self, name: &str, metadata: Value) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+    {
+        let params = PatchParams { field_manager: Some(names::MANAGER_CLUSTER.to_owned()), ..PatchParams::default() };
+        let patch = json!({ "metadata": metadata });
+        let patched_object = self.api::<K>().patch(name, &params, &Patch::Merge(&patch)).await;
+        patched_object.map(|object| object.resource_version()).map_err(|source| patched(&K::kind(&()), name, source))
+    }
+
+    fn claim(&self, start: &Start) -> Option<PersistentVolumeClaim> {
+        let mut claim = member::volume_claim(&self.members(), &start.member)?;
+        claim.annotations_mut().insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        Some(claim)
+    }
+
+    fn pod(&self, start: &Start) -> Result<Pod, Error> {
+        let version = EtcdVersion::parse(&start.version)
+            .map_err(|source| Error::Version { member: start.member.clone(), source })?;
+        let members = self.members();
+        let how = match start.state {
+            State::New => member::Start::Bootstrap { members: start.initial.iter().cloned().collect() },
+            State::Join => member::Start::Join {
+                initial_cluster: members.addresses().initial_cluster(start.initial.iter().map(String::as_str)),
+            },
+            State::OnDisk => member::Start::OnDisk,
+        };
+        let one = Member { name: &start.member, version: &version, role: role_of(start.role), start: how };
+        let mut pod = member::pod(&members, &one);
+        if start.durable {
+            on_its_disk(&mut pod, &start.member);
+        }
+        Ok(pod)
+    }
+}
+
+/// A member that has a disk keeps it, whatever the spec says by now.
+fn on_its_disk(pod: &mut Pod, member: &str) {
+    let volumes = pod.spec.iter_mut().flat_map(|spec| spec.volumes.iter_mut().flatten());
+    for volume in volumes.filter(|volume| volume.name == names::VOLUME_DATA) {
+        *volume = Volume {
+            name: names::VOLUME_DATA.to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: member.to_owned(),
+                read_only: None,
+            }),
+            ..Volume::default()
+        };
+    }
+}
+
+fn role_of(role: Role) -> member::Role {
+    match role {
+        Role::Voter => member::Role::Voter,
+        Role::Learner => member::Role::Learner,
+    }
+}
+
+fn no_intent() -> Intent {
+    Intent { token: String::new(), members: std::collections::BTreeSet::new() }
+}
+
+fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
+    format!("{} {name}", K::kind(&()))
+}
+
+fn failed(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
+    Error::Api(apply::Error::Api { verb, kind: kind.to_owned(), name: name.to_owned(), source })
+}
+
+/// A patch over another version, or of another object of the same name, is a lost race.
+fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
+    match source {
+        kube::Error::Api(status) if status.code == 409 || status.code == 404 => {
+            Error::Changed { what: format!("{kind} {name}") }
+        }
+        source => failed("patch", kind, name, source),
+    }
+}

@@ -1,0 +1,31 @@
+//! What the spec asks for, as far as the planner is concerned. Pure.
+
+use api::EtcdCluster;
+use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
+use api::problem::summary;
+use api::version::EtcdVersion;
+use runtime::member::spec_hash;
+
+use crate::observed::Desired;
+
+/// Reads the spec. What is wrong with it is said in `invalid`; an object stored before the schema existed may
+/// hold anything.
+pub fn desired(cluster: &EtcdCluster) -> Desired {
+    let spec = &cluster.spec;
+    let problems = validate(cluster);
+    let size = usize::try_from(spec.size).unwrap_or_default();
+    let dangerous = unsafe_to_ignore(spec);
+    let version = EtcdVersion::parse(&spec.version);
+    Desired {
+        size,
+        first: if spec.bootstrap == BootstrapMode::Seed { 1 } else { size },
+        durable: spec.is_durable(),
+        image: version.as_ref().map(|version| version.image(&spec.repository)).unwrap_or_default(),
+        version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
+        spec_hash: spec_hash(spec),
+        paused: spec.paused,
+        budget: spec.has_disruption_budget(),
+        invalid: (!problems.is_empty()).then(|| summary(&problems)),
+        refused: (!dangerous.is_empty()).then(|| summary(&dangerous)),
+    }
+}

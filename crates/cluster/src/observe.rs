@@ -1,0 +1,176 @@
+//! Reads only: Kubernetes objects first, then etcd, each call with a deadline, into one [`Observed`].
+//!
+//! The order matters. A pod is made after its member was added; so a pod that was seen and whose member is not
+//! in the list read afterwards belongs to a member that was removed. What etcd does not answer is unknown
+//! (invariant 1); without the Kubernetes objects there is no observation at all.
+
+mod children;
+mod pods;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use api::EtcdCluster;
+use api::cluster::MemberRole;
+use api::names;
+use etcd::{ClusterId, Etcd};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+use runtime::member::Members;
+
+use crate::observed::{Intent, Observed, Seen};
+
+/// How long reading the Kubernetes objects may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why there is no observation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or could not be reached.
+    #[error("cannot read {what}")]
+    Read {
+        /// What was asked for.
+        what: &'static str,
+        /// The answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The API server did not answer in time.
+    #[error("the API server did not answer within {} seconds", DEADLINE.as_secs())]
+    Deadline,
+}
+
+/// The Kubernetes side of an observation.
+pub struct Objects {
+    /// The object as it is now, not as a cache has it.
+    pub cluster: EtcdCluster,
+    pods: Vec<Pod>,
+    claims: Vec<PersistentVolumeClaim>,
+    services: Vec<Service>,
+    budget: Option<PodDisruptionBudget>,
+}
+
+/// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
+pub async fn objects(client: &Client, namespace: &str, name: &str) -> Result<Option<Objects>, Error> {
+    let read = async {
+        let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
+        let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+        let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+        let services = Api::<Service>::namespaced(client.clone(), namespace);
+        let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
+        let budget_name = names::disruption_budget(name);
+        let (cluster, pods, claims, services, budget) = tokio::join!(
+            clusters.get_opt(name),
+            pods.list(&of_cluster),
+            claims.list(&of_cluster),
+            services.list(&of_cluster),
+            budgets.get_opt(&budget_name),
+        );
+        let read = |what| move |source| Error::Read { what, source };
+        let pods = pods.map_err(read("pods"))?.items;
+        let claims = claims.map_err(read("volume claims"))?.items;
+        let services = services.map_err(read("services"))?.items;
+        let budget = budget.map_err(read("the disruption budget"))?;
+        let cluster = cluster.map_err(read("the EtcdCluster"))?;
+        Ok(cluster.map(|cluster| Objects { cluster, pods, claims, services, budget }))
+    };
+    tokio::time::timeout(DEADLINE, read).await.map_err(|_| Error::Deadline)?
+}
+
+/// The whole observation: what Kubernetes showed, and what the members that run answer.
+pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
+    let mut observed = without_etcd(objects);
+    let asked = asked(&observed);
+    if asked.is_empty() {
+        return observed;
+    }
+    let namespace = objects.cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
+    let via: Vec<String> = asked.iter().map(|name| addresses.client_url(name)).collect();
+    let statuses = join_all(via.iter().map(|url| etcd.status(url)));
+    let (members, statuses) = tokio::join!(etcd.members(&via), statuses);
+    observed.members = seen(members);
+    observed.statuses = asked.into_iter().zip(statuses.into_iter().map(seen)).collect();
+    observed
+}
+
+fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
+    match answer {
+        Ok(value) => Seen::Known(value),
+        Err(error) => Seen::Unknown(error.to_string()),
+    }
+}
+
+/// The members worth asking: their container runs, nobody is ending it, and they belong to this cluster and
+/// not to a bootstrap that was given up. Ready ones first.
+fn asked(observed: &Observed) -> Vec<String> {
+    let token = observed.intent.as_ref().map(|intent| &intent.token);
+    let worth = observed.pods.iter().filter(|(_, pod)| pod.running && pod.stays() && pod.token.as_ref() == token);
+    let mut names: Vec<(bool, String)> = worth.map(|(name, pod)| (!pod.ready, name.clone())).collect();
+    names.sort();
+    names.into_iter().map(|(_, name)| name).collect()
+}
+
+/// Translates the Kubernetes objects. Pure.
+pub fn without_etcd(objects: &Objects) -> Observed {
+    let Objects { cluster, pods, claims, services, budget } = objects;
+    let name = cluster.name_any();
+    let status = cluster.status.clone().unwrap_or_default();
+    let intent = status.bootstrap.map(|bootstrap| Intent {
+        token: bootstrap.token,
+        members: bootstrap.members.into_iter().collect(),
+    });
+    let namespace = cluster.namespace().unwrap_or_default();
+    let token = intent.as_ref().map(|intent| intent.token.clone()).unwrap_or_default();
+    let builder = Members::of(cluster, &namespace, &token, status.cluster_id.as_deref());
+    let uid = cluster.uid().unwrap_or_default();
+    let mut observed = Observed {
+        cluster: name,
+        resource_version: cluster.resource_version().unwrap_or_default(),
+        deleting: cluster.metadata.deletion_timestamp.is_some(),
+        claimed_by: cluster.annotations().get(names::ANNOTATION_RESTORE).cloned(),
+        intent,
+        cluster_id: status.cluster_id.as_deref().and_then(parse_cluster_id),
+        reported_voters: status
+            .member_details
+            .iter()
+            .filter(|member| member.role.as_ref().is_some_and(|role| *role != MemberRole::Learner))
+            .map(|member| member.name.clone())
+            .collect::<BTreeSet<_>>(),
+        reported_version: status.current_version,
+        pods: BTreeMap::new(),
+        disks: BTreeMap::new(),
+        services: BTreeMap::new(),
+        strangers: Vec::new(),
+        shared: children::shared(&builder, services, budget.as_ref()),
+        members: Seen::Unknown("no member runs".to_owned()),
+        statuses: BTreeMap::new(),
+    };
+    for pod in pods {
+        match children::belongs(&pod.metadata, &uid) {
+            Some(owned) => drop(observed.pods.insert(pod.name_any(), pods::pod(pod, owned))),
+            None => observed.strangers.push(format!("pod {}", pod.name_any())),
+        }
+    }
+    for claim in claims {
+        match children::belongs(&claim.metadata, &uid) {
+            Some(owned) => drop(observed.disks.insert(claim.name_any(), children::disk(claim, owned))),
+            None => observed.strangers.push(format!("volume claim {}", claim.name_any())),
+        }
+    }
+    for service in services {
+        if let Some(service_of) = children::member_service(&builder, service, &uid) {
+            observed.services.insert(service.name_any(), service_of);
+        }
+    }
+    observed
+}
+
+/// Reads a cluster ID as etcd and its tools write it.
+pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
+    u64::from_str_radix(text, 16).ok().map(ClusterId)
+}

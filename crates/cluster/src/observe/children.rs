@@ -1,0 +1,119 @@
+//! Volume claims, Services and the disruption budget, compared with what the builders make. Pure.
+
+use api::names;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use runtime::member::{self, Members};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::observe::parse_cluster_id;
+use crate::observed::{self, Disk, Kept, Shared};
+
+/// `Some(true)`: ours. `Some(false)`: nobody's, with a cluster token that lets us find it again. `None`:
+/// somebody else's.
+pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
+    match owner(metadata) {
+        Some(owner) => (owner == uid).then_some(true),
+        None => annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN).map(|_| false),
+    }
+}
+
+fn owner(metadata: &ObjectMeta) -> Option<&str> {
+    let owners = metadata.owner_references.as_deref().unwrap_or_default();
+    owners.iter().find(|owner| owner.controller == Some(true)).or(owners.first()).map(|owner| owner.uid.as_str())
+}
+
+/// An annotation that is there and not empty.
+pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
+    metadata.annotations.as_ref()?.get(key).filter(|value| !value.is_empty()).cloned()
+}
+
+pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
+    Disk {
+        uid: claim.uid().unwrap_or_default(),
+        owned,
+        token: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_TOKEN),
+        cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID).as_deref().and_then(parse_cluster_id),
+        version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
+        terminating: claim.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+/// A member's own Service; `None` for the Services of the whole cluster and for another object's.
+pub(super) fn member_service(members: &Members, service: &Service, uid: &str) -> Option<observed::Service> {
+    let member = service.labels().get(names::LABEL_MEMBER)?;
+    let owner = owner(&service.metadata);
+    if *member != service.name_any() || owner.is_some_and(|owner| owner != uid) {
+        return None;
+    }
+    Some(observed::Service {
+        uid: service.uid().unwrap_or_default(),
+        resource_version: service.resource_version().unwrap_or_default(),
+        owned: owner == Some(uid),
+        started: annotation(&service.metadata, names::ANNOTATION_STARTED).is_some(),
+        drifted: drifted(&member::member_service(members, member), service),
+        created: service.creation_timestamp().map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
+    })
+}
+
+pub(super) fn shared(members: &Members, services: &[Service], budget: Option<&PodDisruptionBudget>) -> Shared {
+    let named = |name: &str| services.iter().find(|service| service.name_any() == name);
+    let headless = member::headless_service(members);
+    let headless = match named(&headless.name_any()) {
+        None => Kept::Missing,
+        Some(service) if drifted(&headless, service) => Kept::Drifted,
+        Some(_) => Kept::AsMade(()),
+    };
+    let client = |open: bool| {
+        let mut members = members.clone();
+        members.cluster_id = open.then_some("");
+        member::client_service(&members)
+    };
+    let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
+    let client = match named(&client(true).name_any()) {
+        None => Kept::Missing,
+        // A selector is compared whole: a label more in it would keep clients out.
+        Some(service) => match [true, false].into_iter().find(|open| selector(&client(*open)) == selector(service)) {
+            Some(open) if !drifted(&client(open), service) => Kept::AsMade(open),
+            _ => Kept::Drifted,
+        },
+    };
+    Shared { headless, client, budget: budget_kept(members, budget) }
+}
+
+fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<usize> {
+    let Some(budget) = budget else { return Kept::Missing };
+    let Some(IntOrString::Int(min)) = budget.spec.as_ref().and_then(|spec| spec.min_available.clone()) else {
+        return Kept::Drifted;
+    };
+    let min = usize::try_from(min).unwrap_or_default();
+    // The smallest number of voters with this quorum: only `minAvailable` depends on it.
+    let made = member::disruption_budget(members, (min * 2).saturating_sub(1));
+    if drifted(&made, budget) { Kept::Drifted } else { Kept::AsMade(min) }
+}
+
+/// Whether anything the builder says is missing or different in the object. What others added (defaults,
+/// annotations) is no difference.
+fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
+    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there)) else { return true };
+    if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|key, _| key == "labels" || key == "ownerReferences");
+    }
+    !contains(&there, &made)
+}
+
+fn contains(there: &Value, made: &Value) -> bool {
+    match (there, made) {
+        (Value::Object(there), Value::Object(made)) => {
+            made.iter().all(|(key, value)| contains(there.get(key).unwrap_or(&Value::Null), value))
+        }
+        (Value::Array(there), Value::Array(made)) => {
+            there.len() == made.len() && there.iter().zip(made).all(|(there, made)| contains(there, made))
+        }
+        (there, made) => there == made || made.is_null(),
+    }
+}

@@ -1,0 +1,241 @@
+//! What the planner gets to see: one value made of Kubernetes objects, etcd's answers and the recorded status.
+//!
+//! Plain data. What could not be read is [`Seen::Unknown`], never empty (invariant 1).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use etcd::{ClusterId, MemberId, Members, Status};
+use jiff::Timestamp;
+
+/// An answer, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen<T> {
+    /// It was read.
+    Known(T),
+    /// It could not be read, and this is why.
+    Unknown(String),
+}
+
+impl<T> Seen<T> {
+    /// The answer, if there is one.
+    pub fn known(&self) -> Option<&T> {
+        match self {
+            Self::Known(value) => Some(value),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
+/// The recorded bootstrap: what is written before the first object is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// `--initial-cluster-token` of the first members; stands on every pod and volume claim.
+    pub token: String,
+    /// The first members, started together.
+    pub members: BTreeSet<String>,
+}
+
+/// A member's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Of the pod object; deletes name it.
+    pub uid: String,
+    /// `false` when nobody owns it: the object it belonged to was deleted and its children left.
+    pub owned: bool,
+    /// The cluster token in its annotations.
+    pub token: Option<String>,
+    /// The cluster ID in its annotations.
+    pub cluster_id: Option<ClusterId>,
+    /// The etcd version in its annotations.
+    pub version: Option<String>,
+    /// The image of its etcd container.
+    pub image: String,
+    /// The hash of the spec it was made for.
+    pub spec_hash: Option<String>,
+    /// The names in its `--initial-cluster`.
+    pub initial: BTreeSet<String>,
+    /// Its data lies on a volume claim and outlives it.
+    pub durable: bool,
+    /// A deletion was asked for; what is not durable in it is lost.
+    pub terminating: bool,
+    /// It ended for good (evicted, node lost); it will not run again.
+    pub failed: bool,
+    /// Its etcd container runs.
+    pub running: bool,
+    /// Its readiness probe passes.
+    pub ready: bool,
+    /// How often its etcd container was started again.
+    pub restarts: i32,
+    /// The role in its labels.
+    pub role: Option<Role>,
+    /// Why it does not run, as Kubernetes tells it.
+    pub trouble: Option<Trouble>,
+    /// Where it runs.
+    pub node: Option<String>,
+    /// When it was made.
+    pub created: Timestamp,
+}
+
+impl Pod {
+    /// The pod keeps its data as long as it stays: it is not on its way out.
+    pub fn stays(&self) -> bool {
+        !self.terminating && !self.failed
+    }
+}
+
+/// A member's part in the quorum, as its pod's label says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// It votes.
+    Voter,
+    /// It does not vote yet.
+    Learner,
+}
+
+/// Why a pod does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No node takes it.
+    Unschedulable(String),
+    /// Its image cannot be had.
+    Image(String),
+    /// Its container ends again and again, or cannot be made.
+    Failing(String),
+}
+
+impl Trouble {
+    /// The sentence Kubernetes gave.
+    pub fn message(&self) -> &str {
+        match self {
+            Self::Unschedulable(text) | Self::Image(text) | Self::Failing(text) => text,
+        }
+    }
+}
+
+/// A member's volume claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Of the claim; deletes name it.
+    pub uid: String,
+    /// `false` when nobody owns it.
+    pub owned: bool,
+    /// The cluster token in its annotations.
+    pub token: Option<String>,
+    /// The cluster ID in its annotations.
+    pub cluster_id: Option<ClusterId>,
+    /// The etcd version it was made for.
+    pub version: Option<String>,
+    /// A deletion was asked for; it is gone when its pod is.
+    pub terminating: bool,
+}
+
+/// A member's own Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Of the Service; deletes name it.
+    pub uid: String,
+    /// Its version; a mark is only put on the version that was read.
+    pub resource_version: String,
+    /// `false` when nobody owns it.
+    pub owned: bool,
+    /// The mark that a pod may have been made: set before the pod is created.
+    pub started: bool,
+    /// It is not what the builder makes.
+    pub drifted: bool,
+    /// When it was made: the age of the member.
+    pub created: Timestamp,
+}
+
+/// A Service or budget of the whole cluster, compared with what the builder makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept<T> {
+    /// Not there.
+    Missing,
+    /// There, and not as it should be.
+    Drifted,
+    /// There, made for this.
+    AsMade(T),
+}
+
+/// What is there of the objects of the whole cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// The headless Service.
+    pub headless: Kept<()>,
+    /// The client Service; `true` when it lets clients in.
+    pub client: Kept<bool>,
+    /// The disruption budget: its `minAvailable`.
+    pub budget: Kept<usize>,
+}
+
+/// Everything observed of one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// Name of the `EtcdCluster`.
+    pub cluster: String,
+    /// Version of the `EtcdCluster`; what is recorded in its status is only written over this version.
+    pub resource_version: String,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The restore that claims the object.
+    pub claimed_by: Option<String>,
+    /// `status.bootstrap`.
+    pub intent: Option<Intent>,
+    /// `status.clusterID`.
+    pub cluster_id: Option<ClusterId>,
+    /// The voters the status named last: a report, used for messages only.
+    pub reported_voters: BTreeSet<String>,
+    /// `status.currentVersion`.
+    pub reported_version: Option<String>,
+    /// Pods by member.
+    pub pods: BTreeMap<String, Pod>,
+    /// Volume claims by member.
+    pub disks: BTreeMap<String, Disk>,
+    /// Services of members, by member.
+    pub services: BTreeMap<String, Service>,
+    /// Pods and claims with this cluster's labels that belong to another object or to nobody known.
+    pub strangers: Vec<String>,
+    /// Objects of the whole cluster.
+    pub shared: Shared,
+    /// The linearizable member list. Read after the Kubernetes objects: a pod that was seen and whose member
+    /// is not in it belongs to a member that was removed.
+    pub members: Seen<Members>,
+    /// What each member that runs says of itself, by name.
+    pub statuses: BTreeMap<String, Seen<Status>>,
+}
+
+impl Observed {
+    /// The member a majority of the answers calls the leader.
+    pub fn leader(&self) -> Option<MemberId> {
+        let answers = self.statuses.values().filter_map(Seen::known);
+        answers
+            .filter_map(|status| status.leader.map(|leader| (status.raft_term, leader)))
+            .max_by_key(|(term, _)| *term)
+            .map(|(_, leader)| leader)
+    }
+}
+
+/// What the spec asks for, as far as the planner is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Desired {
+    /// `spec.size`.
+    pub size: usize,
+    /// How many members are bootstrapped together: all, or one with `bootstrap: Seed`.
+    pub first: usize,
+    /// Members keep their data on volume claims.
+    pub durable: bool,
+    /// `spec.version`.
+    pub version: String,
+    /// The image of `spec.repository` and `spec.version`.
+    pub image: String,
+    /// The hash of what pods are made from.
+    pub spec_hash: String,
+    /// `spec.paused`.
+    pub paused: bool,
+    /// Whether there is a disruption budget.
+    pub budget: bool,
+    /// Why the spec cannot be followed at all: field, problem and remedy.
+    pub invalid: Option<String>,
+    /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
+    pub refused: Option<String>,
+}

@@ -1,0 +1,165 @@
+//! The planner: from what is desired and what is observed to one step. Pure, synchronous, total.
+//!
+//! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`], which
+//! reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
+//! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
+
+mod bootstrap;
+mod membership;
+mod objects;
+mod quorum;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use crate::observed::{Desired, Observed, Seen};
+use crate::write::{Change, Order, Step};
+
+pub(crate) use membership::current_version;
+pub use quorum::Quorum;
+pub use view::{Data, Health, Seat, View, VersionRules};
+
+/// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
+const SOON: Duration = Duration::from_millis(100);
+/// How soon to look again while etcd has to make up its mind.
+const SHORTLY: Duration = Duration::from_millis(250);
+/// How soon to look again while nothing answers.
+const BLIND: Duration = Duration::from_secs(1);
+/// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// Why something does not happen, or what is wrong: a stable word and a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// In `PascalCase`, for conditions and Events.
+    pub code: &'static str,
+    /// What it is and, where the user has to act, the remedy.
+    pub message: String,
+}
+
+impl Reason {
+    /// A reason in words.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+/// What to do now, why not more, and when to look again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// To be done now.
+    pub step: Step,
+    /// The step in words.
+    pub next: Option<String>,
+    /// What is waited for; Kubernetes or etcd will bring it about.
+    pub waiting_for: Vec<Reason>,
+    /// What the user has to know or to do something about.
+    pub problems: Vec<Reason>,
+    /// When to look again if no watch fires before.
+    pub requeue: Duration,
+}
+
+/// A plan in the making.
+struct Draft {
+    orders: Vec<Order>,
+    change: Option<Change>,
+    next: Vec<String>,
+    waiting_for: Vec<Reason>,
+    problems: Vec<Reason>,
+    requeue: Duration,
+}
+
+impl Draft {
+    fn new() -> Self {
+        let (orders, change) = (Vec::new(), None);
+        Self { orders, change, next: Vec::new(), waiting_for: Vec::new(), problems: Vec::new(), requeue: STEADY }
+    }
+
+    fn order(&mut self, order: Order) {
+        self.orders.push(order);
+    }
+
+    fn say(&mut self, text: impl Into<String>) {
+        self.next.push(text.into());
+    }
+
+    fn wait(&mut self, code: &'static str, message: impl Into<String>, look_again: Duration) {
+        self.waiting_for.push(Reason::new(code, message));
+        self.requeue = self.requeue.min(look_again);
+    }
+
+    fn problem(&mut self, code: &'static str, message: impl Into<String>) {
+        self.problems.push(Reason::new(code, message));
+    }
+
+    fn finish(self) -> Plan {
+        let step = Step { orders: self.orders, change: self.change };
+        let requeue = if step.is_empty() { self.requeue } else { Duration::ZERO };
+        let next = (!self.next.is_empty()).then(|| self.next.join("; "));
+        Plan { step, next, waiting_for: self.waiting_for, problems: self.problems, requeue }
+    }
+}
+
+/// Decides what to do now.
+pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
+    let mut draft = Draft::new();
+    if observed.deleting {
+        draft.wait("Deleting", "the object is being deleted; garbage collection removes what it owns", STEADY);
+        return draft.finish();
+    }
+    if let Some(restore) = &observed.claimed_by {
+        let text = format!("the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done");
+        draft.wait("Restoring", text, BLIND);
+        return draft.finish();
+    }
+    if let Some(problem) = &desired.invalid {
+        draft.problem("InvalidSpec", problem.clone());
+        return draft.finish();
+    }
+    if desired.paused {
+        draft.wait("Paused", "spec.paused is true: nothing is changed until it is false", STEADY);
+        return draft.finish();
+    }
+    match (observed.cluster_id, &observed.intent) {
+        // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
+        (Some(cluster_id), Some(intent)) => formed(desired, observed, cluster_id, intent, &mut draft),
+        (None, Some(intent)) => bootstrap::unformed(desired, observed, intent, &mut draft),
+        (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
+    }
+    draft.finish()
+}
+
+/// A cluster whose ID is recorded.
+fn formed(
+    desired: &Desired,
+    observed: &Observed,
+    cluster_id: etcd::ClusterId,
+    intent: &crate::observed::Intent,
+    draft: &mut Draft,
+) {
+    objects::shared_services(observed, true, draft);
+    match &observed.members {
+        Seen::Unknown(why) => membership::blind(desired, observed, intent, cluster_id, why, draft),
+        Seen::Known(list) if list.cluster_id != cluster_id => {
+            // Invariant 1: an answer from another cluster is no answer about this one.
+            let answered = list.cluster_id;
+            draft.problem(
+                "ForeignCluster",
+                format!("the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"),
+            );
+        }
+        Seen::Known(list) => {
+            let view = View::new(list, observed);
+            objects::budget(desired, observed, &view, draft);
+            objects::labels(&view, intent, cluster_id, draft);
+            objects::member_services(observed, &view, draft);
+            objects::leftovers(observed, &view, draft);
+            membership::change(desired, observed, &view, draft);
+            membership::start(desired, observed, &view, intent, cluster_id, draft);
+            objects::troubles(observed, draft);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Before the cluster ID is recorded: the intent, the first members, and giving a bootstrap up.
+//!
+//! Invariant 6: a member is started with state `new` only inside the recorded bootstrap, and only once on an
+//! empty disk. Invariant 7: what may be a cluster that was formed is never bootstrapped beside.
+
+use std::collections::BTreeSet;
+
+use etcd::{ClusterId, Members};
+
+use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::{self, Data};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::write::{Order, Start, State, Write};
+
+/// No bootstrap is recorded: begin one, or find again what the status has forgotten.
+pub(super) fn unrecorded(desired: &Desired, observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) {
+    let traces = traces(observed);
+    if let [(token, members, found)] = traces.as_slice() {
+        // Invariant 7: the token on pods and disks tells that there is a cluster; it is recorded again.
+        draft.say(format!("record the cluster found on {}", join(members)));
+        let intent = Intent { token: token.clone(), members: members.clone() };
+        let cluster_id = recorded.or(*found);
+        let over = observed.resource_version.clone();
+        draft.order(Order::Writes(vec![Write::RecordIntent { intent, cluster_id, over }]));
+        return;
+    }
+    if !traces.is_empty() || recorded.is_some() {
+        let names: BTreeSet<String> = traces.into_iter().flat_map(|(_, members, _)| members).collect();
+        let what = if names.is_empty() { "no pod or volume claim carries its token".to_owned() } else { join(&names) };
+        let text = format!(
+            "the status does not say how this cluster began and the cluster cannot be told from what is there ({what}); \
+             restore it from a backup with an EtcdRestore, or delete what is not wanted"
+        );
+        draft.problem("IdentityUnknown", text);
+        return;
+    }
+    if !observed.strangers.is_empty() {
+        // Invariant 7: no pods of ours does not mean no cluster.
+        let text = format!(
+            "{} carry this cluster's labels and belong to another object; a bootstrap waits until they are gone",
+            observed.strangers.join(", ")
+        );
+        draft.wait("StrangersPresent", text, BLIND);
+        return;
+    }
+    if let Some(refused) = &desired.refused {
+        draft.problem("NotYetInEffect", refused.clone());
+        return;
+    }
+    begin(desired, observed, draft);
+}
+
+fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
+    let count = desired.first;
+    draft.say(format!("record the names of the first {count} members"));
+    // Invariant 10: token and names are in the API server before the first object is made.
+    draft.order(Order::Begin { count, over: observed.resource_version.clone() });
+}
+
+/// A bootstrap is recorded and no cluster ID yet.
+pub(super) fn unformed(desired: &Desired, observed: &Observed, intent: &Intent, draft: &mut Draft) {
+    if let Seen::Known(list) = &observed.members
+        && answers_for(list, intent)
+    {
+        let cluster_id = list.cluster_id;
+        draft.say(format!("record cluster ID {cluster_id}"));
+        let over = observed.resource_version.clone();
+        draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
+        objects::shared_services(observed, false, draft);
+        return;
+    }
+    if let Some(known) = known_elsewhere(observed, intent, draft) {
+        if let Some(cluster_id) = known {
+            // Invariant 7: a pod or disk of this bootstrap carries the ID; the status has lost it.
+            let over = observed.resource_version.clone();
+            draft.say(format!("record cluster ID {cluster_id} found on its pods and volume claims"));
+            draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
+        }
+        return;
+    }
+    let first: Vec<(&String, Data)> = intent.members.iter().map(|name| (name, first_data(observed, name))).collect();
+    let left = first.iter().filter(|(_, data)| *data != Data::Gone).count();
+    let quorum = quorum_of(intent.members.len());
+    if let Some(why) = given_up(desired, observed, intent, left, quorum) {
+        give_up(desired, observed, &why, draft);
+        return;
+    }
+    if let Some(refused) = &desired.refused {
+        draft.problem("NotYetInEffect", refused.clone());
+        return;
+    }
+    objects::shared_services(observed, false, draft);
+    if desired.budget && observed.shared.budget != Kept::AsMade(quorum) {
+        draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+    }
+    discard_others(observed, intent, draft);
+    for (name, data) in &first {
+        start_first(desired, observed, intent, name, *data, draft);
+    }
+    waiting(observed, intent, quorum, draft);
+}
+
+fn answers_for(list: &Members, intent: &Intent) -> bool {
+    let names = list.members.iter().flat_map(|member| &member.peer_urls);
+    names.filter_map(|url| api::names::member_of_url(url)).all(|name| intent.members.contains(name))
+        && !list.members.is_empty()
+}
+
+/// Whether pods or disks carry a cluster ID: `Some(Some(id))` of this bootstrap, `Some(None)` of another one,
+/// which is a problem for people.
+fn known_elsewhere(observed: &Observed, intent: &Intent, draft: &mut Draft) -> Option<Option<ClusterId>> {
+    let pods = observed.pods.iter().map(|(name, pod)| (name, &pod.token, pod.cluster_id));
+    let disks = observed.disks.iter().map(|(name, disk)| (name, &disk.token, disk.cluster_id));
+    for (name, token, cluster_id) in pods.chain(disks) {
+        let Some(cluster_id) = cluster_id else { continue };
+        if token.as_ref() == Some(&intent.token) {
+            return Some(Some(cluster_id));
+        }
+        let text = format!(
+            "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: nothing is started; \
+             delete {name}, or the status, so that the cluster is found again"
+        );
+        draft.problem("IdentityUnknown", text);
+        return Some(None);
+    }
+    None
+}
+
+fn first_data(observed: &Observed, name: &str) -> Data {
+    let (pod, disk, service) = (observed.pods.get(name), observed.disks.get(name), observed.services.get(name));
+    match view::data(pod, disk, service, false) {
+        // The Service comes first and carries the mark from the beginning: without it nothing was made.
+        Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
+        data => data,
+    }
+}
+
+/// Why this bootstrap cannot come to anything; `None` while it can.
+fn given_up(desired: &Desired, observed: &Observed, intent: &Intent, left: usize, quorum: usize) -> Option<String> {
+    if left < quorum {
+        let all = intent.members.len();
+        return Some(format!("of the {all} first members {left} have a disk, too few to form a cluster"));
+    }
+    let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running);
+    if running.count() >= quorum {
+        return None; // They form the cluster by themselves; what changed is done to it afterwards.
+    }
+    let made = intent.members.iter().filter_map(|name| observed.pods.get(name));
+    let outdated = |pod: &&Pod| pod.image != desired.image || pod.spec_hash.as_ref() != Some(&desired.spec_hash);
+    if made.into_iter().any(|pod| outdated(&pod)) {
+        return Some("the first members were made for a spec that has changed since".to_owned());
+    }
+    let (size, first) = (desired.first, intent.members.len());
+    (size != first).then(|| format!("the spec asks for {size} first members and {first} were planned"))
+}
+
+fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft) {
+    draft.wait("BootstrapAbandoned", format!("{why}: the bootstrap begins again under new names"), SOON);
+    if let Some(refused) = &desired.refused {
+        draft.problem("NotYetInEffect", refused.clone());
+        return;
+    }
+    begin(desired, observed, draft);
+}
+
+/// Removes what an abandoned bootstrap left behind.
+fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
+    for name in objects::all_names(observed) {
+        if !intent.members.contains(&name) {
+            objects::discard(observed, &name, draft);
+        }
+    }
+}
+
+fn start_first(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    name: &str,
+    data: Data,
+    draft: &mut Draft,
+) {
+    let service = observed.services.get(name);
+    let start = Start {
+        member: name.to_owned(),
+        state: State::New,
+        initial: intent.members.clone(),
+        role: Role::Voter,
+        durable: desired.durable || observed.disks.contains_key(name),
+        version: desired.version.clone(),
+        token: intent.token.clone(),
+        cluster_id: None,
+    };
+    match data {
+        Data::NeverMade => {
+            let mut writes = match service {
+                None => vec![Write::CreateService { member: name.to_owned(), started: true }],
+                Some(service) => vec![objects::mark(name, service)],
+            };
+            writes.extend(objects::disk_and_pod(start));
+            draft.say(format!("start first member {name}"));
+            draft.order(Order::Writes(writes));
+        }
+        Data::There => {
+            objects::serve(name, service, draft);
+            if !observed.pods.contains_key(name) {
+                draft.say(format!("start first member {name} on its disk"));
+                draft.order(Order::Writes(vec![Write::CreatePod(start)]));
+            }
+        }
+        // Invariant 6: it may have voted already, so it is not started again under its name.
+        Data::Gone | Data::Elsewhere => {
+            let text = format!("{name} lost its disk before the cluster was formed; it is replaced afterwards");
+            draft.wait("FirstMemberLost", text, STEADY);
+        }
+    }
+}
+
+fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draft) {
+    objects::troubles(observed, draft);
+    let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running).count();
+    let look_again = if running >= quorum { SOON } else { SHORTLY.max(BLIND) };
+    let first = intent.members.len();
+    draft.wait("Bootstrapping", format!("{running} of {first} first members run; {quorum} form the cluster"), look_again);
+}
+
+/// The tokens on pods and disks that are ours or nobody's, with whom they stand on.
+type Trace = (String, BTreeSet<String>, Option<ClusterId>);
+
+fn traces(observed: &Observed) -> Vec<Trace> {
+    let pods = observed.pods.iter().map(|(name, pod)| (name, &pod.token, pod.cluster_id));
+    let disks = observed.disks.iter().map(|(name, disk)| (name, &disk.token, disk.cluster_id));
+    let mut found: Vec<Trace> = Vec::new();
+    for (name, token, cluster_id) in pods.chain(disks) {
+        let token = token.clone().unwrap_or_default();
+        match found.iter_mut().find(|(known, ..)| *known == token) {
+            Some((_, members, id)) => {
+                members.insert(name.clone());
+                *id = id.or(cluster_id);
+            }
+            None => found.push((token, BTreeSet::from([name.clone()]), cluster_id)),
+        }
+    }
+    found
+}
+
+fn join(names: &BTreeSet<String>) -> String {
+    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,181 @@
+//! Kubernetes objects that follow the membership: Services, the disruption budget, labels, what is left over.
+
+use std::collections::BTreeSet;
+
+use etcd::ClusterId;
+
+use crate::observed::{Desired, Intent, Kept, Observed, Role, Service, Trouble};
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::{Data, View};
+use crate::plan::{Draft, STEADY};
+use crate::write::{Label, Order, Start, Write};
+
+/// The Services of the whole cluster. Clients are let in once the cluster ID is recorded: nothing can be
+/// acknowledged through the client Service before.
+pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
+    if observed.shared.headless != Kept::AsMade(()) {
+        draft.order(Order::Writes(vec![Write::ApplyHeadless]));
+    }
+    if observed.shared.client != Kept::AsMade(open) {
+        if open {
+            draft.say("let clients in");
+        }
+        draft.order(Order::Writes(vec![Write::ApplyClient { open }]));
+    }
+}
+
+/// The disruption budget: as many voters as a quorum stay through a drain.
+pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
+    let quorum = quorum_of(view.voters().count());
+    if desired.budget {
+        if observed.shared.budget != Kept::AsMade(quorum) {
+            draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+        }
+    } else if observed.shared.budget != Kept::Missing {
+        draft.order(Order::Writes(vec![Write::DeleteBudget]));
+    }
+}
+
+/// Owner, role and cluster ID on pods and disks follow what etcd says.
+pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
+    for seat in &view.seats {
+        let role = if seat.votes() { Role::Voter } else { Role::Learner };
+        let label = |uid: &str, role| Label {
+            member: seat.name.clone(),
+            uid: uid.to_owned(),
+            role,
+            token: intent.token.clone(),
+            cluster_id: Some(cluster_id),
+        };
+        if let Some(pod) = seat.pod
+            && pod.stays()
+            && (!pod.owned || pod.role != Some(role) || pod.cluster_id != Some(cluster_id))
+        {
+            draft.order(Order::Writes(vec![Write::LabelPod(label(&pod.uid, Some(role)))]));
+        }
+        if let Some(disk) = seat.disk
+            && !disk.terminating
+            && (!disk.owned || disk.cluster_id != Some(cluster_id))
+        {
+            draft.order(Order::Writes(vec![Write::LabelDisk(label(&disk.uid, None))]));
+        }
+    }
+}
+
+/// The Service of every member in the list, as long as the member has anything that needs it.
+pub(super) fn member_services(observed: &Observed, view: &View, draft: &mut Draft) {
+    for seat in &view.seats {
+        if seat.data == Data::There {
+            serve(&seat.name, observed.services.get(&seat.name), draft);
+        }
+    }
+}
+
+/// Makes or repairs the Service of a member that is there.
+pub(super) fn serve(name: &str, service: Option<&Service>, draft: &mut Draft) {
+    match service {
+        None => {
+            draft.say(format!("make the Service of {name} again"));
+            let write = Write::CreateService { member: name.to_owned(), started: true };
+            draft.order(Order::Writes(vec![write]));
+        }
+        Some(service) if service.drifted || !service.owned => {
+            draft.say(format!("repair the Service of {name}"));
+            draft.order(Order::Writes(vec![Write::RepairService { member: name.to_owned() }]));
+        }
+        Some(_) => {}
+    }
+}
+
+/// The mark that from now on a pod may have been made.
+pub(super) fn mark(name: &str, service: &Service) -> Write {
+    let over = Some(service.resource_version.clone());
+    Write::MarkService { member: name.to_owned(), started: true, over }
+}
+
+/// The last two writes of a start: the disk, where there is one, then the pod.
+pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
+    if start.durable {
+        vec![Write::CreateDisk(start.clone()), Write::CreatePod(start)]
+    } else {
+        vec![Write::CreatePod(start)]
+    }
+}
+
+/// Every name a member's object has.
+pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
+    let pods = observed.pods.keys();
+    pods.chain(observed.disks.keys()).chain(observed.services.keys()).cloned().collect()
+}
+
+/// Pods, disks and Services of members that are not in the list any more. The list was read after them, so
+/// nothing here belongs to a member that has just been added (invariant 5).
+pub(super) fn leftovers(observed: &Observed, view: &View, draft: &mut Draft) {
+    let names = view.names();
+    for name in all_names(observed) {
+        if names.contains(&name) || is_reserved(observed, &name) {
+            continue;
+        }
+        // Invariant 7: what carries the ID of another cluster is not ours to delete.
+        if let Some(other) = another_cluster(observed, &name) {
+            let text = format!("{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted");
+            draft.problem("ForeignObjects", text);
+            continue;
+        }
+        discard(observed, &name, draft);
+    }
+}
+
+fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
+    let pod = observed.pods.get(name).and_then(|pod| pod.cluster_id);
+    let disk = observed.disks.get(name).and_then(|disk| disk.cluster_id);
+    pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
+}
+
+/// A Service made for a member to come: no mark, no pod, no disk.
+pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
+    let unused = !observed.pods.contains_key(name) && !observed.disks.contains_key(name);
+    unused && observed.services.get(name).is_some_and(|service| !service.started && service.owned)
+}
+
+/// Deletes what there is under this name: exactly the objects that were seen.
+pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
+    let mut writes = Vec::new();
+    if let Some(pod) = observed.pods.get(name)
+        && !pod.terminating
+    {
+        writes.push(Write::DeletePod { member: name.to_owned(), uid: pod.uid.clone() });
+    }
+    if let Some(disk) = observed.disks.get(name)
+        && !disk.terminating
+    {
+        writes.push(Write::DeleteDisk { member: name.to_owned(), uid: disk.uid.clone() });
+    }
+    // The name stays resolvable as long as the pod does: a removed member still hears that it was removed.
+    if let Some(service) = observed.services.get(name)
+        && !observed.pods.contains_key(name)
+    {
+        writes.push(Write::DeleteService { member: name.to_owned(), uid: service.uid.clone() });
+    }
+    if !writes.is_empty() {
+        draft.say(format!("delete what is left of {name}"));
+        draft.order(Order::Writes(writes));
+    }
+}
+
+/// Pods that do not run, and why: each is named, none stops anything else.
+pub(super) fn troubles(observed: &Observed, draft: &mut Draft) {
+    for (name, pod) in &observed.pods {
+        match &pod.trouble {
+            Some(Trouble::Image(text)) => draft.problem(
+                "ImageNotAvailable",
+                format!("{name}: image {}: {text}; correct spec.version or spec.repository", pod.image),
+            ),
+            Some(Trouble::Unschedulable(text)) => {
+                draft.wait("Unschedulable", format!("{name} finds no node: {text}"), STEADY);
+            }
+            Some(Trouble::Failing(text)) => draft.problem("ContainerFailing", format!("{name}: {text}")),
+            None => {}
+        }
+    }
+}

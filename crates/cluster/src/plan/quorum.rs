@@ -1,0 +1,111 @@
+//! The quorum guard: computed once from the member list, asked by every step that could cost a voter.
+//!
+//! Invariant 3: no step takes the number of healthy voters below quorum, and none removes a member while a
+//! removal would leave quorum to luck.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use etcd::MemberId;
+
+/// The voters, and which of them answer, keep their data and know a leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quorum {
+    healthy: BTreeMap<MemberId, bool>,
+}
+
+/// Why a step is unsafe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsafe {
+    /// Voters that would be healthy afterwards.
+    pub healthy: usize,
+    /// Voters there would be.
+    pub voters: usize,
+}
+
+impl fmt::Display for Unsafe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { healthy, voters } = *self;
+        let needed = quorum_of(voters);
+        write!(f, "{healthy} healthy voters would be left of {voters}, and a quorum needs {needed}")
+    }
+}
+
+/// How many of so many voters are a quorum.
+pub(crate) fn quorum_of(voters: usize) -> usize {
+    voters / 2 + 1
+}
+
+impl Quorum {
+    /// From each voter's ID and whether it is healthy and will stay.
+    pub fn new(voters: impl IntoIterator<Item = (MemberId, bool)>) -> Self {
+        Self { healthy: voters.into_iter().collect() }
+    }
+
+    /// How many voters there are.
+    pub fn voters(&self) -> usize {
+        self.healthy.len()
+    }
+
+    /// How many of them are healthy.
+    pub fn healthy(&self) -> usize {
+        self.healthy.values().filter(|healthy| **healthy).count()
+    }
+
+    /// Unsafe because of what would be left without this voter; `None` when it is safe.
+    pub fn unsafe_without(&self, voter: MemberId) -> Option<Unsafe> {
+        let others = self.healthy.iter().filter(|(id, _)| **id != voter);
+        let (mut healthy, mut voters) = (0, 0);
+        for (_, is_healthy) in others {
+            voters += 1;
+            healthy += usize::from(*is_healthy);
+        }
+        // A cluster without voters is not a smaller cluster.
+        (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
+    }
+
+    /// Unsafe because of what one more, healthy voter would make of the quorum.
+    pub fn unsafe_with_one_more(&self) -> Option<Unsafe> {
+        let (healthy, voters) = (self.healthy() + 1, self.voters() + 1);
+        (healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quorum(healthy: &[bool]) -> Quorum {
+        Quorum::new(healthy.iter().enumerate().map(|(at, healthy)| (MemberId(at as u64), *healthy)))
+    }
+
+    #[test]
+    fn invariant_3_a_voter_may_only_go_when_the_rest_is_a_quorum() {
+        let cases: [(&[bool], bool); 8] = [
+            (&[true, true, true], true),
+            (&[false, true, true], true),
+            (&[true, false, true], false),
+            (&[false, true], true),
+            (&[true, false], false),
+            (&[true], false),
+            (&[false, false, true, true, true], true),
+            (&[true, false, false, true, true], false),
+        ];
+        for (healthy, safe) in cases {
+            assert_eq!(quorum(healthy).unsafe_without(MemberId(0)).is_none(), safe, "{healthy:?}");
+        }
+    }
+
+    #[test]
+    fn the_guard_says_what_would_be_left() {
+        let why = quorum(&[true, false, true]).unsafe_without(MemberId(0)).unwrap();
+        assert_eq!(why.to_string(), "1 healthy voters would be left of 2, and a quorum needs 2");
+    }
+
+    #[test]
+    fn one_more_voter_must_not_cost_the_quorum() {
+        assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
+        assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
+        assert!(quorum(&[true, false, false]).unsafe_with_one_more().is_some());
+    }
+}

@@ -1,0 +1,199 @@
+//! The members as etcd lists them, each with what Kubernetes has of it.
+//!
+//! Members are matched by name and named by ID, never by position. The name is the first label of the peer URL.
+
+use std::collections::BTreeSet;
+
+use api::names::{cluster_of_member, member_of_url};
+use etcd::{Member, MemberId, Members};
+
+use crate::observed::{Disk, Observed, Pod, Seen, Service};
+use crate::plan::quorum::Quorum;
+
+/// What became of a member's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// It is on a disk that is there and stays.
+    There,
+    /// The disk was there, or may have been, and is gone or going.
+    Gone,
+    /// The member never started, and surely no pod was ever made for it.
+    NeverMade,
+    /// Nothing in Kubernetes belongs to it, and its name is not one of ours: it is somebody else's.
+    Elsewhere,
+}
+
+/// Whether a member serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It answers for itself and knows a leader.
+    Healthy,
+    /// It does not, and this is why.
+    Unhealthy(String),
+}
+
+/// One member of the list.
+#[derive(Clone, Debug)]
+pub struct Seat<'a> {
+    /// Its entry in the list.
+    pub member: &'a Member,
+    /// Its name.
+    pub name: String,
+    /// Its pod.
+    pub pod: Option<&'a Pod>,
+    /// Its volume claim.
+    pub disk: Option<&'a Disk>,
+    /// Its Service.
+    pub service: Option<&'a Service>,
+    /// What became of its data.
+    pub data: Data,
+    /// Whether it serves.
+    pub health: Health,
+}
+
+impl Seat<'_> {
+    /// What membership changes name it by.
+    pub fn id(&self) -> MemberId {
+        self.member.id
+    }
+
+    /// It votes.
+    pub fn votes(&self) -> bool {
+        !self.member.is_learner
+    }
+
+    /// It has joined: it published its client URLs through a quorum.
+    pub fn joined(&self) -> bool {
+        !self.member.client_urls.is_empty()
+    }
+
+    /// It answers and will go on answering.
+    pub fn is_healthy(&self) -> bool {
+        self.health == Health::Healthy && self.data != Data::Gone
+    }
+
+    /// The pod was started with a list of members that is not the list any more, and etcd has refused it:
+    /// it compares the two once, at its first start, and its flags do not change.
+    pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
+        let stale = |pod: &&Pod| pod.restarts > 0 && !pod.initial.is_empty() && pod.initial != *names;
+        !self.joined() && self.health != Health::Healthy && self.pod.is_some_and(|pod| stale(&pod))
+    }
+}
+
+/// The whole list.
+#[derive(Clone, Debug)]
+pub struct View<'a> {
+    /// As etcd answered it.
+    pub list: &'a Members,
+    /// Sorted by ID.
+    pub seats: Vec<Seat<'a>>,
+    /// The leader the members agree on.
+    pub leader: Option<MemberId>,
+}
+
+impl<'a> View<'a> {
+    /// Puts list and Kubernetes objects together.
+    pub fn new(list: &'a Members, observed: &'a Observed) -> Self {
+        let seats = list.members.iter().map(|member| seat(member, observed)).collect();
+        Self { list, seats, leader: observed.leader() }
+    }
+
+    /// All names in the list.
+    pub fn names(&self) -> BTreeSet<String> {
+        self.seats.iter().map(|seat| seat.name.clone()).collect()
+    }
+
+    /// The members that vote.
+    pub fn voters(&self) -> impl Iterator<Item = &Seat<'a>> {
+        self.seats.iter().filter(|seat| seat.votes())
+    }
+
+    /// The members that do not vote yet.
+    pub fn learners(&self) -> impl Iterator<Item = &Seat<'a>> {
+        self.seats.iter().filter(|seat| !seat.votes())
+    }
+
+    /// The quorum guard.
+    pub fn quorum(&self) -> Quorum {
+        Quorum::new(self.voters().map(|seat| (seat.id(), seat.is_healthy())))
+    }
+
+    /// The members to ask for a change: voters that are healthy, those that stay first, the leader before all.
+    pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
+        let able = |seat: &&Seat| seat.health == Health::Healthy && Some(seat.id()) != without;
+        let mut seats: Vec<&Seat> = self.voters().filter(able).collect();
+        seats.sort_by_key(|seat| (seat.data == Data::Gone, Some(seat.id()) != self.leader));
+        seats.iter().map(|seat| seat.name.clone()).collect()
+    }
+}
+
+fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
+    let named = member.peer_urls.iter().find_map(|url| member_of_url(url)).unwrap_or(&member.name);
+    let name = if named.is_empty() { member.id.to_string() } else { named.to_owned() };
+    let pod = observed.pods.get(&name);
+    let disk = observed.disks.get(&name);
+    let service = observed.services.get(&name);
+    let health = health(member, &name, pod, observed);
+    let joined = !member.client_urls.is_empty();
+    let unknown_here = pod.is_none() && disk.is_none() && service.is_none();
+    let data = if unknown_here && cluster_of_member(&name) != Some(&observed.cluster) {
+        Data::Elsewhere
+    } else {
+        data(pod, disk, service, joined || is_first(observed, &name))
+    };
+    Seat { member, name, pod, disk, service, data, health }
+}
+
+/// What became of a member's data. `may_have_run`: etcd knows it has joined, or it belonged to the bootstrap.
+pub(super) fn data(pod: Option<&Pod>, disk: Option<&Disk>, service: Option<&Service>, may_have_run: bool) -> Data {
+    if disk.is_some_and(|disk| !disk.terminating) || pod.is_some_and(Pod::stays) {
+        return Data::There;
+    }
+    match service {
+        // The mark is set before a pod is made: without it, and without a pod, none ever was.
+        Some(service) if !service.started && !may_have_run && pod.is_none() => Data::NeverMade,
+        _ => Data::Gone,
+    }
+}
+
+fn is_first(observed: &Observed, name: &str) -> bool {
+    observed.intent.as_ref().is_some_and(|intent| intent.members.contains(name))
+}
+
+fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -> Health {
+    let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
+    match observed.statuses.get(name) {
+        Some(Seen::Known(status)) if status.member_id != member.id => unhealthy("another member answers at its address"),
+        Some(Seen::Known(status)) if status.leader.is_none() => unhealthy("it knows no leader"),
+        Some(Seen::Known(_)) => Health::Healthy,
+        Some(Seen::Unknown(why)) => unhealthy(why),
+        None => unhealthy(match pod {
+            None => "it has no pod",
+            Some(pod) if pod.terminating => "its pod is being deleted",
+            Some(pod) => pod.trouble.as_ref().map_or("its container does not run", |trouble| trouble.message()),
+        }),
+    }
+}
+
+/// What the etcd version the cluster runs allows; the lowest of the members' counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VersionRules {
+    /// Members join as learners (3.4 and later).
+    pub learners: bool,
+    /// Several learners at once (3.6 and later, started with `--max-learners`).
+    pub several_learners: bool,
+}
+
+impl VersionRules {
+    /// From what the members answer, or the version they were made for.
+    pub fn new(observed: &Observed, fallback: &str) -> Self {
+        let answered = observed.statuses.values().filter_map(Seen::known).map(|status| status.version.as_str());
+        let lowest = answered.filter_map(minor).min().or_else(|| minor(fallback)).unwrap_or((3, 6));
+        Self { learners: lowest >= (3, 4), several_learners: lowest >= (3, 6) }
+    }
+}
+
+fn minor(version: &str) -> Option<(u64, u64)> {
+    let version = semver::Version::parse(version.trim_start_matches('v')).ok()?;
+    Some((version.major, version.minor))
+}

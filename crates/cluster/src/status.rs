@@ -1,0 +1,84 @@
+//! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
+//! the same bytes, so a status never triggers itself.
+//!
+//! It never contains `bootstrap` and `clusterID`: those are records, written by their own steps, and what is
+//! computed here is a report that can be deleted and rebuilt.
+
+mod conditions;
+mod members;
+
+use api::EtcdCluster;
+use api::cluster::{ClusterPhase, EtcdClusterStatus, MembersStatus};
+use api::names;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+
+use crate::observed::{Desired, Observed};
+use crate::plan::{Plan, View, current_version};
+
+/// What a status is computed from.
+pub struct Report<'a> {
+    /// The object as it was observed.
+    pub cluster: &'a EtcdCluster,
+    /// What its spec asks for.
+    pub desired: &'a Desired,
+    /// What was observed.
+    pub observed: &'a Observed,
+    /// What was planned.
+    pub plan: &'a Plan,
+    /// The failure of the step, in words; `None` when it was done or only postponed.
+    pub failure: Option<(&'static str, String)>,
+}
+
+impl Report<'_> {
+    fn view(&self) -> Option<View<'_>> {
+        let list = self.observed.members.known()?;
+        let ours = self.observed.cluster_id.is_none_or(|id| id == list.cluster_id);
+        ours.then(|| View::new(list, self.observed))
+    }
+
+    /// The report alone, as it stands in the object now.
+    pub fn current(&self) -> EtcdClusterStatus {
+        let current = self.cluster.status.clone().unwrap_or_default();
+        EtcdClusterStatus { bootstrap: None, cluster_id: None, last_backup: None, ..current }
+    }
+
+    /// The report as it should be.
+    pub fn status(&self, now: &Time) -> EtcdClusterStatus {
+        let Self { cluster, desired, observed, plan, .. } = self;
+        let before = self.current();
+        let view = self.view();
+        let formed = observed.cluster_id.is_some();
+        let phase = match (&desired.invalid, formed) {
+            (Some(_), _) => ClusterPhase::Failed,
+            (None, true) => ClusterPhase::Running,
+            (None, false) => ClusterPhase::Creating,
+        };
+        let (ready, unready): (Vec<_>, Vec<_>) = observed.pods.iter().partition(|(_, pod)| pod.ready && pod.stays());
+        let names = |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
+        let leader = view.as_ref().and_then(members::leader);
+        let running = formed.then(|| current_version(desired, observed));
+        let upgrading = running.as_ref().is_some_and(|version| *version != desired.version);
+        let waiting: Vec<&str> = plan.waiting_for.iter().map(|reason| reason.message.as_str()).collect();
+        EtcdClusterStatus {
+            observed_generation: cluster.metadata.generation,
+            phase: Some(phase),
+            reason: desired.invalid.clone(),
+            control_paused: desired.paused,
+            size: members::count(view.as_ref(), &before),
+            replicas: i32::try_from(observed.pods.len()).ok(),
+            selector: Some(names::cluster_selector(&cluster.name_any())),
+            members: Some(MembersStatus { ready: names(ready), unready: names(unready) }),
+            member_details: members::details(view.as_ref(), observed, &before),
+            leader,
+            current_version: running,
+            target_version: upgrading.then(|| desired.version.clone()),
+            service_name: Some(names::client_service(&cluster.name_any())),
+            client_port: Some(names::CLIENT_PORT.into()),
+            next_step: plan.next.clone(),
+            waiting_for: (!waiting.is_empty()).then(|| waiting.join("; ")),
+            conditions: conditions::conditions(self, view.as_ref(), &before, now),
+            ..EtcdClusterStatus::default()
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The conditions: v1beta2's own and the usual ones, each with its True and its False state.
+
+use api::cluster::{EtcdClusterStatus, not_in_effect};
+use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, is_true, set};
+use api::version::{EtcdVersion, Support};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::plan::{Data, View, current_version};
+use crate::status::Report;
+
+pub(super) fn conditions(report: &Report, view: Option<&View>, before: &EtcdClusterStatus, now: &Time) -> Vec<Condition> {
+    let findings = [
+        available(report, view),
+        progressing(report),
+        degraded(report, view),
+        scaling(report, view, before),
+        recovering(report, view, before),
+        upgrading(report),
+        fields_in_effect(report),
+        advisable(report),
+    ];
+    let known = |condition: &&Condition| findings.iter().any(|finding| finding.kind.as_str() == condition.type_);
+    let mut conditions: Vec<Condition> = before.conditions.iter().filter(known).cloned().collect();
+    for finding in &findings {
+        set(&mut conditions, finding, report.cluster.metadata.generation, now);
+    }
+    conditions
+}
+
+fn finding(kind: ConditionType, status: impl Into<ConditionStatus>, reason: Reason, message: impl Into<String>) -> Finding {
+    Finding::new(kind, status, reason, message)
+}
+
+/// A linearizable list was answered: a quorum serves.
+fn available(report: &Report, view: Option<&View>) -> Finding {
+    let kind = ConditionType::Available;
+    let Some(cluster_id) = report.observed.cluster_id else {
+        return finding(kind, false, Reason::Bootstrapping, "the cluster has not formed yet");
+    };
+    match (view, &report.observed.members) {
+        (Some(view), _) => {
+            let (healthy, voters) = (view.quorum().healthy(), view.quorum().voters());
+            let text = format!("{healthy} of {voters} voters of cluster {cluster_id} are healthy");
+            finding(kind, true, Reason::QuorumHealthy, text)
+        }
+        (None, crate::observed::Seen::Unknown(why)) => {
+            let lost = report.plan.problems.iter().find(|problem| problem.code == "QuorumLost");
+            let text = lost.map_or_else(|| format!("no quorum answers: {why}"), |problem| problem.message.clone());
+            finding(kind, false, Reason::QuorumLost, text)
+        }
+        (None, _) => finding(kind, false, Reason::from("ForeignCluster"), "the members belong to another cluster"),
+    }
+}
+
+fn progressing(report: &Report) -> Finding {
+    let kind = ConditionType::Progressing;
+    let plan = report.plan;
+    if report.desired.paused {
+        return finding(kind, false, Reason::Paused, "spec.paused is true: nothing is changed");
+    }
+    if report.observed.claimed_by.is_some() {
+        return finding(kind, true, Reason::Restoring, "an EtcdRestore prepares this cluster");
+    }
+    if let Some(next) = &plan.next {
+        return finding(kind, true, Reason::InProgress, next.clone());
+    }
+    match (plan.waiting_for.first(), plan.problems.first()) {
+        (Some(waiting), _) => finding(kind, true, Reason::from(waiting.code), waiting.message.clone()),
+        (None, Some(problem)) => finding(kind, false, Reason::from(problem.code), problem.message.clone()),
+        (None, None) => finding(kind, false, Reason::AsDesired, "the cluster is as the spec asks for"),
+    }
+}
+
+fn degraded(report: &Report, view: Option<&View>) -> Finding {
+    let kind = ConditionType::Degraded;
+    if let Some(problem) = report.plan.problems.first() {
+        let all: Vec<&str> = report.plan.problems.iter().map(|problem| problem.message.as_str()).collect();
+        return finding(kind, true, Reason::from(problem.code), all.join("; "));
+    }
+    if let Some((_, text)) = &report.failure {
+        return finding(kind, true, Reason::StepFailed, text.clone());
+    }
+    if report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
+        let Some(view) = view else {
+            return finding(kind, true, Reason::QuorumLost, "no quorum of the members answers");
+        };
+        let down: Vec<&str> = view.voters().filter(|seat| !seat.is_healthy()).map(|seat| seat.name.as_str()).collect();
+        if !down.is_empty() {
+            return finding(kind, true, Reason::MemberDown, format!("not healthy: {}", down.join(", ")));
+        }
+    }
+    finding(kind, false, Reason::AsDesired, "nothing is known to be wrong")
+}
+
+fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
+    let kind = ConditionType::Scaling;
+    let size = report.desired.size;
+    let Some(view) = view.filter(|_| report.observed.cluster_id.is_some()) else {
+        return finding(kind, false, Reason::AsDesired, "no members are being added or removed");
+    };
+    let members = view.seats.len();
+    let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
+    if members > size {
+        return finding(kind, true, Reason::RemovingMembers, format!("{members} members, {size} wanted"));
+    }
+    let voters = view.voters().count();
+    if voters < size && !replaces {
+        return finding(kind, true, Reason::AddingMembers, format!("{voters} voters, {size} wanted"));
+    }
+    finding(kind, false, Reason::AsDesired, format!("{members} members, {size} wanted"))
+}
+
+fn is_short(view: &View) -> bool {
+    view.voters().any(|seat| seat.data == Data::Gone || !seat.is_healthy())
+}
+
+/// From the loss of a member until there are as many healthy voters as wanted again.
+fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
+    let kind = ConditionType::Recovering;
+    if report.observed.cluster_id.is_none() || report.observed.claimed_by.is_some() {
+        return finding(kind, false, Reason::AsDesired, "no member is missing");
+    }
+    let Some(view) = view else { return finding(kind, true, Reason::QuorumLost, "no quorum answers") };
+    if let Some(seat) = view.voters().find(|seat| seat.data == Data::Gone) {
+        return finding(kind, true, Reason::ReplacingMember, format!("{} is being replaced", seat.name));
+    }
+    if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
+        return finding(kind, true, Reason::MemberDown, format!("{} is not healthy", seat.name));
+    }
+    let missing = view.voters().count() < report.desired.size;
+    if missing && is_true(&before.conditions, &kind) {
+        return finding(kind, true, Reason::ReplacingMember, "a lost member is being replaced");
+    }
+    finding(kind, false, Reason::AsDesired, "no member is missing")
+}
+
+fn upgrading(report: &Report) -> Finding {
+    let kind = ConditionType::Upgrading;
+    match other_version(report) {
+        None => finding(kind, false, Reason::AsDesired, "the version is not being changed"),
+        Some((running, wanted)) => {
+            let text = format!("the cluster stays at {running}: changing it to {wanted} is not in effect in this release");
+            finding(kind, false, Reason::NotYetInEffect, text)
+        }
+    }
+}
+
+fn other_version<'a>(report: &Report<'a>) -> Option<(String, &'a str)> {
+    report.observed.cluster_id?;
+    let running = current_version(report.desired, report.observed);
+    (running != report.desired.version).then_some((running, report.desired.version.as_str()))
+}
+
+fn fields_in_effect(report: &Report) -> Finding {
+    let kind = ConditionType::FieldsInEffect;
+    let mut without: Vec<String> = not_in_effect(&report.cluster.spec);
+    if other_version(report).is_some() {
+        without.push("spec.version (a running cluster keeps its version)".to_owned());
+    }
+    let wanted = Some(&report.desired.spec_hash);
+    let stale = |pod: &&crate::observed::Pod| pod.spec_hash.is_some() && pod.spec_hash.as_ref() != wanted;
+    if report.observed.cluster_id.is_some() && report.observed.pods.values().any(|pod| stale(&pod)) {
+        without.push("spec.pod, spec.etcd or spec.repository (running pods keep what they were made with)".to_owned());
+    }
+    if without.is_empty() {
+        return finding(kind, true, Reason::AllInEffect, "every field of the spec is in effect");
+    }
+    let text = format!("accepted, and without effect in this release: {}", without.join(", "));
+    finding(kind, false, Reason::NotYetInEffect, text)
+}
+
+fn advisable(report: &Report) -> Finding {
+    let kind = ConditionType::Advisable;
+    let (size, version) = (report.desired.size, &report.desired.version);
+    if let Ok(parsed) = EtcdVersion::parse(version)
+        && parsed.support() != Support::Tested
+    {
+        let voters = if parsed.has_learners() { "" } else { "; before 3.4 members join with a vote, which costs quorum until they run" };
+        let text = format!("spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}");
+        return finding(kind, false, Reason::UntestedVersion, text);
+    }
+    if size % 2 == 0 {
+        let text = format!("spec.size {size} survives no more failures than {}: use an odd number", size.saturating_sub(1));
+        return finding(kind, false, Reason::EvenSize, text);
+    }
+    finding(kind, true, Reason::AsAdvised, "size and version are as advised")
+}

@@ -1,0 +1,133 @@
+//! What is known about each member. Figures move only when they moved much: a status that followed every byte
+//! would be written, and trigger the operator, all the time.
+
+use api::cluster::{EtcdClusterStatus, MemberRole, MemberStatus};
+use etcd::Status;
+
+use crate::observed::{Observed, Seen};
+use crate::plan::{Seat, View};
+
+/// Bytes a reported size may be wrong by.
+const SIZE_STEP: i64 = 1 << 20;
+/// Revisions a member may be behind without being called so: what is on its way to it.
+const LAG_STEP: i64 = 1000;
+
+pub(super) fn leader(view: &View) -> Option<String> {
+    let leader = view.leader?;
+    view.seats.iter().find(|seat| seat.id() == leader).map(|seat| seat.name.clone())
+}
+
+pub(super) fn count(view: Option<&View>, before: &EtcdClusterStatus) -> Option<i32> {
+    match view {
+        Some(view) => i32::try_from(view.seats.len()).ok(),
+        None => before.size.or(Some(0)),
+    }
+}
+
+pub(super) fn details(view: Option<&View>, observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
+    let Some(view) = view else { return without_list(observed, before) };
+    let newest = observed.statuses.values().filter_map(Seen::known).map(|status| status.revision).max();
+    let mut members: Vec<MemberStatus> = view
+        .seats
+        .iter()
+        .map(|seat| {
+            let old = before.member_details.iter().find(|old| old.name == seat.name);
+            let answer = observed.statuses.get(&seat.name).and_then(Seen::known);
+            detail(seat, view.leader == Some(seat.id()), answer, newest.unwrap_or_default(), old)
+        })
+        .collect();
+    members.sort_by(|a, b| a.name.cmp(&b.name));
+    members
+}
+
+/// Without a list: the members named last, none of them known to be healthy; before a cluster has formed, the
+/// first members.
+fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
+    let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
+    if observed.cluster_id.is_none() {
+        let first = observed.intent.iter().flat_map(|intent| &intent.members);
+        return first.map(|name| MemberStatus { node: node(name), ..empty(name) }).collect();
+    }
+    let last = before.member_details.iter().cloned();
+    last.map(|old| MemberStatus { healthy: false, node: node(&old.name), ..old })
+        .map(|old| match old.role {
+            // Without an answer nobody knows who leads.
+            Some(MemberRole::Leader) => MemberStatus { role: Some(MemberRole::Voter), ..old },
+            _ => old,
+        })
+        .collect()
+}
+
+fn empty(name: &str) -> MemberStatus {
+    MemberStatus {
+        name: name.to_owned(),
+        id: None,
+        role: None,
+        healthy: false,
+        version: None,
+        db_size: None,
+        db_size_in_use: None,
+        revision_lag: None,
+        node: None,
+    }
+}
+
+fn detail(seat: &Seat, leads: bool, answer: Option<&Status>, newest: i64, old: Option<&MemberStatus>) -> MemberStatus {
+    let role = match (seat.votes(), leads) {
+        (true, true) => MemberRole::Leader,
+        (true, false) => MemberRole::Voter,
+        (false, _) => MemberRole::Learner,
+    };
+    let size = |now: Option<i64>, old: Option<i64>| steady(now, old, SIZE_STEP);
+    MemberStatus {
+        id: Some(seat.id().to_string()),
+        role: Some(role),
+        healthy: seat.is_healthy(),
+        version: answer.map(|status| status.version.clone()).or(old.and_then(|old| old.version.clone())),
+        db_size: size(answer.map(|status| status.db_size), old.and_then(|old| old.db_size)),
+        db_size_in_use: size(answer.map(|status| status.db_size_in_use), old.and_then(|old| old.db_size_in_use)),
+        revision_lag: answer.map(|status| lag(newest - status.revision)),
+        node: seat.pod.and_then(|pod| pod.node.clone()),
+        ..empty(&seat.name)
+    }
+}
+
+/// The old figure as long as the new one is near it.
+fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
+    match (now, old) {
+        (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),
+        (Some(now), _) => Some(now),
+        (None, old) => old,
+    }
+}
+
+/// Rounded down to a power of two of the step, so that a member that catches up is not reported at each write.
+fn lag(behind: i64) -> i64 {
+    let mut shown = LAG_STEP;
+    while shown <= behind / 2 {
+        shown *= 2;
+    }
+    if behind < LAG_STEP { 0 } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_moves_only_when_it_moved_much() {
+        assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
+        assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
+        assert_eq!(steady(Some(2_000_000), Some(20_480), SIZE_STEP), Some(2_000_000));
+        assert_eq!(steady(Some(1_000_000_000), Some(1_050_000_000), SIZE_STEP), Some(1_050_000_000));
+        assert_eq!(steady(None, Some(5), SIZE_STEP), Some(5));
+    }
+
+    #[test]
+    fn a_member_is_behind_only_when_it_is_far_behind() {
+        let cases = [(-3, 0), (0, 0), (999, 0), (1000, 1000), (1999, 1000), (2000, 2000), (9000, 8000)];
+        for (behind, shown) in cases {
+            assert_eq!(lag(behind), shown, "{behind}");
+        }
+    }
+}

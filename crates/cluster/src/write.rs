@@ -1,0 +1,315 @@
+//! The primitive writes: what one request to the API server or to etcd can do.
+//!
+//! A step is made of these and of nothing else. [`crate::act`] sends them; the model of the tests applies them
+//! to its own world, so both go through the same halves of the same steps. Drawing names is here too, because
+//! the planner may not.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use etcd::{ClusterId, MemberId, Members};
+
+use crate::observed::{Intent, Role};
+
+/// How a member's etcd begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// `--initial-cluster-state=new`: only inside the recorded bootstrap (invariant 6).
+    New,
+    /// `--initial-cluster-state=existing`, with all members of the list it was added to.
+    Join,
+    /// It ran before: its disk knows everything, and without its disk it must not start.
+    OnDisk,
+}
+
+/// A member to start: what goes into its volume claim and its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The member: its pod's, its claim's and its Service's name.
+    pub member: String,
+    /// How its etcd begins when its disk is empty.
+    pub state: State,
+    /// The members in `--initial-cluster`, itself included.
+    pub initial: BTreeSet<String>,
+    /// The role label.
+    pub role: Role,
+    /// Its data lies on a volume claim.
+    pub durable: bool,
+    /// The etcd version it runs.
+    pub version: String,
+    /// The cluster token.
+    pub token: String,
+    /// The cluster ID once known.
+    pub cluster_id: Option<ClusterId>,
+}
+
+/// What stands on a pod or a claim and follows what etcd says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Whose pod and claim.
+    pub member: String,
+    /// Of the object that was seen; another one of the same name is left alone.
+    pub uid: String,
+    /// The role label; `None` leaves it.
+    pub role: Option<Role>,
+    /// The cluster token.
+    pub token: String,
+    /// The cluster ID once known.
+    pub cluster_id: Option<ClusterId>,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Writes `status.bootstrap` (and the cluster ID, when it was found on pods or claims).
+    RecordIntent {
+        /// What to record.
+        intent: Intent,
+        /// A cluster ID found with it.
+        cluster_id: Option<ClusterId>,
+        /// The version of the object it is written over.
+        over: String,
+    },
+    /// Writes `status.clusterID`.
+    RecordClusterId {
+        /// What etcd answered.
+        cluster_id: ClusterId,
+        /// The version of the object it is written over.
+        over: String,
+    },
+    /// Applies the headless Service.
+    ApplyHeadless,
+    /// Applies the client Service.
+    ApplyClient {
+        /// Whether clients are let in.
+        open: bool,
+    },
+    /// Applies the disruption budget.
+    ApplyBudget {
+        /// `minAvailable`.
+        quorum: usize,
+    },
+    /// Deletes the disruption budget.
+    DeleteBudget,
+    /// Creates a member's Service; one that exists is an error.
+    CreateService {
+        /// Whose Service.
+        member: String,
+        /// Whether it carries the mark that a pod may have been made.
+        started: bool,
+    },
+    /// Applies a member's Service that is there and not as it should be.
+    RepairService {
+        /// Whose Service.
+        member: String,
+    },
+    /// Sets or clears the mark that a pod may have been made.
+    MarkService {
+        /// Whose Service.
+        member: String,
+        /// The mark.
+        started: bool,
+        /// The version of the Service that was seen; `None` over any.
+        over: Option<String>,
+    },
+    /// Deletes a member's Service.
+    DeleteService {
+        /// Whose Service.
+        member: String,
+        /// The Service that was seen.
+        uid: String,
+    },
+    /// Creates a member's volume claim; one that exists is an error.
+    CreateDisk(Start),
+    /// Deletes a member's volume claim.
+    DeleteDisk {
+        /// Whose claim.
+        member: String,
+        /// The claim that was seen.
+        uid: String,
+    },
+    /// Creates a member's pod; one that exists is an error.
+    CreatePod(Start),
+    /// Deletes a member's pod.
+    DeletePod {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+    },
+    /// Sets owner, role and cluster ID of a pod.
+    LabelPod(Label),
+    /// Sets owner and cluster ID of a volume claim.
+    LabelDisk(Label),
+    /// Adds a member to etcd.
+    AddMember {
+        /// The name its peer URL is made of.
+        member: String,
+        /// Without a vote.
+        learner: bool,
+    },
+    /// Makes a learner a voter.
+    Promote {
+        /// Its name, for people.
+        member: String,
+        /// What etcd is told.
+        id: MemberId,
+    },
+    /// Removes a member from etcd.
+    Remove {
+        /// Its name, for people.
+        member: String,
+        /// What etcd is told.
+        id: MemberId,
+    },
+    /// Hands the leadership over.
+    MoveLeader {
+        /// The leader's name.
+        from: String,
+        /// The new leader's name.
+        to: String,
+        /// What etcd is told.
+        id: MemberId,
+    },
+}
+
+impl Write {
+    /// What takes back a write's preparation when the API server refused it for good: a pod that was surely
+    /// not created is no reason to give its member up.
+    pub fn after_refusal(&self) -> Option<Write> {
+        match self {
+            Self::CreatePod(start) | Self::CreateDisk(start) => {
+                Some(Self::MarkService { member: start.member.clone(), started: false, over: None })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Writes that follow each other; the first that fails ends the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Draw a token and the names of the first members, and record them.
+    Begin {
+        /// How many.
+        count: usize,
+        /// The version of the object the intent is written over.
+        over: String,
+    },
+    /// Draw names for members to come and create their Services.
+    Reserve {
+        /// How many.
+        count: usize,
+    },
+    /// These, in this order.
+    Writes(Vec<Write>),
+}
+
+/// A change of etcd's members, checked against the list it was planned from before it is made (invariant 11).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// One after the other; more than one only when learners are added.
+    pub writes: Vec<Write>,
+    /// The members to ask, by name.
+    pub via: Vec<String>,
+    /// The list it was planned from.
+    pub planned_from: Members,
+}
+
+/// What an act does: independent orders, and at most one change of the members beside them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Independent of each other and of the change.
+    pub orders: Vec<Order>,
+    /// At most one (invariant 2).
+    pub change: Option<Change>,
+}
+
+impl Step {
+    /// Nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.orders.is_empty() && self.change.is_none()
+    }
+}
+
+/// Where random names come from.
+pub trait Draw {
+    /// A member name that was never used.
+    fn member(&mut self) -> String;
+    /// A token that was never used.
+    fn token(&mut self) -> String;
+}
+
+/// The chains of writes an order stands for; they are independent of each other.
+pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
+    match order {
+        Order::Begin { count, over } => {
+            let intent = Intent { token: draw.token(), members: (0..*count).map(|_| draw.member()).collect() };
+            vec![vec![Write::RecordIntent { intent, cluster_id: None, over: over.clone() }]]
+        }
+        Order::Reserve { count } => (0..*count)
+            .map(|_| vec![Write::CreateService { member: draw.member(), started: false }])
+            .collect(),
+        Order::Writes(writes) => vec![writes.clone()],
+    }
+}
+
+impl Write {
+    /// Where a test can interrupt a step: the boundary before this write.
+    pub fn point(&self) -> &'static str {
+        match self {
+            Self::RecordIntent { .. } => "before-record-intent",
+            Self::RecordClusterId { .. } => "before-record-cluster-id",
+            Self::ApplyHeadless => "before-apply-headless",
+            Self::ApplyClient { .. } => "before-apply-client",
+            Self::ApplyBudget { .. } => "before-apply-budget",
+            Self::DeleteBudget => "before-delete-budget",
+            Self::CreateService { .. } => "before-create-service",
+            Self::RepairService { .. } => "before-repair-service",
+            Self::MarkService { .. } => "before-mark-service",
+            Self::DeleteService { .. } => "before-delete-service",
+            Self::CreateDisk(_) => "before-create-disk",
+            Self::DeleteDisk { .. } => "before-delete-disk",
+            Self::CreatePod(_) => "before-create-pod",
+            Self::DeletePod { .. } => "before-delete-pod",
+            Self::LabelPod(_) => "before-label-pod",
+            Self::LabelDisk(_) => "before-label-disk",
+            Self::AddMember { .. } => "before-add-member",
+            Self::Promote { .. } => "before-promote-member",
+            Self::Remove { .. } => "before-remove-member",
+            Self::MoveLeader { .. } => "before-move-leader",
+        }
+    }
+}
+
+impl fmt::Display for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RecordIntent { intent, .. } => {
+                let names: Vec<&str> = intent.members.iter().map(String::as_str).collect();
+                write!(f, "record the first members {}", names.join(", "))
+            }
+            Self::RecordClusterId { cluster_id, .. } => write!(f, "record cluster ID {cluster_id}"),
+            Self::ApplyHeadless => f.write_str("apply the headless Service"),
+            Self::ApplyClient { open: true } => f.write_str("let clients in through the client Service"),
+            Self::ApplyClient { open: false } => f.write_str("apply the client Service, closed"),
+            Self::ApplyBudget { quorum } => write!(f, "apply the disruption budget for a quorum of {quorum}"),
+            Self::DeleteBudget => f.write_str("delete the disruption budget"),
+            Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
+            Self::RepairService { member } => write!(f, "repair the Service of {member}"),
+            Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
+            Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),
+            Self::CreateDisk(start) => write!(f, "create the volume claim of {}", start.member),
+            Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
+            Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
+            Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
+            Self::LabelPod(label) => write!(f, "label the pod of {}", label.member),
+            Self::LabelDisk(label) => write!(f, "label the volume claim of {}", label.member),
+            Self::AddMember { member, learner: true } => write!(f, "add {member} as a learner"),
+            Self::AddMember { member, learner: false } => write!(f, "add {member} as a voter"),
+            Self::Promote { member, .. } => write!(f, "make {member} a voter"),
+            Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
+            Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),
+        }
+    }
+}
