@@ -14,9 +14,6 @@ use serde::{Deserialize, Serialize};
 pub struct DurationText(pub String);
 
 impl DurationText {
-    /// The pattern the schema asks for.
-    pub const PATTERN: &'static str = r"^([0-9]+(ms|s|m|h))+$";
-
     /// The duration, or `None` when the text is not one.
     pub fn parse(&self) -> Option<Duration> {
         let mut rest = self.0.as_str();
@@ -55,7 +52,14 @@ impl JsonSchema for DurationText {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "maxLength": 32, "pattern": Self::PATTERN })
+        json_schema!({
+            "type": "string",
+            "maxLength": 32,
+            "x-kubernetes-validations": [{
+                "rule": "self.matches('^([0-9]+(ms|s|m|h))+$')",
+                "message": "the text must be a duration: write it as in 60s, 5m or 1h30m"
+            }]
+        })
     }
 }
 

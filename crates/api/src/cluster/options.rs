@@ -156,7 +156,7 @@ pub struct Recovery {
     "spec.etcd.autoCompactionRetention must be a number of revisions in mode revision, and a duration such as 30m or a number of hours in mode periodic: change it or the mode"
 ))]
 #[x_kube(validation = (
-    "!has(self.electionTimeout) || duration(self.electionTimeout) >= duration(has(self.heartbeatInterval) ? self.heartbeatInterval : '100ms') * 5",
+    "!has(self.electionTimeout) || [duration(has(self.heartbeatInterval) ? self.heartbeatInterval : '100ms')].all(beat, duration(self.electionTimeout) >= beat + beat + beat + beat + beat)",
     "spec.etcd.electionTimeout must be at least five times spec.etcd.heartbeatInterval (100ms where not given): raise the one or lower the other"
 ))]
 pub struct EtcdOptions {

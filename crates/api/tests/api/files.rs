@@ -1,0 +1,67 @@
+//! Files of the workspace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The root of the workspace.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
+}
+
+/// The YAML files of a directory, sorted by name.
+pub(crate) fn yaml_files(directory: &str) -> Vec<PathBuf> {
+    let directory = root().join(directory);
+    let entries =
+        fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "yaml")
+    });
+    files.sort();
+    files
+}
+
+/// The objects of a YAML file, and those that stand as text in its ConfigMaps.
+pub(crate) fn objects(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let mut objects = documents(&text, path);
+    let inner: Vec<Value> = objects
+        .iter()
+        .filter(|object| object["kind"] == "ConfigMap")
+        .flat_map(|object| object["data"].as_object().unwrap().values())
+        .flat_map(|text| documents(text.as_str().unwrap(), path))
+        .collect();
+    objects.extend(inner);
+    objects
+}
+
+fn documents(text: &str, path: &Path) -> Vec<Value> {
+    serde_yaml_ng::Deserializer::from_str(text)
+        .map(|document| {
+            Value::deserialize(document)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        })
+        .filter(|object| !object.is_null())
+        .collect()
+}
+
+/// Compares a generated file with what it should be, or rewrites it when `UPDATE` is set.
+pub(crate) fn expect_generated(path: &str, text: &str) {
+    let file = root().join(path);
+    if std::env::var_os("UPDATE").is_some() {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, text).unwrap();
+    }
+    let found = fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        found == text,
+        "{path} is not what the types say: run `UPDATE=1 cargo test -p api`"
+    );
+}

@@ -1,0 +1,105 @@
+//! What is generated from the types: the definitions in the chart and the reference page.
+
+use api::crd;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::files::expect_generated;
+use crate::reference;
+
+/// `kubectl apply` keeps the whole object in an annotation, and annotations end here.
+const ANNOTATION_LIMIT: usize = 262_144;
+
+fn definitions() -> Vec<(String, Value)> {
+    let definitions = crd::all().into_iter();
+    definitions
+        .map(|definition| {
+            (
+                definition.name_any(),
+                serde_json::to_value(definition).unwrap(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn crd_yaml_is_up_to_date() {
+    for (name, mut definition) in definitions() {
+        // A release that is uninstalled must not take the definitions, and with them all clusters, away.
+        definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
+        let yaml = serde_yaml_ng::to_string(&definition).unwrap();
+        let text = format!(
+            "# Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit.\n{yaml}"
+        );
+        expect_generated(
+            &format!("charts/etcd-operator/crds-generated/{name}.yaml"),
+            &text,
+        );
+    }
+}
+
+#[test]
+fn api_reference_is_up_to_date() {
+    let definitions: Vec<Value> = definitions()
+        .into_iter()
+        .map(|(_, definition)| definition)
+        .collect();
+    expect_generated("docs/api.md", &reference::page(&definitions));
+}
+
+#[test]
+fn definitions_fit_into_kubectls_annotation() {
+    for (name, definition) in definitions() {
+        let size = definition.to_string().len();
+        assert!(size < ANNOTATION_LIMIT / 2, "{name} has {size} bytes");
+    }
+}
+
+#[test]
+fn kinds_have_the_names_and_subresources_of_the_design() {
+    let found: Vec<Value> = definitions()
+        .into_iter()
+        .map(|(_, definition)| definition)
+        .collect();
+    let names: Vec<&str> = found
+        .iter()
+        .map(|crd| crd["metadata"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "etcdclusters.etcd.database.coreos.com",
+            "etcdbackups.etcd.database.coreos.com",
+            "etcdrestores.etcd.database.coreos.com"
+        ]
+    );
+    assert_eq!(found[0]["spec"]["names"]["shortNames"], json!(["etcd"]));
+    for crd in &found {
+        assert_eq!(crd["spec"]["scope"], "Namespaced");
+        assert_eq!(crd["spec"]["versions"][0]["name"], "v1beta2");
+        assert!(crd["spec"]["versions"][0]["subresources"]["status"].is_object());
+    }
+    assert_eq!(
+        found[0]["spec"]["versions"][0]["subresources"]["scale"],
+        json!({
+            "specReplicasPath": ".spec.size",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector"
+        })
+    );
+}
+
+#[test]
+fn conditions_are_merged_by_type() {
+    for (name, crd) in definitions() {
+        let status =
+            &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+        let conditions = &status["properties"]["conditions"];
+        assert_eq!(conditions["x-kubernetes-list-type"], "map", "{name}");
+        assert_eq!(
+            conditions["x-kubernetes-list-map-keys"],
+            json!(["type"]),
+            "{name}"
+        );
+    }
+}

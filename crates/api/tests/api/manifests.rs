@@ -1,0 +1,152 @@
+//! Manifests as users have them: of coreos/etcd-operator v0.9.4, and the examples of this project.
+
+use std::path::Path;
+
+use api::{EtcdBackup, EtcdCluster, EtcdRestore, Problem, backup, cluster, restore};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::files::{objects, root, yaml_files};
+use crate::schema::refusals;
+
+/// Reads an object into its type and back; what was given must all be there.
+fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T {
+    let typed: T = serde_json::from_value(object.clone())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let back = serde_json::to_value(&typed).unwrap();
+    assert_contains(&back, object, &path.display().to_string());
+    typed
+}
+
+fn assert_contains(whole: &Value, part: &Value, place: &str) {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            // Go writes `false` and nothing alike.
+            for (key, value) in part
+                .iter()
+                .filter(|(_, value)| **value != Value::Bool(false))
+            {
+                let found = whole
+                    .get(key)
+                    .unwrap_or_else(|| panic!("{place}.{key} is lost"));
+                assert_contains(found, value, &format!("{place}.{key}"));
+            }
+        }
+        (Value::Array(whole), Value::Array(part)) => {
+            assert_eq!(whole.len(), part.len(), "{place}");
+            for (index, value) in part.iter().enumerate() {
+                assert_contains(&whole[index], value, &format!("{place}[{index}]"));
+            }
+        }
+        _ => assert_eq!(whole, part, "{place}"),
+    }
+}
+
+/// The problems of an object of ours, and the fields that are not in effect; `None` for other kinds.
+fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
+    match object["kind"].as_str()? {
+        "EtcdCluster" => {
+            let typed: EtcdCluster = round_trip(object, path);
+            Some((
+                cluster::validate(&typed),
+                cluster::not_in_effect(&typed.spec),
+            ))
+        }
+        "EtcdBackup" => {
+            let typed: EtcdBackup = round_trip(object, path);
+            Some((backup::validate(&typed), backup::not_in_effect(&typed.spec)))
+        }
+        "EtcdRestore" => {
+            let typed: EtcdRestore = round_trip(object, path);
+            Some((
+                restore::validate(&typed),
+                restore::not_in_effect(&typed.spec),
+            ))
+        }
+        _ => None,
+    }
+}
+
+fn expect_good(path: &Path) -> usize {
+    let mut ours = 0;
+    for object in objects(path) {
+        if let Some((problems, _)) = check(&object, path) {
+            ours += 1;
+            assert_eq!(
+                refusals(&object),
+                Vec::<String>::new(),
+                "{}",
+                path.display()
+            );
+            assert_eq!(problems, [], "{}", path.display());
+        }
+    }
+    ours
+}
+
+#[test]
+fn manifests_of_v0_9_4_parse_and_are_accepted() {
+    let files = yaml_files("e2e/fixtures/v0.9.4");
+    assert!(files.len() >= 5, "{files:?}");
+    for path in files {
+        assert!(expect_good(&path) > 0, "{}", path.display());
+    }
+}
+
+#[test]
+fn examples_parse_and_are_accepted() {
+    let ours: usize = yaml_files("examples")
+        .iter()
+        .map(|path| expect_good(path))
+        .sum();
+    assert!(ours >= 6, "only {ours} objects of ours among the examples");
+}
+
+#[test]
+fn examples_say_which_fields_are_not_in_effect_yet() {
+    for path in yaml_files("examples") {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let waiting = objects(&path)
+            .iter()
+            .filter_map(|object| check(object, &path))
+            .any(|(_, fields)| !fields.is_empty());
+        assert_eq!(
+            text.contains("not in effect yet"),
+            waiting,
+            "{}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn the_first_example_is_the_defaults_written_out() {
+    let path = root().join("examples/example-etcd-cluster.yaml");
+    let object = objects(&path).remove(0);
+    let typed: EtcdCluster = round_trip(&object, &path);
+    assert_eq!(typed.spec, cluster::EtcdClusterSpec::default());
+}
+
+#[test]
+fn objects_stored_by_v0_9_4_can_be_read() {
+    // As a Go client stored them: empty status, null lists, conditions of the old shape.
+    let stored = [
+        r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
+            "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",
+            "lastUpdateTime":"2019-01-01T00:00:00Z","lastTransitionTime":"2019-01-01T00:00:00Z","reason":"Cluster available"}]}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"size":3},"status":{"conditions":[{"type":"Available","status":"True"}]}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{},"status":{}}"#,
+    ];
+    for text in stored {
+        let cluster: EtcdCluster =
+            serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(cluster.spec.size, 3);
+    }
+    let backup: EtcdBackup = serde_json::from_str(
+        r#"{"metadata":{"name":"a"},"spec":{"etcdEndpoints":null,"storageType":"Floppy"},"status":{"succeeded":false,"lastSuccessDate":null}}"#,
+    )
+    .unwrap();
+    assert_eq!(backup.spec.storage_type.as_str(), "Floppy");
+    assert!(!backup::validate(&backup).is_empty());
+}
