@@ -1,0 +1,109 @@
+{{/* Labels of every object. Call with (dict "root" $ "name" <operator or part>). */}}
+{{- define "etcd-operator.labels" -}}
+{{ include "etcd-operator.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels that never change, for selectors. */}}
+{{- define "etcd-operator.selector" -}}
+app.kubernetes.io/name: etcd-operator
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{- define "etcd-operator.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* The three operators that are enabled, by the names of their binaries. */}}
+{{- define "etcd-operator.enabled" -}}
+{{- $all := dict "etcd-operator" .Values.clusterOperator "etcd-backup-operator" .Values.backupOperator "etcd-restore-operator" .Values.restoreOperator }}
+{{- $enabled := dict }}
+{{- range $name, $settings := $all }}
+{{- if $settings.enabled }}{{ $_ := set $enabled $name $settings }}{{ end }}
+{{- end }}
+{{- toYaml $enabled }}
+{{- end }}
+
+{{/* Name of an operator's service account. Call with (dict "name" <operator> "settings" <its settings>). */}}
+{{- define "etcd-operator.serviceAccount" -}}
+{{- if .settings.serviceAccount.create }}
+{{- .settings.serviceAccount.name | default .name }}
+{{- else }}
+{{- required (printf "the operator %s needs serviceAccount.name when serviceAccount.create is false" .name) .settings.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* What each operator may do with objects in the namespaces it serves. */}}
+{{- define "etcd-operator.rules" -}}
+{{- if eq . "etcd-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters]
+  verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters/status]
+  verbs: [get, patch]
+- apiGroups: [etcd.database.coreos.com]
+  # Owner references that block deletion need this where the API server enforces it.
+  resources: [etcdclusters/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods, persistentvolumeclaims, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+{{- else if eq . "etcd-backup-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdbackups]
+  verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdbackups/status]
+  verbs: [get, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters]
+  verbs: [get]
+- apiGroups: [""]
+  # The credentials an EtcdBackup names.
+  resources: [secrets]
+  verbs: [get]
+{{- else if eq . "etcd-restore-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdrestores]
+  verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdrestores/status, etcdclusters/status]
+  verbs: [get, patch]
+- apiGroups: [etcd.database.coreos.com]
+  # The restored cluster is made, claimed by an annotation, and handed over by its removal.
+  resources: [etcdclusters]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters/finalizers]
+  verbs: [update]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdbackups]
+  verbs: [get]
+- apiGroups: [""]
+  # The seed member. Its volume is never deleted.
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims, services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  # The credentials an EtcdRestore names.
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* The definition each operator serves. */}}
+{{- define "etcd-operator.crd" -}}
+{{- get (dict "etcd-operator" "etcdclusters" "etcd-backup-operator" "etcdbackups" "etcd-restore-operator" "etcdrestores") . }}.etcd.database.coreos.com
+{{- end }}
