@@ -24,7 +24,7 @@ impl Programs {
     /// The environment variable `ETCD_BIN` names another one.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
-        let built = || find_below(&cache(), "etcd", minor, 4);
+        let built = || built(&format!("etcd-{minor}-"), "etcd");
         let system = || (minor == "3.4").then(|| on_path("etcd")).flatten();
         let etcd = named.or_else(built).or_else(system).unwrap_or_else(|| {
             panic!(
@@ -60,26 +60,17 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// A program of this name below `dir`, in a path that contains `hint`.
-pub fn find_below(dir: &Path, name: &str, hint: &str, depth: usize) -> Option<PathBuf> {
-    let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
+/// A program the testbed built into the newest directory of its cache whose name begins with `prefix`.
+pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?
         .flatten()
-        .map(|entry| entry.path())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path().join(program))
+        .filter(|path| path.is_file())
         .collect();
-    entries.sort();
-    let here = entries.iter().rev().find(|path| {
-        path.is_file()
-            && path.file_name().is_some_and(|file| file == name)
-            && path.to_string_lossy().contains(hint)
-    });
-    here.cloned().or_else(|| {
-        entries
-            .iter()
-            .rev()
-            .filter(|path| depth > 0 && path.is_dir() && !path.is_symlink())
-            .find_map(|path| find_below(path, name, hint, depth - 1))
-    })
+    found.sort_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
+    found.pop()
 }
 
 /// A program on the `PATH`.

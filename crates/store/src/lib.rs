@@ -3,6 +3,14 @@
 //! Objects are written as a stream that is committed or aborted: nothing is visible under a key before
 //! [`Upload::commit`] has returned. Keys are full object names; nothing here invents or matches names.
 
+#[cfg(feature = "fake")]
+pub mod fake;
+mod local;
 mod port;
+mod s3;
+#[cfg(feature = "testing")]
+pub mod testing;
 
+pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Upload};
+pub use s3::{S3Access, S3Config, S3Keys, S3Store};

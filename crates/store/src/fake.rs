@@ -1,0 +1,132 @@
+//! A store that fails on demand, in front of a directory: for the operators' tests.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::local::LocalStore;
+use crate::port::{Committed, Error, Object, ObjectStream, Store, Upload};
+
+/// The calls a [`FaultyStore`] can be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Store::begin`].
+    Begin,
+    /// [`Upload::write`].
+    Write,
+    /// [`Upload::commit`], before anything is visible.
+    Commit,
+    /// [`Upload::commit`], with its answer lost: the object is there.
+    CommitAnswer,
+    /// [`Store::put`].
+    Put,
+    /// [`Store::get`].
+    Get,
+    /// [`Store::head`].
+    Head,
+    /// [`Store::list`].
+    List,
+    /// [`Store::delete`].
+    Delete,
+}
+
+/// A directory whose calls fail as a script says.
+#[derive(Clone, Debug)]
+pub struct FaultyStore {
+    inner: LocalStore,
+    script: Arc<Mutex<VecDeque<(Call, Error)>>>,
+}
+
+impl FaultyStore {
+    /// A store that works until [`FaultyStore::fail`] says otherwise.
+    pub fn new(inner: LocalStore) -> Self {
+        Self {
+            inner,
+            script: Arc::default(),
+        }
+    }
+
+    /// The next call of this kind fails with `error`; several are taken in order.
+    pub fn fail(&self, call: Call, error: Error) {
+        self.script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back((call, error));
+    }
+
+    fn check(&self, call: Call) -> Result<(), Error> {
+        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        match script.iter().position(|(scripted, _)| *scripted == call) {
+            Some(index) => Err(script
+                .remove(index)
+                .map_or_else(|| Error::Other(String::new()), |(_, error)| error)),
+            None => Ok(()),
+        }
+    }
+}
+
+struct FaultyUpload {
+    inner: Box<dyn Upload>,
+    store: FaultyStore,
+}
+
+#[async_trait]
+impl Upload for FaultyUpload {
+    async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
+        self.store.check(Call::Write)?;
+        self.inner.write(chunk).await
+    }
+
+    async fn commit(self: Box<Self>) -> Result<Committed, Error> {
+        self.store.check(Call::Commit)?;
+        let committed = self.inner.commit().await?;
+        self.store.check(Call::CommitAnswer)?;
+        Ok(committed)
+    }
+
+    async fn abort(self: Box<Self>) -> Result<(), Error> {
+        self.inner.abort().await
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    fn location(&self) -> String {
+        self.inner.location()
+    }
+
+    async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+        self.check(Call::Begin)?;
+        Ok(Box::new(FaultyUpload {
+            inner: self.inner.begin(key).await?,
+            store: self.clone(),
+        }))
+    }
+
+    async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
+        self.check(Call::Put)?;
+        self.inner.put(key, content).await
+    }
+
+    async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
+        self.check(Call::Get)?;
+        self.inner.get(key).await
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+        self.check(Call::Head)?;
+        self.inner.head(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        self.check(Call::List)?;
+        self.inner.list(prefix).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), Error> {
+        self.check(Call::Delete)?;
+        self.inner.delete(key).await
+    }
+}

@@ -1,0 +1,239 @@
+//! A directory as a store: for tests, and for volumes.
+//!
+//! A key is a relative path below the directory. An object appears by the renaming of a finished, synced file.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use futures::stream::{self, StreamExt};
+use tokio::fs;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::port::{Committed, Error, Object, ObjectStream, Store, Upload};
+
+/// What an unfinished file's name begins with; such files are no objects.
+const UNFINISHED: &str = ".unfinished-";
+
+/// Bytes read at a time.
+const CHUNK: usize = 1 << 20;
+
+/// A directory that holds objects.
+#[derive(Clone, Debug)]
+pub struct LocalStore {
+    root: PathBuf,
+}
+
+impl LocalStore {
+    /// A store below `root`, which must exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn path(&self, key: &str) -> Result<PathBuf, Error> {
+        let plain = !key.is_empty()
+            && key
+                .split('/')
+                .all(|part| !matches!(part, "" | "." | "..") && !part.starts_with(UNFINISHED))
+            && !key.contains('\0');
+        if plain {
+            Ok(self.root.join(key))
+        } else {
+            Err(Error::Invalid {
+                field: "path".to_owned(),
+                problem: format!("{key:?} is no relative path below the store's directory"),
+            })
+        }
+    }
+
+    fn explain(&self, key: &str, error: &std::io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::NotFound if !self.root.is_dir() => Error::NoSuchBucket {
+                bucket: self.root.display().to_string(),
+            },
+            ErrorKind::NotFound => Error::NoSuchObject {
+                key: key.to_owned(),
+            },
+            ErrorKind::PermissionDenied => Error::AccessDenied(error.to_string()),
+            _ => Error::Other(error.to_string()),
+        }
+    }
+}
+
+fn described(key: String, metadata: &std::fs::Metadata) -> Object {
+    let modified = metadata.modified().ok();
+    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    Object {
+        key,
+        size: metadata.len(),
+        modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
+    }
+}
+
+struct LocalUpload {
+    store: LocalStore,
+    key: String,
+    target: PathBuf,
+    unfinished: Unfinished,
+    file: fs::File,
+    written: u64,
+}
+
+/// Removes the file unless it was renamed away.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[async_trait]
+impl Upload for LocalUpload {
+    async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
+        self.written += chunk.len() as u64;
+        self.file
+            .write_all(&chunk)
+            .await
+            .map_err(|error| self.store.explain(&self.key, &error))
+    }
+
+    async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
+        let done = async {
+            self.file.flush().await?;
+            self.file.sync_all().await?;
+            let size = self.file.metadata().await?.len();
+            fs::rename(&self.unfinished.0, &self.target).await?;
+            if let Some(parent) = self.target.parent() {
+                fs::File::open(parent).await?.sync_all().await?;
+            }
+            Ok(size)
+        };
+        let size = done
+            .await
+            .map_err(|error: std::io::Error| self.store.explain(&self.key, &error))?;
+        if size == self.written {
+            Ok(Committed { size })
+        } else {
+            Err(Error::Other(format!(
+                "{size} bytes are stored of {} that were sent",
+                self.written
+            )))
+        }
+    }
+
+    async fn abort(self: Box<Self>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for LocalStore {
+    fn location(&self) -> String {
+        format!("file://{}", self.root.display())
+    }
+
+    async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+        let target = self.path(key)?;
+        let explain = |error: std::io::Error| self.explain(key, &error);
+        // The root itself is somebody else's to make: a volume that is not mounted is an error, not a new directory.
+        fs::metadata(&self.root).await.map_err(explain)?;
+        let parent = target.parent().unwrap_or(&self.root);
+        fs::create_dir_all(parent).await.map_err(explain)?;
+        let unfinished = parent.join(format!("{UNFINISHED}{:016x}", rand::random::<u64>()));
+        let file = fs::File::create_new(&unfinished).await.map_err(explain)?;
+        Ok(Box::new(LocalUpload {
+            store: self.clone(),
+            key: key.to_owned(),
+            target,
+            unfinished: Unfinished(unfinished),
+            file,
+            written: 0,
+        }))
+    }
+
+    async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
+        let mut upload = self.begin(key).await?;
+        upload.write(content).await?;
+        upload.commit().await.map(|_| ())
+    }
+
+    async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
+        let path = self.path(key)?;
+        let explain = |error: std::io::Error| self.explain(key, &error);
+        let metadata = fs::metadata(&path).await.map_err(explain)?;
+        if !metadata.is_file() {
+            return Err(Error::NoSuchObject {
+                key: key.to_owned(),
+            });
+        }
+        let file = fs::File::open(&path).await.map_err(explain)?;
+        let chunks = stream::try_unfold(file, |mut file| async move {
+            let mut chunk = BytesMut::with_capacity(CHUNK);
+            let read = file
+                .read_buf(&mut chunk)
+                .await
+                .map_err(|error| Error::Other(error.to_string()))?;
+            Ok((read > 0).then(|| (chunk.freeze(), file)))
+        });
+        Ok(ObjectStream {
+            size: metadata.len(),
+            chunks: chunks.boxed(),
+        })
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+        match fs::metadata(self.path(key)?).await {
+            Ok(metadata) if metadata.is_file() => Ok(Some(described(key.to_owned(), &metadata))),
+            Ok(_) => Ok(None),
+            Err(error) => match self.explain(key, &error) {
+                Error::NoSuchObject { .. } => Ok(None),
+                error => Err(error),
+            },
+        }
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        let (root, prefix) = (self.root.clone(), prefix.to_owned());
+        let listed = tokio::task::spawn_blocking(move || {
+            let mut objects = Vec::new();
+            walk(&root, "", &prefix, &mut objects)?;
+            objects.sort_by(|a: &Object, b: &Object| a.key.cmp(&b.key));
+            Ok(objects)
+        });
+        listed
+            .await
+            .map_err(|_| Error::Other("the listing was interrupted".to_owned()))?
+            .map_err(|error: std::io::Error| self.explain("", &error))
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), Error> {
+        match fs::remove_file(self.path(key)?).await {
+            Ok(()) => Ok(()),
+            Err(error) => match self.explain(key, &error) {
+                Error::NoSuchObject { .. } => Ok(()),
+                error => Err(error),
+            },
+        }
+    }
+}
+
+fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| !name.starts_with(UNFINISHED)) else {
+            continue;
+        };
+        let key = format!("{below}{name}");
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            walk(&entry.path(), &format!("{key}/"), prefix, objects)?;
+        } else if key.starts_with(prefix) {
+            objects.push(described(key, &metadata));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,443 @@
+//! Where a bucket is and who asks: the typed configuration, the Secret's files, the HTTP client.
+//!
+//! Nothing is read from the operator's own environment unless ambient identity was chosen, and no Secret is printed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use aws_config::{BehaviorVersion, Region};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{
+    Credentials, RequestChecksumCalculation, ResponseChecksumValidation, SharedCredentialsProvider,
+    SharedHttpClient,
+};
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore, rustls_provider::CryptoMode};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use crate::port::Error;
+
+/// Where AWS is when nobody says so.
+const DEFAULT_REGION: &str = "us-east-1";
+
+/// What is needed to reach a bucket.
+#[derive(Clone, Debug, Default)]
+pub struct S3Config {
+    /// The bucket's name.
+    pub bucket: String,
+    /// URL of a store other than AWS.
+    pub endpoint: Option<String>,
+    /// The region; else the Secret's, else `us-east-1`.
+    pub region: Option<String>,
+    /// The bucket is part of the path instead of the host name.
+    pub force_path_style: bool,
+    /// Who asks.
+    pub access: S3Access,
+    /// PEM certificates that sign the endpoint's, beside those the system trusts.
+    pub ca: Option<Vec<u8>>,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, Default)]
+pub enum S3Access {
+    /// The pod's own identity: web identity, container or instance credentials.
+    #[default]
+    Ambient,
+    /// The keys of a Secret.
+    Keys(S3Keys),
+}
+
+/// What a Secret with the files `credentials` and `config` says for the profile `default`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct S3Keys {
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+    region: Option<String>,
+}
+
+impl fmt::Debug for S3Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Keys")
+            .field("region", &self.region)
+            .finish_non_exhaustive()
+    }
+}
+
+impl S3Keys {
+    /// Keys that come from elsewhere than AWS's files.
+    pub fn new(access_key_id: &str, secret_access_key: &str) -> Self {
+        Self {
+            access_key_id: access_key_id.to_owned(),
+            secret_access_key: secret_access_key.to_owned(),
+            session_token: None,
+            region: None,
+        }
+    }
+
+    /// Reads the Secret's keys `credentials` (needed) and `config` (optional), as v1beta2 defines them.
+    /// An error names the key and what is missing in it, never a value.
+    pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, Error> {
+        let text = |key: &str| -> Result<Option<&str>, Error> {
+            data.get(key)
+                .map(|bytes| {
+                    std::str::from_utf8(bytes).map_err(|_| invalid(key, "is not text".to_owned()))
+                })
+                .transpose()
+        };
+        let credentials = text("credentials")?.ok_or_else(|| {
+            invalid(
+                "credentials",
+                "is missing: add the AWS credentials file under this key".to_owned(),
+            )
+        })?;
+        let credentials = default_profile(credentials);
+        let config = text("config")?.map(default_profile).unwrap_or_default();
+        let needed = |name: &str| {
+            let value = credentials.get(name).or_else(|| config.get(name)).copied();
+            value.filter(|value| !value.is_empty()).ok_or_else(|| {
+                invalid(
+                    "credentials",
+                    format!("has no {name} in its profile [default]: add it"),
+                )
+            })
+        };
+        if let Some(name) = ["role_arn", "credential_process", "sso_session"]
+            .into_iter()
+            .find(|name| credentials.contains_key(name) || config.contains_key(name))
+        {
+            return Err(invalid(
+                "config",
+                format!(
+                    "sets {name}, which is not supported: give keys, or leave the Secret out and use the pod's own identity"
+                ),
+            ));
+        }
+        let region = config.get("region").or_else(|| credentials.get("region"));
+        Ok(Self {
+            access_key_id: needed("aws_access_key_id")?.to_owned(),
+            secret_access_key: needed("aws_secret_access_key")?.to_owned(),
+            session_token: credentials
+                .get("aws_session_token")
+                .map(|token| (*token).to_owned()),
+            region: region.map(|region| (*region).to_owned()),
+        })
+    }
+}
+
+fn invalid(field: &str, problem: String) -> Error {
+    Error::Invalid {
+        field: field.to_owned(),
+        problem,
+    }
+}
+
+/// The settings of `[default]`, which a `config` file may also call `[profile default]`.
+fn default_profile(file: &str) -> BTreeMap<&str, &str> {
+    let mut inside = false;
+    let mut settings = BTreeMap::new();
+    for line in file.trim_start_matches('\u{feff}').lines() {
+        // An indented line belongs to a nested setting, which nothing here uses.
+        if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
+            continue;
+        }
+        let line = line.trim_end();
+        if let Some(section) = line.strip_prefix('[') {
+            let name = section.split(']').next().unwrap_or_default().trim();
+            let name = name.strip_prefix("profile ").unwrap_or(name).trim();
+            inside = name == "default";
+        } else if inside && let Some((name, value)) = line.split_once('=') {
+            settings.insert(name.trim(), value.trim());
+        }
+    }
+    settings
+}
+
+impl S3Config {
+    /// The endpoint for messages.
+    pub(super) fn shown_endpoint(&self) -> String {
+        self.endpoint
+            .clone()
+            .unwrap_or_else(|| "Amazon S3".to_owned())
+    }
+
+    fn region(&self) -> Option<String> {
+        let named = self.region.clone();
+        named.or_else(|| match &self.access {
+            S3Access::Keys(keys) => keys.region.clone(),
+            S3Access::Ambient => None,
+        })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.bucket.is_empty() {
+            return Err(invalid(
+                "path",
+                "names no bucket: give <bucket>/<key>".to_owned(),
+            ));
+        }
+        match &self.endpoint {
+            Some(endpoint)
+                if !endpoint
+                    .strip_prefix("http://")
+                    .or_else(|| endpoint.strip_prefix("https://"))
+                    .is_some_and(|host| {
+                        !host.is_empty() && !host.contains(char::is_whitespace)
+                    }) =>
+            {
+                Err(invalid(
+                    "endpoint",
+                    format!("{endpoint:?} is no URL: begin with http:// or https:// and a host"),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The HTTP client: with the certificates of the system and of `ca`, or without TLS where there are none and the
+/// endpoint needs none. The library below takes certificates for granted, so they are checked here.
+fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
+    let native = rustls_native_certs::load_native_certs();
+    let has_native = RootCertStore::empty()
+        .add_parsable_certificates(native.certs)
+        .0
+        > 0;
+    let mut trust = TrustStore::empty().with_native_roots(has_native);
+    if let Some(pem) = &config.ca {
+        check_certificates(pem)?;
+        trust = trust.with_pem_certificate(pem.clone());
+    }
+    let plain = config
+        .endpoint
+        .as_ref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
+    if !has_native && config.ca.is_none() {
+        return if plain {
+            Ok(aws_smithy_http_client::Builder::new().build_http())
+        } else {
+            Err(invalid(
+                "caSecret",
+                "no certificate authority is trusted: set it to the Secret with the store's"
+                    .to_owned(),
+            ))
+        };
+    }
+    let tls = TlsContext::builder()
+        .with_trust_store(trust)
+        .build()
+        .map_err(|error| invalid("caSecret", error.to_string()))?;
+    Ok(aws_smithy_http_client::Builder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+        .tls_context(tls)
+        .build_https())
+}
+
+fn check_certificates(pem: &[u8]) -> Result<(), Error> {
+    let wrong = |problem: &str| invalid("ca.crt", problem.to_owned());
+    let certificates: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|_| wrong("is not PEM: give the CA's certificate"))?;
+    if certificates.is_empty() {
+        return Err(wrong(
+            "holds no certificate: give the CA's certificate in PEM",
+        ));
+    }
+    let mut store = RootCertStore::empty();
+    for certificate in certificates {
+        store
+            .add(certificate)
+            .map_err(|_| wrong("holds something that is no certificate authority"))?;
+    }
+    Ok(())
+}
+
+/// A client for short calls and one for long ones.
+pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error> {
+    config.check()?;
+    let http = http_client(&config)?;
+    let region = config.region();
+    let mut builder = aws_sdk_s3::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(http.clone())
+        .force_path_style(config.force_path_style)
+        .retry_config(
+            RetryConfig::standard()
+                .with_max_attempts(5)
+                .with_initial_backoff(Duration::from_millis(200))
+                .with_max_backoff(Duration::from_secs(5)),
+        )
+        // Stores that are not AWS refuse checksum trailers; nothing here depends on them.
+        .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+        .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+    builder.set_endpoint_url(config.endpoint.clone());
+    match config.access {
+        S3Access::Keys(keys) => {
+            builder = builder
+                .credentials_provider(SharedCredentialsProvider::new(Credentials::new(
+                    keys.access_key_id,
+                    keys.secret_access_key,
+                    keys.session_token,
+                    None,
+                    "secret",
+                )))
+                .region(Region::new(
+                    region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+                ));
+        }
+        S3Access::Ambient => {
+            let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
+            if let Some(region) = region {
+                loader = loader.region(Region::new(region));
+            }
+            let ambient = loader.load().await;
+            builder.set_credentials_provider(ambient.credentials_provider());
+            builder = builder.region(
+                ambient
+                    .region()
+                    .cloned()
+                    .unwrap_or(Region::from_static(DEFAULT_REGION)),
+            );
+        }
+    }
+    let patience = |seconds| {
+        TimeoutConfig::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .operation_attempt_timeout(Duration::from_secs(seconds))
+            .build()
+    };
+    let short = builder.clone().timeout_config(patience(20)).build();
+    let long = builder.timeout_config(patience(300)).build();
+    Ok((Client::from_conf(short), Client::from_conf(long)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(entries: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
+        entries
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec()))
+            .collect()
+    }
+
+    const CREDENTIALS: &str = "# a comment\n[other]\naws_access_key_id = WRONG\n\n[default]\r\naws_access_key_id = AKIA\r\naws_secret_access_key=s3cr3t=with=signs\n";
+
+    #[test]
+    fn reads_the_files_of_v1beta2() {
+        let config = "[default]\nregion = eu-central-1\ns3 =\n  addressing_style = path\n";
+        let keys =
+            S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS), ("config", config)]))
+                .unwrap();
+        assert_eq!(keys.access_key_id, "AKIA");
+        assert_eq!(keys.secret_access_key, "s3cr3t=with=signs");
+        assert_eq!(keys.region.as_deref(), Some("eu-central-1"));
+        let named = S3Keys::from_secret(&secret(&[
+            ("credentials", CREDENTIALS),
+            ("config", "[profile default]\nregion=x"),
+        ]));
+        assert_eq!(named.unwrap().region.as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn says_which_key_of_the_secret_is_wrong() {
+        let cases: [(&[(&str, &str)], &str); 4] = [
+            (&[], "credentials: is missing"),
+            (
+                &[("credentials", "[default]\naws_access_key_id = A")],
+                "credentials: has no aws_secret_access_key",
+            ),
+            (
+                &[("credentials", "[staging]\naws_access_key_id = A")],
+                "credentials: has no aws_access_key_id",
+            ),
+            (
+                &[
+                    ("credentials", CREDENTIALS),
+                    ("config", "[default]\nrole_arn = arn:x"),
+                ],
+                "config: sets role_arn",
+            ),
+        ];
+        for (entries, expected) in cases {
+            let error = S3Keys::from_secret(&secret(entries))
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let binary = BTreeMap::from([("credentials".to_owned(), vec![0xff, 0xfe])]);
+        assert!(S3Keys::from_secret(&binary).is_err());
+    }
+
+    /// Invariant 14.
+    #[test]
+    fn invariant_14_keys_are_not_printed() {
+        let keys = S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS)])).unwrap();
+        let shown = format!("{:?}", S3Access::Keys(keys));
+        assert!(
+            !shown.contains("AKIA") && !shown.contains("s3cr3t"),
+            "{shown}"
+        );
+    }
+
+    #[tokio::test]
+    async fn refuses_what_cannot_work_and_names_the_field() {
+        let good = S3Config {
+            bucket: "b".into(),
+            endpoint: Some("http://127.0.0.1:1".into()),
+            access: S3Access::Keys(S3Keys::new("a", "b")),
+            ..S3Config::default()
+        };
+        assert!(clients(good.clone()).await.is_ok());
+        let cases = [
+            (
+                S3Config {
+                    bucket: String::new(),
+                    ..good.clone()
+                },
+                "path",
+            ),
+            (
+                S3Config {
+                    endpoint: Some("minio:9000".into()),
+                    ..good.clone()
+                },
+                "endpoint",
+            ),
+            (
+                S3Config {
+                    endpoint: Some("http://".into()),
+                    ..good.clone()
+                },
+                "endpoint",
+            ),
+            (
+                S3Config {
+                    ca: Some(b"nonsense".to_vec()),
+                    ..good.clone()
+                },
+                "ca.crt",
+            ),
+            (
+                S3Config {
+                    ca: Some(
+                        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec(),
+                    ),
+                    ..good.clone()
+                },
+                "ca.crt",
+            ),
+        ];
+        for (config, expected) in cases {
+            match clients(config).await {
+                Err(Error::Invalid { field, .. }) => assert_eq!(field, expected),
+                other => panic!("{expected}: {}", other.is_ok()),
+            }
+        }
+    }
+}

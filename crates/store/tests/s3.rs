@@ -1,0 +1,303 @@
+//! S3 against a real server: what goes wrong, and what is left behind.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use store::testing::{S3Server, content, download, upload};
+use store::{Error, S3Access, S3Config, S3Keys, S3Store, Store};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const MIB: usize = 1 << 20;
+
+async fn reach(config: S3Config) -> S3Store {
+    S3Store::new(config).await.unwrap()
+}
+
+/// Between client and server: passes bytes on, cuts connections off, looks for what some stores refuse.
+struct Proxy {
+    endpoint: String,
+    trailers: Arc<AtomicBool>,
+    cuts: Arc<AtomicUsize>,
+}
+
+/// Which connections are cut, and where.
+#[derive(Clone, Copy)]
+struct Cuts {
+    /// So many times in all.
+    times: usize,
+    /// After so many bytes towards the server.
+    sent: usize,
+    /// After so many bytes towards the client.
+    received: usize,
+}
+
+const NEVER: Cuts = Cuts {
+    times: 0,
+    sent: usize::MAX,
+    received: usize::MAX,
+};
+
+impl Proxy {
+    async fn start(server: &S3Server, cuts: Cuts) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self {
+            endpoint: format!("http://{}", listener.local_addr().unwrap()),
+            trailers: Arc::default(),
+            cuts: Arc::default(),
+        };
+        let target = server.endpoint.trim_start_matches("http://").to_owned();
+        let (trailers, cut) = (proxy.trailers.clone(), proxy.cuts.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&target).await.unwrap();
+                tokio::spawn(pass(client, server, cuts, trailers.clone(), cut.clone()));
+            }
+        });
+        proxy
+    }
+
+    fn config(&self, server: &S3Server) -> S3Config {
+        S3Config {
+            endpoint: Some(self.endpoint.clone()),
+            ..server.config("bucket")
+        }
+    }
+}
+
+async fn pass(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    cuts: Cuts,
+    trailers: Arc<AtomicBool>,
+    cut: Arc<AtomicUsize>,
+) {
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    let (mut sent, mut received) = (0, 0);
+    loop {
+        tokio::select! {
+            read = client.read(&mut up) => {
+                let Ok(read @ 1..) = read else { return };
+                let text = String::from_utf8_lossy(&up[..read]).to_lowercase();
+                if text.contains("x-amz-trailer") || text.contains("aws-chunked") || text.contains("streaming-") {
+                    trailers.store(true, Ordering::SeqCst);
+                }
+                sent += read;
+                if server.write_all(&up[..read]).await.is_err() { return }
+            }
+            read = server.read(&mut down) => {
+                let Ok(read @ 1..) = read else { return };
+                received += read;
+                if client.write_all(&down[..read]).await.is_err() { return }
+            }
+        }
+        if (sent > cuts.sent || received > cuts.received) && cut.load(Ordering::SeqCst) < cuts.times
+        {
+            cut.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn sends_no_checksum_trailers() {
+    let server = S3Server::start(&["bucket"]);
+    let proxy = Proxy::start(&server, NEVER).await;
+    let store = reach(proxy.config(&server)).await;
+    store.put("small", content(100)).await.unwrap();
+    upload(&store, "large", &content(20 * MIB), MIB)
+        .await
+        .unwrap();
+    assert!(download(&store, "large").await.unwrap() == content(20 * MIB));
+    assert!(!proxy.trailers.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_part_that_breaks_is_sent_again_alone() {
+    let server = S3Server::start(&["bucket"]);
+    let cuts = Cuts {
+        times: 4,
+        sent: 3 * MIB,
+        received: usize::MAX,
+    };
+    let proxy = Proxy::start(&server, cuts).await;
+    let store = reach(proxy.config(&server)).await;
+    let content = content(30 * MIB);
+    upload(&store, "object", &content, 100_000).await.unwrap();
+    assert_eq!(proxy.cuts.load(Ordering::SeqCst), 4);
+    assert!(download(&store, "object").await.unwrap() == content);
+}
+
+#[tokio::test]
+async fn a_read_that_breaks_goes_on_where_it_was() {
+    let server = S3Server::start(&["bucket"]);
+    let content = content(20 * MIB);
+    upload(
+        &reach(server.config("bucket")).await,
+        "object",
+        &content,
+        MIB,
+    )
+    .await
+    .unwrap();
+    let cuts = Cuts {
+        times: 6,
+        sent: usize::MAX,
+        received: 2 * MIB,
+    };
+    let proxy = Proxy::start(&server, cuts).await;
+    let store = reach(proxy.config(&server)).await;
+    assert!(download(&store, "object").await.unwrap() == content);
+    assert_eq!(proxy.cuts.load(Ordering::SeqCst), 6);
+}
+
+#[tokio::test]
+async fn an_object_that_changes_while_it_is_read_is_no_mixture() {
+    let server = S3Server::start(&["bucket"]);
+    let direct = reach(server.config("bucket")).await;
+    upload(&direct, "object", &content(20 * MIB), MIB)
+        .await
+        .unwrap();
+    let cuts = Cuts {
+        times: 1,
+        sent: usize::MAX,
+        received: 2 * MIB,
+    };
+    let proxy = Proxy::start(&server, cuts).await;
+    let stream = reach(proxy.config(&server))
+        .await
+        .get("object")
+        .await
+        .unwrap();
+    upload(&direct, "object", &Bytes::from(vec![7; 20 * MIB]), MIB)
+        .await
+        .unwrap();
+    let read: Result<Vec<Bytes>, Error> = futures::TryStreamExt::try_collect(stream.chunks).await;
+    assert!(read.is_err());
+}
+
+#[tokio::test]
+async fn leaves_nothing_behind_when_given_up_or_dropped() {
+    let server = S3Server::start(&["bucket"]);
+    let store = reach(server.config("bucket")).await;
+    for abort in [true, false] {
+        let mut upload = store.begin("object").await.unwrap();
+        for _ in 0..40 {
+            upload.write(content(MIB)).await.unwrap();
+        }
+        assert!(
+            !server.unfinished("bucket").is_empty(),
+            "the test sees unfinished uploads"
+        );
+        if abort {
+            upload.abort().await.unwrap();
+        } else {
+            drop(upload);
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        assert_eq!(
+            server.unfinished("bucket"),
+            Vec::<std::path::PathBuf>::new()
+        );
+    }
+    assert_eq!(store.list("").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn says_what_is_wrong_and_what_to_do() {
+    let server = S3Server::start(&["bucket"]);
+    let with = |change: fn(&mut S3Config)| {
+        let mut config = server.config("bucket");
+        change(&mut config);
+        config
+    };
+    let no_bucket = with(|config| config.bucket = "other".to_owned());
+    let stranger = with(|config| config.access = S3Access::Keys(S3Keys::new("nobody", "nothing")));
+    let wrong_secret =
+        with(|config| config.access = S3Access::Keys(S3Keys::new("testaccess", "wrong")));
+    let nowhere = with(|config| config.endpoint = Some("http://127.0.0.1:1".to_owned()));
+    for (config, expected) in [
+        (no_bucket, "bucket \"other\" does not exist: create it"),
+        (stranger, "access denied"),
+        (wrong_secret, "check the credentials in the Secret"),
+        (nowhere, "the store at http://127.0.0.1:1 cannot be reached"),
+    ] {
+        let store = reach(config).await;
+        for size in [10, 20 * MIB] {
+            let error = upload(&store, "key", &content(size), MIB)
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(expected),
+                "{size}: {expected:?} is not in {error:?}"
+            );
+            assert!(
+                !error.contains("testsecret") && !error.contains("wrong"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_trusted_is_named() {
+    // Something that speaks TLS with a certificate nobody knows is enough; here, something that does not.
+    let server = S3Server::start(&["bucket"]);
+    let config = S3Config {
+        endpoint: Some(server.endpoint.replace("http://", "https://")),
+        ..server.config("bucket")
+    };
+    let store = reach(config).await;
+    let error = store.put("key", content(1)).await.unwrap_err();
+    assert!(
+        matches!(error, Error::Certificate(_) | Error::Unreachable { .. }),
+        "{error}"
+    );
+}
+
+/// Invariant 12.
+#[tokio::test]
+async fn invariant_12_damage_on_the_way_is_refused_by_the_store() {
+    let server = S3Server::start(&["bucket"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let target = server.endpoint.trim_start_matches("http://").to_owned();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&target).await.unwrap();
+            tokio::spawn(async move {
+                let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+                let mut passed = 0;
+                loop {
+                    tokio::select! {
+                        read = client.read(&mut up) => {
+                            let Ok(read @ 1..) = read else { return };
+                            // Far behind the head of the request.
+                            if passed > 100_000 { up[read - 1] ^= 1 }
+                            passed += read;
+                            if server.write_all(&up[..read]).await.is_err() { return }
+                        }
+                        read = server.read(&mut down) => {
+                            let Ok(read @ 1..) = read else { return };
+                            if client.write_all(&down[..read]).await.is_err() { return }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let store = reach(S3Config {
+        endpoint: Some(endpoint),
+        ..server.config("bucket")
+    })
+    .await;
+    for size in [MIB, 20 * MIB] {
+        assert!(upload(&store, "object", &content(size), MIB).await.is_err());
+    }
+    let direct = reach(server.config("bucket")).await;
+    assert_eq!(direct.list("").await.unwrap(), []);
+}
