@@ -11,6 +11,8 @@ mod programs;
 mod progress;
 mod shell;
 mod testbed;
+#[cfg(test)]
+mod tidy;
 
 use std::process::ExitCode;
 

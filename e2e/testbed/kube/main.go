@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
@@ -24,10 +25,38 @@ import (
 
 var programs = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
-	"kube-controller-manager": controllers.NewControllerManagerCommand,
+	"kube-controller-manager": controllerManager,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+}
+
+// volumes is where the controller manager's provisioner makes its folders; the
+// path is built into it.
+const volumes = "/tmp/hostpath_pv"
+
+// controllerManager opens each new volume to all users: the provisioner makes
+// folders that only root can enter, and pods here do not run as root.
+func controllerManager() *cobra.Command {
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = watcher.Add(volumes)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "volumes will be for root alone: %v\n", err)
+		return controllers.NewControllerManagerCommand()
+	}
+	go func() {
+		for event := range watcher.Events {
+			if !event.Has(fsnotify.Create) {
+				continue
+			}
+			if err := os.Chmod(event.Name, 0o777); err != nil {
+				fmt.Fprintf(os.Stderr, "opening volume: %v\n", err)
+			}
+		}
+	}()
+	return controllers.NewControllerManagerCommand()
 }
 
 func main() {

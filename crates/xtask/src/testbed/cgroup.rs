@@ -37,9 +37,9 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Left out: the symlinks (cpu -> cpu,cpuacct) and a hybrid set-up's version 2 tree.
+            // Left out: the symlinks (cpu -> cpu,cpuacct). A hybrid set-up's version 2 tree is one more:
+            // container runtimes make groups in it, too.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
-            .filter(|path| !path.join("cgroup.controllers").is_file())
             .collect();
         trees.sort();
         let books = ["pids", "systemd", "freezer", "memory"].iter().map(|name| mount.join(name)).find(|path| trees.contains(path));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_keeps_its_books_in_the_pids_tree() {
+    fn version_1_keeps_its_books_in_the_pids_tree_and_sees_a_hybrid_set_up() {
         let dir = tempfile::tempdir().unwrap();
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
@@ -221,7 +221,7 @@ mod tests {
         group(&dir.path().join("unified"), &["cgroup.procs", "cgroup.controllers"]);
         let found = Cgroups::detect_at(dir.path()).unwrap();
         let Cgroups::V1 { trees, books } = found else { panic!("{found:?}") };
-        assert_eq!(trees.len(), 3);
+        assert_eq!(trees.len(), 4);
         assert_eq!(books, dir.path().join("pids"));
     }
 

@@ -243,8 +243,8 @@ fn start(testbed: &Testbed, name: &str, program: &str, arguments: &str) -> Resul
         &Daemon {
             name: name.into(),
             group: testbed.group(&format!("control/{name}")),
-            // The volume provisioner's folders have to be usable by pods that are not root.
-            umask: if name == "kube-controller-manager" { "000" } else { "022" },
+
+            umask: "022",
             command,
         },
     )
