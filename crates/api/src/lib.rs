@@ -9,6 +9,10 @@
     unreachable_pub,
     reason = "the schema derive puts copies of public types into functions"
 )]
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "columns of one type are not duplicates"
+)]
 
 mod text;
 

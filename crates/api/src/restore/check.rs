@@ -33,7 +33,7 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
         )),
         (Some(_), None) => {}
         (None, Some(kind)) => {
-            problems.extend(spec.blocks().problems(kind, "spec", "backupStorageType"))
+            problems.extend(spec.blocks().problems(kind, "spec", "backupStorageType"));
         }
     }
     let name = &spec.etcd_cluster.name;

@@ -1,10 +1,12 @@
 //! What is generated from the types: the definitions in the chart and the reference page.
 
+use std::fs;
+
 use api::crd;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::files::expect_generated;
+use crate::files::{expect_generated, root};
 use crate::reference;
 
 /// `kubectl apply` keeps the whole object in an annotation, and annotations end here.
@@ -87,6 +89,14 @@ fn kinds_have_the_names_and_subresources_of_the_design() {
             "labelSelectorPath": ".status.selector"
         })
     );
+}
+
+#[test]
+fn chart_has_the_version_of_the_workspace() {
+    let chart = fs::read_to_string(root().join("charts/etcd-operator/Chart.yaml")).unwrap();
+    let chart: Value = serde_yaml_ng::from_str(&chart).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
 #[test]

@@ -168,9 +168,10 @@ fn check_field(schema: &Value, name: &str, inner: &Value, path: &str, refusals: 
             &inner_path,
             refusals,
         );
-    } else if !(path.is_empty() && ["apiVersion", "kind", "metadata"].contains(&name))
-        && !path.starts_with(".metadata")
-    {
-        refusals.push(format!("{inner_path}: unknown field"));
+    } else {
+        let of_every_object = path.is_empty() && ["apiVersion", "kind", "metadata"].contains(&name);
+        if !of_every_object && !path.starts_with(".metadata") {
+            refusals.push(format!("{inner_path}: unknown field"));
+        }
     }
 }
