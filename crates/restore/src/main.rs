@@ -1,1 +1,44 @@
-fn main() {}
+//! The binary `etcd-restore-operator`; with `seed`, what runs in a seed member's pod before etcd.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use api::EtcdRestore;
+use clap::{Parser, Subcommand};
+use kube::CustomResourceExt;
+use restore::{controller, seed};
+use runtime::cli::{self, Common};
+use runtime::process::{self, Definition};
+
+/// Restores etcd clusters from backups
+#[derive(Parser)]
+#[command(name = "etcd-restore-operator", version)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// The image seed members fetch their backup with; the operator's own where it is not given
+    #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
+    operator_image: Option<String>,
+    #[command(subcommand)]
+    command: Option<Task>,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Prepare a seed member, inside its pod
+    #[command(subcommand)]
+    Seed(seed::Command),
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments: Arguments = cli::parse();
+    if let Some(Task::Seed(command)) = &arguments.command {
+        process::log_to_stderr(arguments.common.log_json);
+        let worked = tokio::runtime::Runtime::new()?.block_on(seed::run(command));
+        return Ok(if worked { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let definition = Definition { name: api::names::MANAGER_RESTORE, word: "restore", crd: EtcdRestore::crd() };
+    let image = arguments.operator_image;
+    process::run(definition, arguments.common, |operator| controller::run(operator, image))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -190,17 +190,71 @@ where
     if current == Some(desired) {
         return Ok(Written::Same);
     }
+    write_status(api, manager, object, desired, None).await
+}
+
+/// As [`status`], but refused with a conflict when the object changed since it was read: for what must not be
+/// decided twice.
+pub async fn status_if_unchanged<K, S>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    current: Option<&S>,
+    desired: &S,
+) -> Result<Written, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    S: Serialize + PartialEq,
+{
+    if current == Some(desired) {
+        return Ok(Written::Same);
+    }
+    write_status(api, manager, object, desired, object.resource_version()).await
+}
+
+async fn write_status<K, S>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    desired: &S,
+    resource_version: Option<String>,
+) -> Result<Written, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    S: Serialize,
+{
     let name = object.name_any();
-    let status =
-        serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
+    let status = serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
     // The uid keeps a status from landing on a namesake created in between.
     let mut body = json!({ "metadata": { "name": name, "uid": object.uid() }, "status": status });
+    if let Some(version) = resource_version {
+        body["metadata"]["resourceVersion"] = json!(version);
+    }
     type_meta::<K>(&mut body);
     let params = PatchParams::apply(manager).force();
     api.patch_status(&name, &params, &Patch::Apply(&body))
         .await
         .map(|_| Written::Sent)
         .map_err(|e| failed::<K>("write the status of", &name, e))
+}
+
+/// Sets or removes (`None`) one annotation of exactly the object that was seen; refused with a conflict when it
+/// changed since.
+pub async fn annotate<K>(api: &Api<K>, manager: &str, seen: &K, key: &str, value: Option<&str>) -> Result<(), Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let name = seen.name_any();
+    let body = json!({ "metadata": {
+        "uid": seen.uid(),
+        "resourceVersion": seen.resource_version(),
+        "annotations": { key: value },
+    }});
+    let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+    api.patch(&name, &params, &Patch::Merge(&body))
+        .await
+        .map(|_| ())
+        .map_err(|e| failed::<K>("annotate", &name, e))
 }
 
 /// The owner reference that lets garbage collection remove a child with its owner.

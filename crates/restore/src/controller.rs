@@ -1,0 +1,156 @@
+//! The driver: observe, plan, act, status. It decides nothing itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::names::{self, ANNOTATION_RESTORE, MANAGER_RESTORE};
+use api::{EtcdCluster, EtcdRestore};
+use etcd::{Access, EtcdClient};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::runtime::controller::Controller;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use runtime::controller::{Guarded, Reconcile, controller, drive, watched};
+use runtime::outcome::Failure;
+use runtime::{Done, Operator, apply};
+use tokio::sync::OnceCell;
+
+use crate::act::{self, Hands, act};
+use crate::observe::{Eyes, observe};
+use crate::plan::plan;
+use crate::pod::OperatorImage;
+use crate::status;
+
+/// Why a reconcile failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The EtcdRestore could not be read.
+    #[error("the EtcdRestore cannot be read")]
+    Read(#[source] kube::Error),
+    /// The planned step was not made.
+    #[error(transparent)]
+    Act(#[from] act::Error),
+    /// The status was not written.
+    #[error("the status is not written")]
+    Status(#[source] apply::Error),
+}
+
+impl Failure for Error {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Read(error) => apply::kube_reason(error),
+            Self::Act(error) => error.reason(),
+            Self::Status(error) => error.reason(),
+        }
+    }
+}
+
+/// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used.
+pub async fn run(operator: Operator, image: Option<String>) {
+    let controller = controller::<EtcdRestore>(&operator);
+    let restorer = Arc::new(Restorer {
+        client: operator.client.clone(),
+        etcd: EtcdClient::new(Access::default()),
+        own_pod: (operator.namespace.clone(), operator.identity.clone()),
+        image: OnceCell::new_with(image.map(|image| OperatorImage { image, pull_policy: None })),
+    });
+    let controller = watch_targets(&operator, controller);
+    drive(&operator, controller, restorer).await;
+}
+
+/// What happens to a target, or to a seed's pod, is looked at once it is seen.
+fn watch_targets(operator: &Operator, controller: Controller<Guarded<EtcdRestore>>) -> Controller<Guarded<EtcdRestore>> {
+    let (of_cluster, of_pod) = (controller.store(), controller.store());
+    let seeds = watcher::Config::default().labels(ANNOTATION_RESTORE);
+    controller
+        .watches(watched::<EtcdCluster>(operator), watcher::Config::default(), move |cluster| {
+            restores_of(&of_cluster, cluster.namespace().as_deref(), &cluster.name_any())
+        })
+        .watches(watched::<Pod>(operator), seeds, move |pod| {
+            let cluster = pod.labels().get(names::LABEL_CLUSTER).cloned().unwrap_or_default();
+            restores_of(&of_pod, pod.namespace().as_deref(), &cluster)
+        })
+}
+
+fn restores_of(
+    store: &Store<Guarded<EtcdRestore>>,
+    namespace: Option<&str>,
+    cluster: &str,
+) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
+    let concerned = |restore: &Guarded<EtcdRestore>| {
+        restore.0.as_ref().is_ok_and(|restore| {
+            restore.metadata.namespace.as_deref() == namespace && restore.spec.etcd_cluster.name == cluster
+        })
+    };
+    let restores = store.state();
+    restores.iter().filter(|restore| concerned(restore)).map(|restore| ObjectRef::from_obj(restore.as_ref())).collect()
+}
+
+struct Restorer {
+    client: Client,
+    etcd: EtcdClient,
+    own_pod: (String, String),
+    image: OnceCell<OperatorImage>,
+}
+
+impl Reconcile for Restorer {
+    type Object = EtcdRestore;
+    type Error = Error;
+
+    async fn reconcile(&self, object: Arc<EtcdRestore>) -> Result<Done, Error> {
+        let api: Api<EtcdRestore> =
+            Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        // The watch may lag behind our own last write; what was recorded must be seen.
+        let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
+            return Ok(Done::default());
+        };
+        let eyes = Eyes { client: &self.client, etcd: &self.etcd };
+        let seen = observe(&eyes, &restore).await;
+        let plan = plan(&restore, &seen.observed);
+        let hands = Hands { client: &self.client, image: self.image().await };
+        let acted = act(&hands, &restore, &seen, &plan.step).await;
+        fail::fail_point!("restore-before-status");
+        let trouble = acted.as_ref().err().map(act::trouble);
+        let desired = status::compute(&restore, &plan, trouble.as_ref(), &now());
+        let written =
+            apply::status_if_unchanged(&api, MANAGER_RESTORE, &restore, restore.status.as_ref(), &desired).await;
+        acted?;
+        match written {
+            // Changed since it was read: look again.
+            Err(error) if error.reason() == "Conflict" => return Ok(requeue(Some(Duration::from_millis(200)))),
+            other => other.map_err(Error::Status)?,
+        };
+        Ok(Done { notices: status::notices(&restore, &plan), ..requeue(plan.requeue) })
+    }
+}
+
+impl Restorer {
+    /// The image this operator runs from.
+    async fn image(&self) -> Result<&OperatorImage, String> {
+        let (namespace, name) = &self.own_pod;
+        let read = async {
+            let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+            let pod = pods.get(name).await.map_err(|error| {
+                let cause = runtime::outcome::Chain(&error).to_string();
+                format!("the operator's own pod {namespace}/{name} cannot be read ({cause}): set --operator-image")
+            })?;
+            let container = pod.spec.and_then(|spec| spec.containers.into_iter().next()).unwrap_or_default();
+            Ok(OperatorImage {
+                image: container.image.unwrap_or_default(),
+                pull_policy: container.image_pull_policy,
+            })
+        };
+        self.image.get_or_try_init(|| read).await
+    }
+}
+
+fn requeue(after: Option<Duration>) -> Done {
+    Done { requeue: after, notices: Vec::new() }
+}
+
+fn now() -> Time {
+    let seconds = k8s_openapi::jiff::Timestamp::now().as_second();
+    Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap_or_default())
+}

@@ -1,0 +1,47 @@
+//! The names of a restore: all follow from its UID, so that two processes, or one after a crash, choose the same.
+
+use api::EtcdRestore;
+use api::names::{self, MEMBER_SUFFIX};
+use api::restore::SeedStatus;
+use sha2::{Digest, Sha256};
+
+/// The UID of the restore; what the claim annotation holds.
+pub fn uid(restore: &EtcdRestore) -> &str {
+    restore.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// The seed member's name and the new cluster's token. A UID is never used again, so neither are these.
+pub fn seed(restore: &EtcdRestore) -> SeedStatus {
+    let digest = Sha256::digest(uid(restore));
+    let mut random = [0; MEMBER_SUFFIX];
+    random.copy_from_slice(&digest[..MEMBER_SUFFIX]);
+    SeedStatus {
+        member: names::member_name(&restore.spec.etcd_cluster.name, random),
+        token: format!("restore-{}", uid(restore)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restore(uid: &str) -> EtcdRestore {
+        let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+        restore.metadata.uid = Some(uid.into());
+        restore
+    }
+
+    /// Invariant 11.
+    #[test]
+    fn two_processes_choose_the_same_seed_and_two_restores_never_do() {
+        assert_eq!(seed(&restore("a")), seed(&restore("a")));
+        assert_ne!(seed(&restore("a")).member, seed(&restore("b")).member);
+        assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
+    }
+
+    #[test]
+    fn a_seed_is_named_like_any_member() {
+        assert_eq!(names::cluster_of_member(&seed(&restore("a")).member), Some("main"));
+    }
+}

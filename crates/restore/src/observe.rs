@@ -1,0 +1,330 @@
+//! Reads the world into one value: Kubernetes objects, the backup's metadata, etcd's answer. Reads only, each with
+//! a deadline; what could not be read is `Unknown`.
+
+use std::time::Duration;
+
+use api::cluster::{self, EtcdClusterSpec};
+use api::conditions::{self, ConditionType, Reason};
+use api::manifest::BackupManifest;
+use api::names::{ANNOTATION_RESTORE, Addresses};
+use api::problem;
+use api::storage::{S3Source, StorageSource};
+use api::version::EtcdVersion;
+use api::{EtcdBackup, EtcdCluster, EtcdRestore};
+use etcd::Etcd;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Secret, Service};
+use kube::{Api, Client, Resource, ResourceExt};
+use runtime::member::Members;
+use runtime::outcome::Chain;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::observed::{Child, Cluster, ClusterFacts, Observed, Pod, Seed, Serving, Source, Trouble};
+use crate::source::SecretData;
+use crate::{naming, plan, pod, source};
+
+/// No single read of Kubernetes may take longer.
+const READ: Duration = Duration::from_secs(10);
+/// Nor may all that is asked of the store.
+const STORE: Duration = Duration::from_secs(30);
+
+/// What was seen: the facts a plan is made from, and the objects a step is made with.
+pub struct Seen {
+    /// The facts.
+    pub observed: Observed,
+    /// The EtcdCluster as it was read.
+    pub cluster: Option<EtcdCluster>,
+    /// The place of the backup.
+    pub place: Result<S3Source, Trouble>,
+}
+
+/// Where to look.
+pub struct Eyes<'a> {
+    /// Kubernetes, in the restore's namespace.
+    pub client: &'a Client,
+    /// etcd.
+    pub etcd: &'a dyn Etcd,
+}
+
+/// Looks at what matters for this restore now.
+pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
+    let mut seen = Seen {
+        observed: Observed {
+            cluster: Cluster::Absent,
+            source: Source::NotAsked,
+            seed: Seed::not_asked(),
+            serving: Serving::NotAsked,
+        },
+        cluster: None,
+        place: Err(Trouble::new(Reason::Unknown_, "the backup was not looked for")),
+    };
+    if plan::settled(restore).is_some() {
+        return seen;
+    }
+    let namespace = restore.namespace().unwrap_or_default();
+    match read::<EtcdCluster>(eyes.client, &namespace, &restore.spec.etcd_cluster.name).await {
+        Err(why) => seen.observed.cluster = Cluster::Unknown(why),
+        Ok(None) => {
+            seen.place = place(eyes, restore, &namespace).await;
+            if restore.status.as_ref().is_some_and(|status| status.seed.is_some()) {
+                seen.observed.source = backup(eyes, restore, &namespace, &seen.place).await;
+            }
+        }
+        Ok(Some(cluster)) => {
+            let facts = facts(&cluster);
+            if facts.claim.as_deref() == Some(naming::uid(restore)) && facts.cluster_id.is_none() {
+                seen.place = place(eyes, restore, &namespace).await;
+                seen.observed.seed = seed(eyes, restore, &namespace, &cluster).await;
+                seen.observed.serving = seed_serving(eyes, restore, &namespace, &cluster, &seen.observed.seed).await;
+            } else if facts.claim.is_none() && facts.available {
+                seen.observed.serving = cluster_serving(eyes, &namespace, &cluster).await;
+            }
+            seen.observed.cluster = match cluster.metadata.deletion_timestamp {
+                Some(_) => Cluster::Ending,
+                None => Cluster::Present(Box::new(facts)),
+            };
+            seen.cluster = Some(cluster);
+        }
+    }
+    seen
+}
+
+/// An object, `None` when the API server says that there is none, or why nobody can say.
+async fn read<K>(client: &Client, namespace: &str, name: &str) -> Result<Option<K>, String>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    match timeout(READ, api.get_opt(name)).await {
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(error)) => Err(Chain(&error).to_string()),
+        Err(_) => Err(format!("{} {name}: no answer within {READ:?}", K::kind(&()))),
+    }
+}
+
+fn facts(cluster: &EtcdCluster) -> ClusterFacts {
+    let mut problems = cluster::validate(cluster);
+    problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
+    ClusterFacts {
+        claim: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
+        cluster_id: cluster.status.as_ref().and_then(|status| status.cluster_id.clone()),
+        available: conditions::is_true(cluster.conditions(), &ConditionType::Available),
+        durable: cluster.spec.is_durable(),
+        problems,
+    }
+}
+
+/// The place of the backup: the restore's own, or that of the EtcdBackup it names.
+async fn place(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str) -> Result<S3Source, Trouble> {
+    let spec = &restore.spec;
+    let Some(reference) = &spec.backup else {
+        let missing = || Trouble::new(Reason::InvalidSpec, "spec.s3 is missing: say where the backup is");
+        return spec.s3.clone().ok_or_else(missing);
+    };
+    let name = &reference.name;
+    let backup = read::<EtcdBackup>(eyes.client, namespace, name)
+        .await
+        .map_err(|why| Trouble::new(Reason::StepFailed, why))?
+        .ok_or_else(|| {
+            let message = format!("spec.backup.name: there is no EtcdBackup {name} in {namespace}: correct the name");
+            Trouble::new(Reason::BackupMissing, message)
+        })?;
+    place_of(&backup)
+}
+
+/// Where the newest complete backup of an EtcdBackup lies.
+fn place_of(backup: &EtcdBackup) -> Result<S3Source, Trouble> {
+    let name = backup.name_any();
+    let selected = backup.spec.blocks().select(&backup.spec.storage_type, "spec", "storageType");
+    let Ok(StorageSource::S3(s3)) = selected else {
+        let message = format!("the EtcdBackup {name} is not in S3, and this release restores from S3 only");
+        return Err(Trouble::new(Reason::NotSupported, message));
+    };
+    let location = backup.status.as_ref().and_then(|status| status.location.as_deref());
+    let path = location.and_then(|location| location.strip_prefix("s3://")).ok_or_else(|| {
+        let message = format!("the EtcdBackup {name} has no complete backup yet: wait for one, or name another");
+        Trouble::new(Reason::BackupMissing, message)
+    })?;
+    Ok(S3Source {
+        path: path.to_owned(),
+        ..s3.clone()
+    })
+}
+
+/// Looks at the backup before anything is created for it.
+async fn backup(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    place: &Result<S3Source, Trouble>,
+) -> Source {
+    let look = async {
+        let source = place.as_ref().map_err(Clone::clone)?;
+        let secret = secret(eyes, namespace, "spec.s3.awsSecret", source.aws_secret.as_deref()).await?;
+        let ca = secret_named(eyes, namespace, "spec.s3.caSecret", source.ca_secret.as_deref()).await?;
+        let place = source::open(source, secret.as_ref(), ca.as_ref()).await?;
+        place.check().await?;
+        let manifest = place.manifest().await?;
+        cluster_to_make(restore, manifest.as_ref())
+    };
+    match timeout(STORE, look).await {
+        Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
+        Ok(Err(trouble)) => Source::Unavailable(trouble),
+        Err(_) => {
+            let message = format!("the store did not answer within {STORE:?}: check the endpoint and the network");
+            Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
+        }
+    }
+}
+
+/// v1beta2 wrote an empty name for "none".
+async fn secret(
+    eyes: &Eyes<'_>,
+    namespace: &str,
+    field: &str,
+    name: Option<&str>,
+) -> Result<Option<SecretData>, Trouble> {
+    secret_named(eyes, namespace, field, name.filter(|name| !name.is_empty())).await
+}
+
+async fn secret_named(
+    eyes: &Eyes<'_>,
+    namespace: &str,
+    field: &str,
+    name: Option<&str>,
+) -> Result<Option<SecretData>, Trouble> {
+    let Some(name) = name else { return Ok(None) };
+    let secret = read::<Secret>(eyes.client, namespace, name)
+        .await
+        .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;
+    let missing = || {
+        let message = format!("{field}: there is no Secret {name} in {namespace}: create it, or correct the name");
+        Trouble::new(Reason::SecretMissing, message)
+    };
+    let data = secret.ok_or_else(missing)?.data.unwrap_or_default();
+    Ok(Some(data.into_iter().map(|(key, value)| (key, value.0)).collect()))
+}
+
+/// The spec of the cluster to make: the template's, or the one recorded beside the backup.
+pub fn cluster_to_make(restore: &EtcdRestore, manifest: Option<&BackupManifest>) -> Result<EtcdClusterSpec, Trouble> {
+    let target = &restore.spec.etcd_cluster;
+    let recorded = manifest.and_then(|manifest| manifest.cluster.as_ref());
+    let spec = match (&target.template, recorded) {
+        (Some(template), _) => template.spec.clone(),
+        (None, Some(recorded)) => recorded.spec.clone(),
+        (None, None) => {
+            let message = "spec.etcdCluster.template: nothing is recorded beside the backup about its cluster: give \
+                           the spec of the cluster to make";
+            return Err(Trouble::new(Reason::InvalidSpec, message));
+        }
+    };
+    let cluster = EtcdCluster::new(&target.name, spec);
+    let problems = cluster::validate(&cluster);
+    if !problems.is_empty() {
+        let message = format!("the cluster to make: {}", problem::summary(&problems));
+        return Err(Trouble::new(Reason::InvalidSpec, message));
+    }
+    let dangerous = cluster::unsafe_to_ignore(&cluster.spec);
+    if !dangerous.is_empty() {
+        let message = format!(
+            "the cluster to make: {}; or give spec.etcdCluster.template",
+            problem::summary(&dangerous)
+        );
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    check_version(&cluster.spec, manifest)?;
+    Ok(cluster.spec)
+}
+
+/// An older etcd cannot read a newer one's database.
+fn check_version(spec: &EtcdClusterSpec, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
+    let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
+    let (Some(backup), Ok(wanted)) = (backup, EtcdVersion::parse(&spec.version)) else { return Ok(()) };
+    if wanted.minor() >= backup.minor() {
+        return Ok(());
+    }
+    let message = format!(
+        "spec.etcdCluster.template.spec.version is {wanted}, and the backup is of etcd {backup}: use that minor \
+         version or a newer one"
+    );
+    Err(Trouble::new(Reason::InvalidSpec, message))
+}
+
+async fn seed(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str, cluster: &EtcdCluster) -> Seed {
+    let member = naming::seed(restore).member;
+    let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
+    let service = read::<Service>(eyes.client, namespace, &member).await;
+    let pod = match read::<KubePod>(eyes.client, namespace, &member).await {
+        Err(why) => Pod::Unknown(why),
+        Ok(None) => Pod::Absent,
+        Ok(Some(pod)) if is_in_the_way(&pod, owner) => Pod::InTheWay,
+        Ok(Some(pod)) => Pod::Present(pod::facts(&pod)),
+    };
+    let claim = match cluster.spec.is_durable() {
+        true => child(read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await, owner),
+        false => Child::Absent,
+    };
+    Seed {
+        service: child(service, owner),
+        claim,
+        pod,
+    }
+}
+
+fn child<K: Resource>(found: Result<Option<K>, String>, owner: &str) -> Child {
+    match found {
+        Err(why) => Child::Unknown(why),
+        Ok(None) => Child::Absent,
+        Ok(Some(object)) if is_in_the_way(&object, owner) => Child::InTheWay,
+        Ok(Some(_)) => Child::Present,
+    }
+}
+
+/// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
+fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
+    let owned = object.owner_references().iter().any(|reference| reference.uid == owner);
+    object.meta().deletion_timestamp.is_some() || !owned
+}
+
+fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
+    Members::of(cluster, namespace, "", None).addresses()
+}
+
+async fn seed_serving(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+    seed: &Seed,
+) -> Serving {
+    match &seed.pod {
+        Pod::Present(pod) if pod.restored.is_some() => {}
+        _ => return Serving::NotAsked,
+    }
+    let url = addresses(cluster, namespace).client_url(&naming::seed(restore).member);
+    serving(eyes, &url).await
+}
+
+async fn cluster_serving(eyes: &Eyes<'_>, namespace: &str, cluster: &EtcdCluster) -> Serving {
+    serving(eyes, &addresses(cluster, namespace).service_url()).await
+}
+
+/// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
+async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
+    if let Err(error) = eyes.etcd.members(&[url.to_owned()]).await {
+        return Serving::Unknown(error.to_string());
+    }
+    match eyes.etcd.status(url).await {
+        Err(error) => Serving::Unknown(error.to_string()),
+        Ok(status) => Serving::Serves {
+            cluster_id: format!("{:016x}", status.cluster_id.0),
+            revision: status.revision,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

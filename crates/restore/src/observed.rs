@@ -1,0 +1,150 @@
+//! What is known before a decision: plain data, no client. What could not be read is `Unknown` with its reason,
+//! never empty (invariant 1).
+
+use api::cluster::EtcdClusterSpec;
+use api::conditions::Reason;
+use api::problem::Problem;
+
+/// Everything a plan is made from, besides the EtcdRestore itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// The EtcdCluster of the target's name.
+    pub cluster: Cluster,
+    /// The backup. Looked at while the cluster is still to be created.
+    pub source: Source,
+    /// The seed member's objects. Looked at while the cluster carries our claim.
+    pub seed: Seed,
+    /// etcd itself: the seed, or after the handover the cluster.
+    pub serving: Serving,
+}
+
+/// The EtcdCluster of the target's name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cluster {
+    /// The API server did not say.
+    Unknown(String),
+    /// There is none.
+    Absent,
+    /// There is one that is being deleted.
+    Ending,
+    /// There is one.
+    Present(Box<ClusterFacts>),
+}
+
+/// What matters about the EtcdCluster.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterFacts {
+    /// The UID of the EtcdRestore it belongs to, from the claim annotation.
+    pub claim: Option<String>,
+    /// The recorded cluster ID.
+    pub cluster_id: Option<String>,
+    /// Whether the cluster operator reports a healthy quorum.
+    pub available: bool,
+    /// Whether its members have volumes.
+    pub durable: bool,
+    /// Why its spec cannot be started, if so.
+    pub problems: Vec<Problem>,
+}
+
+/// Something that stands in the way, for people and for the condition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trouble {
+    /// The condition's reason.
+    pub reason: Reason,
+    /// What and, where a person can do something, how.
+    pub message: String,
+}
+
+impl Trouble {
+    /// A trouble.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+/// The backup, as far as the operator looks at it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// Not needed now.
+    NotAsked,
+    /// It cannot be read.
+    Unavailable(Trouble),
+    /// It is there, and this is the cluster to make of it.
+    Ready(Box<EtcdClusterSpec>),
+}
+
+/// The seed member's objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seed {
+    /// Its Service.
+    pub service: Child,
+    /// Its volume claim; not looked at when members have no volumes.
+    pub claim: Child,
+    /// Its pod.
+    pub pod: Pod,
+}
+
+impl Seed {
+    /// Nothing was looked at.
+    pub fn not_asked() -> Self {
+        Self {
+            service: Child::Absent,
+            claim: Child::Absent,
+            pod: Pod::Absent,
+        }
+    }
+}
+
+/// An object of the seed member.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Child {
+    /// The API server did not say.
+    Unknown(String),
+    /// There is none.
+    Absent,
+    /// One of that name is being deleted or belongs to somebody else.
+    InTheWay,
+    /// It is there.
+    Present,
+}
+
+/// The seed member's pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pod {
+    /// The API server did not say.
+    Unknown(String),
+    /// There is none.
+    Absent,
+    /// One of that name is being deleted or belongs to somebody else.
+    InTheWay,
+    /// It is there.
+    Present(PodFacts),
+}
+
+/// What the pod reports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodFacts {
+    /// What keeps it from starting. The kubelet tries again by itself.
+    pub trouble: Option<Trouble>,
+    /// The revision its restored and verified data directory holds.
+    pub restored: Option<i64>,
+}
+
+/// etcd's own answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Serving {
+    /// Not needed now.
+    NotAsked,
+    /// No answer.
+    Unknown(String),
+    /// It serves.
+    Serves {
+        /// 16 hexadecimal digits.
+        cluster_id: String,
+        /// The store's revision.
+        revision: i64,
+    },
+}

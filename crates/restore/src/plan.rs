@@ -1,0 +1,319 @@
+//! The decision: from the EtcdRestore and what was observed to one step and what to tell the user.
+//!
+//! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is told
+//! apart from the API alone, in this order: the restore's own intent, the EtcdCluster with our claim, the
+//! seed's Service, claim and pod, the verified seed in the restore's status, the cluster ID in the cluster's
+//! status, the claim gone.
+
+use std::time::Duration;
+
+use api::EtcdRestore;
+use api::cluster::EtcdClusterSpec;
+use api::conditions::{self, ConditionType, Reason};
+use api::problem;
+use api::restore::{self, SeedStatus};
+
+use crate::naming;
+use crate::observed::{Child, Cluster, ClusterFacts, Observed, Pod, PodFacts, Serving, Source, Trouble};
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod scenarios;
+
+/// How soon to look again at what emits no event.
+const SOON: Duration = Duration::from_secs(2);
+/// How soon to look again at what a person has to put right.
+const LATER: Duration = Duration::from_secs(15);
+
+/// What to do now, and how it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The one write to make, if any.
+    pub step: Step,
+    /// How it stands.
+    pub outlook: Outlook,
+    /// When to look again at the latest.
+    pub requeue: Option<Duration>,
+}
+
+/// One write. Each can be lost or repeated, and is planned again from the world alone.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nothing to write.
+    Nothing,
+    /// Into the restore's status: the seed's name and the new token (invariant 10).
+    RecordIntent(SeedStatus),
+    /// The EtcdCluster, with our claim on it.
+    CreateCluster(Box<EtcdClusterSpec>),
+    /// The seed's Service.
+    CreateService,
+    /// The seed's volume claim.
+    CreateClaim,
+    /// The seed's pod.
+    CreatePod,
+    /// Into the restore's status: the seed serves, verified.
+    RecordRestored {
+        /// 16 hexadecimal digits.
+        cluster_id: String,
+        /// The revision the seed holds.
+        revision: i64,
+    },
+    /// Into the cluster's status: its ID, and the seed as its first member.
+    RecordFormed {
+        /// 16 hexadecimal digits.
+        cluster_id: String,
+    },
+    /// The claim annotation, last: from then on it is an ordinary cluster.
+    ReleaseClaim,
+}
+
+/// How it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outlook {
+    /// It goes on by itself.
+    Working(Trouble),
+    /// It goes on once somebody has put this right.
+    Stuck(Trouble),
+    /// It does not go on with this spec.
+    Halted(Trouble),
+    /// The cluster serves, at the backup's revision at least.
+    Complete,
+}
+
+impl Plan {
+    fn step(step: Step, what: &str) -> Self {
+        let outlook = Outlook::Working(Trouble::new(Reason::InProgress, what));
+        Self {
+            step,
+            outlook,
+            requeue: Some(Duration::ZERO),
+        }
+    }
+
+    fn wait(trouble: Trouble) -> Self {
+        Self {
+            step: Step::Nothing,
+            outlook: Outlook::Working(trouble),
+            requeue: Some(SOON),
+        }
+    }
+
+    fn wait_for(what: impl Into<String>) -> Self {
+        Self::wait(Trouble::new(Reason::InProgress, what))
+    }
+
+    fn stuck(trouble: Trouble) -> Self {
+        Self {
+            step: Step::Nothing,
+            outlook: Outlook::Stuck(trouble),
+            requeue: Some(LATER),
+        }
+    }
+
+    fn halt(reason: Reason, message: impl Into<String>) -> Self {
+        Self {
+            step: Step::Nothing,
+            outlook: Outlook::Halted(Trouble::new(reason, message)),
+            requeue: None,
+        }
+    }
+
+    fn complete() -> Self {
+        Self {
+            step: Step::Nothing,
+            outlook: Outlook::Complete,
+            requeue: None,
+        }
+    }
+}
+
+/// Decides what to do next.
+pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
+    if let Some(settled) = settled(restore) {
+        return settled;
+    }
+    match &observed.cluster {
+        // Invariant 1.
+        Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
+        Cluster::Ending => Plan::wait_for("the old EtcdCluster of this name to be gone"),
+        Cluster::Absent => without_cluster(restore, &observed.source),
+        Cluster::Present(cluster) => match &cluster.claim {
+            Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, observed),
+            Some(_) => refuse(restore, "is being restored by another EtcdRestore"),
+            None if is_ours(restore, cluster) => handed_over(restore, cluster, &observed.serving),
+            None => refuse(restore, "exists"),
+        },
+    }
+}
+
+/// What no look at the world changes any more, or what the spec alone decides.
+pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
+    let status = restore.status.as_ref();
+    if status.is_some_and(|status| status.succeeded) {
+        return Some(Plan::complete());
+    }
+    // A refusal stands for this spec: a cluster that is deleted later was not deleted to be replaced by this.
+    let generation = restore.metadata.generation;
+    let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
+        failed.status == "True"
+            && failed.reason == Reason::ClusterExists.as_str()
+            && failed.observed_generation == generation
+    });
+    if let Some(refused) = refused {
+        return Some(Plan::halt(Reason::ClusterExists, refused.message.clone()));
+    }
+    let problems = restore::validate(restore);
+    if !problems.is_empty() {
+        return Some(Plan::halt(Reason::InvalidSpec, problem::summary(&problems)));
+    }
+    let dangerous = restore::unsafe_to_ignore(&restore.spec);
+    if !dangerous.is_empty() {
+        return Some(Plan::halt(Reason::NotSupported, problem::summary(&dangerous)));
+    }
+    None
+}
+
+/// Whether the seed of this cluster is the one this restore verified.
+fn is_ours(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
+    let restored = verified(restore).map(|(id, _)| id);
+    restored.is_some() && restored == cluster.cluster_id.as_deref()
+}
+
+/// The cluster ID and revision this restore recorded of its seed.
+fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
+    let status = restore.status.as_ref()?;
+    Some((status.cluster_id.as_deref()?, status.restored_revision?))
+}
+
+/// Invariant 9: a cluster that is not this restore's is not touched.
+fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
+    let name = &restore.spec.etcd_cluster.name;
+    Plan::halt(
+        Reason::ClusterExists,
+        format!(
+            "spec.etcdCluster.name: the EtcdCluster {name} {why}; nothing was changed. Restore under another name, or \
+             delete that EtcdCluster and create a new EtcdRestore"
+        ),
+    )
+}
+
+fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
+    if verified(restore).is_some() {
+        let name = &restore.spec.etcd_cluster.name;
+        let message =
+            format!("the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore");
+        return Plan::halt(Reason::ClusterMissing, message);
+    }
+    // Invariant 10: the names are recorded before anything is created under them.
+    if restore.status.as_ref().and_then(|status| status.seed.as_ref()).is_none() {
+        return Plan::step(Step::RecordIntent(naming::seed(restore)), "recording the seed member");
+    }
+    match source {
+        Source::NotAsked => Plan::wait_for("the backup to be looked at"),
+        Source::Unavailable(trouble) => Plan::stuck(trouble.clone()),
+        Source::Ready(spec) => Plan::step(Step::CreateCluster(spec.clone()), "creating the EtcdCluster"),
+    }
+}
+
+fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+    if restore.status.as_ref().and_then(|status| status.seed.as_ref()).is_none() {
+        return Plan::step(Step::RecordIntent(naming::seed(restore)), "recording the seed member");
+    }
+    match (&cluster.cluster_id, verified(restore)) {
+        // The seed was recorded: only the handover is left. Nothing is created any more, for from here on clients
+        // may have written.
+        (Some(recorded), Some((id, _))) if recorded == id => {
+            Plan::step(Step::ReleaseClaim, "handing the cluster over")
+        }
+        (Some(recorded), _) => Plan::halt(
+            Reason::SeedFailed,
+            format!(
+                "the EtcdCluster's status names the cluster ID {recorded}, which is not that of the restored seed; \
+                 delete the EtcdCluster and create a new EtcdRestore"
+            ),
+        ),
+        (None, known) => prepare_seed(cluster, known, observed),
+    }
+}
+
+/// Nobody can have written to the seed yet: whatever of it is missing is made again.
+fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, observed: &Observed) -> Plan {
+    if !cluster.problems.is_empty() {
+        let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
+        return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
+    }
+    if let Some(plan) = missing(&observed.seed.service, "Service", Step::CreateService) {
+        return plan;
+    }
+    if cluster.durable
+        && let Some(plan) = missing(&observed.seed.claim, "volume claim", Step::CreateClaim)
+    {
+        return plan;
+    }
+    match &observed.seed.pod {
+        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::InTheWay => Plan::wait_for("an older pod of the seed's name to be gone"),
+        Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
+        Pod::Present(pod) => await_seed(pod, known, &observed.serving),
+    }
+}
+
+fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
+    match child {
+        Child::Present => None,
+        Child::Absent => Some(Plan::step(create, &format!("creating the seed's {what}"))),
+        Child::InTheWay => Some(Plan::wait_for(format!("an older {what} of the seed's name to be gone"))),
+        Child::Unknown(why) => Some(Plan::wait_for(format!("an answer about the seed's {what}: {why}"))),
+    }
+}
+
+fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> Plan {
+    if let Some(trouble) = &pod.trouble {
+        return Plan::stuck(trouble.clone());
+    }
+    // Invariant 9: only a data directory that was verified counts, whatever answers at the seed's address.
+    let Some(restored) = pod.restored else {
+        return Plan::wait_for("the backup to be fetched, restored and verified in the seed's pod");
+    };
+    match serving {
+        Serving::NotAsked => Plan::wait_for("the seed member to serve"),
+        Serving::Unknown(why) => Plan::wait_for(format!("the seed member to serve: {why}")),
+        Serving::Serves { revision, .. } if *revision < restored => Plan::stuck(Trouble::new(
+            Reason::SeedFailed,
+            format!(
+                "the seed member serves revision {revision}, but the backup holds {restored}; delete the EtcdCluster \
+                 and create a new EtcdRestore"
+            ),
+        )),
+        Serving::Serves { cluster_id, .. } if known == Some((cluster_id.as_str(), restored)) => {
+            let cluster_id = cluster_id.clone();
+            Plan::step(Step::RecordFormed { cluster_id }, "recording the cluster ID")
+        }
+        Serving::Serves { cluster_id, .. } => {
+            let step = Step::RecordRestored {
+                cluster_id: cluster_id.clone(),
+                revision: restored,
+            };
+            Plan::step(step, "the seed member serves")
+        }
+    }
+}
+
+fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving) -> Plan {
+    let restored = verified(restore).map_or(0, |(_, revision)| revision);
+    if !cluster.available {
+        return Plan::wait_for("the cluster operator to report the cluster as Available");
+    }
+    match serving {
+        Serving::NotAsked => Plan::wait_for("the cluster to serve"),
+        Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
+        Serving::Serves { cluster_id, .. } if Some(cluster_id) != cluster.cluster_id.as_ref() => {
+            Plan::wait_for(format!("the cluster to serve: another cluster ({cluster_id}) answers at its address"))
+        }
+        Serving::Serves { revision, .. } if *revision < restored => {
+            Plan::wait_for(format!("a member that has reached revision {restored}: one at {revision} answered"))
+        }
+        Serving::Serves { .. } => Plan::complete(),
+    }
+}

@@ -1,0 +1,311 @@
+//! One situation, one decision. The data behind one `check`.
+
+use api::problem::Problem;
+
+use super::*;
+use crate::observed::Seed;
+
+const UID: &str = "restore-uid";
+const ID: &str = "00000000000000ab";
+
+fn restore(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
+    let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#;
+    let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+    restore.metadata.uid = Some(UID.into());
+    restore.metadata.generation = Some(1);
+    edit(&mut restore);
+    restore
+}
+
+fn intended() -> EtcdRestore {
+    restore(|r| {
+        let seed = Some(naming::seed(r));
+        r.status.get_or_insert_default().seed = seed;
+    })
+}
+
+fn seed_verified() -> EtcdRestore {
+    let mut restore = intended();
+    let status = restore.status.get_or_insert_default();
+    status.cluster_id = Some(ID.into());
+    status.restored_revision = Some(100);
+    restore
+}
+
+fn absent(source: Source) -> Observed {
+    Observed {
+        cluster: Cluster::Absent,
+        source,
+        seed: Seed::not_asked(),
+        serving: Serving::NotAsked,
+    }
+}
+
+fn present(facts: ClusterFacts) -> Observed {
+    Observed {
+        cluster: Cluster::Present(Box::new(facts)),
+        ..absent(Source::NotAsked)
+    }
+}
+
+fn claimed() -> ClusterFacts {
+    ClusterFacts {
+        claim: Some(UID.into()),
+        ..ClusterFacts::default()
+    }
+}
+
+fn claimed_with(pod: Pod, serving: Serving) -> Observed {
+    let mut observed = present(claimed());
+    observed.seed = Seed {
+        service: Child::Present,
+        claim: Child::Absent,
+        pod,
+    };
+    observed.serving = serving;
+    observed
+}
+
+fn serves(revision: i64) -> Serving {
+    Serving::Serves {
+        cluster_id: ID.into(),
+        revision,
+    }
+}
+
+fn restored_pod() -> Pod {
+    Pod::Present(PodFacts {
+        trouble: None,
+        restored: Some(100),
+    })
+}
+
+fn check(restore: &EtcdRestore, observed: &Observed, step: &Step) -> Plan {
+    let plan = plan(restore, observed);
+    assert_eq!(plan.step, *step, "{:?}", plan.outlook);
+    plan
+}
+
+fn reason(plan: &Plan) -> Reason {
+    match &plan.outlook {
+        Outlook::Working(trouble) | Outlook::Stuck(trouble) | Outlook::Halted(trouble) => trouble.reason.clone(),
+        Outlook::Complete => Reason::Succeeded,
+    }
+}
+
+/// Invariant 10.
+#[test]
+fn records_its_intent_before_it_creates_anything() {
+    let restore = restore(|_| {});
+    let seed = naming::seed(&restore);
+    check(&restore, &absent(Source::NotAsked), &Step::RecordIntent(seed.clone()));
+    check(&restore, &present(claimed()), &Step::RecordIntent(seed));
+}
+
+#[test]
+fn creates_the_cluster_only_when_the_backup_was_found() {
+    let missing = Trouble::new(Reason::BackupMissing, "no object");
+    let plan = check(&intended(), &absent(Source::Unavailable(missing)), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::BackupMissing);
+    let spec = Box::new(EtcdClusterSpec::default());
+    check(&intended(), &absent(Source::Ready(spec.clone())), &Step::CreateCluster(spec));
+}
+
+/// Invariant 1.
+#[test]
+fn waits_while_it_is_unknown_whether_the_cluster_exists() {
+    let mut observed = absent(Source::Ready(Box::default()));
+    observed.cluster = Cluster::Unknown("timeout".into());
+    check(&intended(), &observed, &Step::Nothing);
+    observed.cluster = Cluster::Ending;
+    check(&intended(), &observed, &Step::Nothing);
+}
+
+/// Invariant 9, and defect 2 of the old operator: it deleted the cluster first.
+#[test]
+fn refuses_a_cluster_that_exists_and_touches_nothing() {
+    for claim in [None, Some("another-restore".to_owned())] {
+        let observed = present(ClusterFacts {
+            claim,
+            ..ClusterFacts::default()
+        });
+        let plan = check(&intended(), &observed, &Step::Nothing);
+        assert_eq!(reason(&plan), Reason::ClusterExists);
+        assert!(matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("nothing was changed")));
+    }
+}
+
+#[test]
+fn a_refusal_stands_when_the_cluster_is_deleted_later() {
+    let mut restore = intended();
+    let refused = conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+    conditions::set(&mut restore.status.get_or_insert_default().conditions, &refused, Some(1), &now);
+    let plan = check(&restore, &absent(Source::Ready(Box::default())), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::ClusterExists);
+    restore.metadata.generation = Some(2);
+    check(&restore, &absent(Source::Ready(Box::default())), &Step::CreateCluster(Box::default()));
+}
+
+#[test]
+fn prepares_the_seed_one_object_at_a_time() {
+    let mut observed = present(claimed());
+    check(&intended(), &observed, &Step::CreateService);
+    observed.seed.service = Child::Present;
+    check(&intended(), &observed, &Step::CreatePod);
+    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+        durable: true,
+        ..claimed()
+    }));
+    // Defect 7 of the old operator: its seed never used the cluster's volumes.
+    check(&intended(), &observed, &Step::CreateClaim);
+    observed.seed.claim = Child::Present;
+    check(&intended(), &observed, &Step::CreatePod);
+}
+
+#[test]
+fn waits_for_leftovers_of_the_seeds_name() {
+    let mut observed = present(claimed());
+    observed.seed.service = Child::InTheWay;
+    check(&intended(), &observed, &Step::Nothing);
+    observed.seed.service = Child::Present;
+    observed.seed.pod = Pod::InTheWay;
+    check(&intended(), &observed, &Step::Nothing);
+}
+
+/// Invariant 9: whoever answers at the seed's address, only a verified data directory counts.
+#[test]
+fn records_nothing_before_the_data_directory_is_verified() {
+    let running = Pod::Present(PodFacts::default());
+    check(&intended(), &claimed_with(running, serves(100)), &Step::Nothing);
+    check(&intended(), &claimed_with(restored_pod(), Serving::Unknown("refused".into())), &Step::Nothing);
+    let record = Step::RecordRestored {
+        cluster_id: ID.into(),
+        revision: 100,
+    };
+    check(&intended(), &claimed_with(restored_pod(), serves(100)), &record);
+}
+
+#[test]
+fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
+    let plan = check(&intended(), &claimed_with(restored_pod(), serves(99)), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::SeedFailed);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_read_reaches_the_user() {
+    let pod = Pod::Present(PodFacts {
+        trouble: Some(Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
+        restored: None,
+    });
+    let plan = check(&intended(), &claimed_with(pod, Serving::NotAsked), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::SnapshotUnreadable);
+    assert!(plan.requeue.is_some());
+}
+
+#[test]
+fn hands_over_in_three_writes_and_the_claim_last() {
+    let id = || Some(ID.to_owned());
+    let observed = claimed_with(restored_pod(), serves(100));
+    check(&seed_verified(), &observed, &Step::RecordFormed { cluster_id: ID.into() });
+    let formed = present(ClusterFacts {
+        cluster_id: id(),
+        ..claimed()
+    });
+    check(&seed_verified(), &formed, &Step::ReleaseClaim);
+    let released = present(ClusterFacts {
+        cluster_id: id(),
+        ..ClusterFacts::default()
+    });
+    check(&seed_verified(), &released, &Step::Nothing);
+}
+
+#[test]
+fn a_seed_lost_before_anybody_could_write_is_restored_again() {
+    let observed = claimed_with(Pod::Absent, Serving::NotAsked);
+    check(&seed_verified(), &observed, &Step::CreatePod);
+}
+
+/// From the moment the cluster ID is recorded clients may write: a lost seed is not restored over again.
+#[test]
+fn creates_no_pod_once_the_cluster_id_is_recorded() {
+    let mut observed = present(ClusterFacts {
+        cluster_id: Some(ID.into()),
+        ..claimed()
+    });
+    observed.seed.service = Child::Present;
+    check(&seed_verified(), &observed, &Step::ReleaseClaim);
+}
+
+#[test]
+fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
+    let observed = present(ClusterFacts {
+        cluster_id: Some("ff".into()),
+        ..claimed()
+    });
+    for restore in [intended(), seed_verified()] {
+        assert_eq!(reason(&check(&restore, &observed, &Step::Nothing)), Reason::SeedFailed);
+    }
+}
+
+/// Defect 1 of the old operator: its status said succeeded whatever happened.
+#[test]
+fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
+    let facts = |available| ClusterFacts {
+        cluster_id: Some(ID.into()),
+        available,
+        ..ClusterFacts::default()
+    };
+    let with = |available, serving| {
+        let mut observed = present(facts(available));
+        observed.serving = serving;
+        plan(&seed_verified(), &observed).outlook == Outlook::Complete
+    };
+    let other = Serving::Serves {
+        cluster_id: "ff".into(),
+        revision: 200,
+    };
+    assert!(!with(false, serves(100)));
+    assert!(!with(true, Serving::Unknown("refused".into())));
+    assert!(!with(true, serves(99)));
+    assert!(!with(true, other));
+    assert!(with(true, serves(100)));
+    assert!(with(true, serves(200)));
+}
+
+#[test]
+fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
+    let plan = check(&seed_verified(), &absent(Source::Ready(Box::default())), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::ClusterMissing);
+}
+
+#[test]
+fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
+    let bump = restore(|r| {
+        r.spec.bump_revision = Some(1000);
+        r.spec.mark_compacted = true;
+    });
+    assert_eq!(reason(&check(&bump, &absent(Source::NotAsked), &Step::Nothing)), Reason::NotSupported);
+    let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
+    let plan = check(&tape, &absent(Source::NotAsked), &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::InvalidSpec);
+    assert!(matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("spec.backupStorageType")));
+    let long = restore(|r| r.spec.etcd_cluster.name = "x".repeat(53));
+    assert_eq!(reason(&check(&long, &absent(Source::NotAsked), &Step::Nothing)), Reason::InvalidSpec);
+}
+
+#[test]
+fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
+    let observed = present(ClusterFacts {
+        problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
+        ..claimed()
+    });
+    assert_eq!(reason(&check(&intended(), &observed, &Step::Nothing)), Reason::InvalidSpec);
+}
+
+#[test]
+fn a_finished_restore_stays_finished() {
+    let mut restore = seed_verified();
+    restore.status.get_or_insert_default().succeeded = true;
+    assert_eq!(plan(&restore, &absent(Source::NotAsked)).outlook, Outlook::Complete);
+}

@@ -1,0 +1,191 @@
+//! What runs in the seed's pod before etcd: `fetch` brings the backup, `restore` makes and verifies the data
+//! directory. Results and errors go out through the container's termination message, as JSON.
+//!
+//! The data directory appears under its name by one rename, after everything was verified. If it is there, both
+//! commands do nothing: a pod that is started again never overwrites live data. Nothing here talks to Kubernetes.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use api::conditions::Reason;
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::observed::Trouble;
+
+mod fetch;
+mod prepare;
+
+#[cfg(test)]
+mod tests;
+
+pub use fetch::{Fetch, fetch};
+pub use prepare::{Prepare, prepare};
+
+/// What the kubelet keeps of a termination message, in bytes.
+const MESSAGE_LIMIT: usize = 4096;
+
+/// The commands of the seed's init containers.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Bring the backup into the data volume and check it
+    Fetch(Fetch),
+    /// Make the data directory from it and verify that
+    Restore(Prepare),
+}
+
+/// Where things are in the seed's pod.
+#[derive(Args, Clone, Debug)]
+pub struct Paths {
+    /// Where the data volume is mounted
+    #[arg(long, default_value = api::names::DATA_MOUNT)]
+    pub volume: PathBuf,
+    /// Where the result is reported
+    #[arg(long, default_value = "/dev/termination-log")]
+    pub report: PathBuf,
+}
+
+impl Paths {
+    /// etcd's data directory.
+    pub fn data(&self) -> PathBuf {
+        self.volume.join("data")
+    }
+
+    /// What belongs to the restore alone; removed at its end.
+    fn work(&self) -> PathBuf {
+        self.volume.join("restore")
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.work().join("snapshot.db")
+    }
+
+    fn expected(&self) -> PathBuf {
+        self.work().join("expected.json")
+    }
+
+    /// What the data directory was made from; stays beside it.
+    fn restored(&self) -> PathBuf {
+        self.volume.join("restored.json")
+    }
+}
+
+/// What a snapshot is, as found by reading it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Contents {
+    /// The newest revision in it.
+    pub revision: i64,
+    /// Bytes of the stored object.
+    pub size: u64,
+    /// SHA-256 of the stored object, in hexadecimal.
+    pub sha256: String,
+}
+
+/// A termination message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "camelCase")]
+pub enum Report {
+    /// It worked.
+    Done(Contents),
+    /// It did not.
+    Failed {
+        /// The condition's reason.
+        reason: String,
+        /// What and how to put it right.
+        message: String,
+    },
+}
+
+/// Runs a command and reports. Says whether it worked.
+pub async fn run(command: &Command) -> bool {
+    let (paths, result) = match command {
+        Command::Fetch(arguments) => (&arguments.paths, fetch(arguments).await),
+        Command::Restore(arguments) => (&arguments.paths, prepare(arguments)),
+    };
+    let worked = result.is_ok();
+    let report = match result {
+        Ok(contents) => Report::Done(contents),
+        Err(trouble) => Report::Failed {
+            reason: trouble.reason.as_str().to_owned(),
+            message: shorten(trouble.message),
+        },
+    };
+    let text = serde_json::to_string(&report).unwrap_or_default();
+    if let Err(error) = fs::write(&paths.report, &text) {
+        tracing::warn!(%error, "the result cannot be reported to the kubelet");
+    }
+    tracing::info!(report = text, "ended");
+    worked
+}
+
+fn shorten(mut message: String) -> String {
+    // Room for the JSON around it and for escapes.
+    message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
+    message
+}
+
+/// An error of the data volume, with its remedy where there is one.
+fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
+    let remedy = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": a restore needs about twice the size of the backup; give the members larger volumes"
+        }
+        io::ErrorKind::PermissionDenied => {
+            ": the volume must be writable for the pod's user; set spec.pod.securityContext.fsGroup of the cluster"
+        }
+        _ => "",
+    };
+    Trouble::new(Reason::SeedFailed, format!("cannot {doing} {}: {error}{remedy}", path.display()))
+}
+
+fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Trouble> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(volume_trouble("read", path, &error)),
+    };
+    // A file cut off by a crash is as good as none.
+    Ok(serde_json::from_slice(&text).ok())
+}
+
+/// Written under another name and renamed, so that it is there whole or not at all.
+fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    let unfinished = path.with_extension("unfinished");
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&unfinished)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, path)?;
+        sync_parent(path)
+    };
+    write().map_err(|error| volume_trouble("write", path, &error))
+}
+
+/// Makes a rename in the directory of `path` last.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// What a data directory that is there already was made from.
+fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
+    if !paths.data().exists() {
+        return Ok(None);
+    }
+    let message = "the data volume holds a data directory that this restore did not make; it is left alone";
+    let contents = read_json(&paths.restored())?;
+    contents.map(Some).ok_or_else(|| Trouble::new(Reason::SeedFailed, message))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

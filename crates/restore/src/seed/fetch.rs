@@ -1,0 +1,160 @@
+//! Brings the backup into the data volume, in constant memory, and checks all that can be checked: the size the
+//! store named, the SHA-256 etcd put at the end, and what the manifest says.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use api::conditions::Reason;
+use api::manifest::BackupManifest;
+use api::storage::S3Source;
+use clap::Args;
+use etcd::{Inspected, Inspector};
+use futures::StreamExt;
+use store::Store;
+
+use super::{Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble, write_json};
+use crate::observed::Trouble;
+use crate::source::{self, Place, SecretData};
+
+/// Arguments of `seed fetch`.
+#[derive(Args, Clone, Debug)]
+pub struct Fetch {
+    /// The place of the backup: the block s3 of the EtcdRestore, as JSON. Holds no credentials
+    #[arg(long, value_name = "JSON", value_parser = parse_source)]
+    pub source: S3Source,
+    /// Where the Secret with the credentials is mounted; without it the pod's own identity is used
+    #[arg(long, value_name = "DIRECTORY")]
+    pub secret: Option<PathBuf>,
+    /// Where the Secret with the certificate authority is mounted
+    #[arg(long, value_name = "DIRECTORY")]
+    pub ca: Option<PathBuf>,
+    /// Where this program copies itself for the next container
+    #[arg(long, value_name = "FILE")]
+    pub copy_to: Option<PathBuf>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "the text would become part of the help")]
+    pub paths: Paths,
+}
+
+fn parse_source(text: &str) -> Result<S3Source, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+/// Fetches, unless a data directory or a checked snapshot is there already.
+pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
+    let paths = &arguments.paths;
+    if let Some(target) = &arguments.copy_to {
+        copy_program(target)?;
+    }
+    if let Some(contents) = already_restored(paths)? {
+        return Ok(contents);
+    }
+    if paths.snapshot().exists()
+        && let Some(contents) = read_json(&paths.expected())?
+    {
+        return Ok(contents);
+    }
+    let secret = mounted(arguments.secret.as_deref())?;
+    let ca = mounted(arguments.ca.as_deref())?;
+    let place = source::open(&arguments.source, secret.as_ref(), ca.as_ref()).await?;
+    let manifest = place.manifest().await?;
+    fs::create_dir_all(paths.work()).map_err(|error| volume_trouble("create", &paths.work(), &error))?;
+    let unfinished = paths.work().join("snapshot.unfinished");
+    let inspected = download(&place, &unfinished).await?;
+    let contents = verify(&inspected, manifest.as_ref())?;
+    write_json(&paths.expected(), &contents)?;
+    let keep = || {
+        fs::rename(&unfinished, paths.snapshot())?;
+        sync_parent(&paths.snapshot())
+    };
+    keep().map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
+    Ok(contents)
+}
+
+/// The next container runs in etcd's image, which has neither this program nor a shell.
+fn copy_program(target: &Path) -> Result<(), Trouble> {
+    let copy = || {
+        let program = std::env::current_exe()?;
+        let unfinished = target.with_extension("unfinished");
+        fs::copy(program, &unfinished)?;
+        fs::rename(&unfinished, target)
+    };
+    copy().map_err(|error| volume_trouble("copy the program to", target, &error))
+}
+
+/// A mounted Secret's files. Kubernetes mounts the keys as links beside directories whose names begin with dots.
+fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
+    let Some(directory) = directory else { return Ok(None) };
+    let trouble = |error| volume_trouble("read", directory, &error);
+    let mut data = SecretData::new();
+    for entry in fs::read_dir(directory).map_err(trouble)? {
+        let entry = entry.map_err(trouble)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') && entry.path().is_file() {
+            data.insert(name, fs::read(entry.path()).map_err(trouble)?);
+        }
+    }
+    Ok(Some(data))
+}
+
+async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
+    let mut object = place.store.get(&place.key).await.map_err(|error| source::trouble(&error))?;
+    let mut file = File::create(target).map_err(|error| volume_trouble("create", target, &error))?;
+    let mut inspector = Inspector::new();
+    while let Some(chunk) = object.chunks.next().await {
+        let chunk = chunk.map_err(|error| source::trouble(&error))?;
+        inspector.push(&chunk);
+        file.write_all(&chunk).map_err(|error| volume_trouble("write", target, &error))?;
+    }
+    file.sync_all().map_err(|error| volume_trouble("write", target, &error))?;
+    if inspector.size() != object.size {
+        let message = format!("the store sent {} bytes of {}", inspector.size(), object.size);
+        return Err(Trouble::new(Reason::StoreUnreachable, message));
+    }
+    inspector.finish().map_err(|error| unreadable(&error.to_string()))
+}
+
+/// Invariant 12, from the other side: what is stored is what etcd sent, and what the manifest says.
+pub(super) fn verify(inspected: &Inspected, manifest: Option<&BackupManifest>) -> Result<Contents, Trouble> {
+    if !inspected.trailer {
+        return Err(unreadable("etcd's checksum is missing at its end"));
+    }
+    if let Some(manifest) = manifest {
+        compare(inspected, manifest)?;
+    }
+    Ok(Contents {
+        revision: inspected.revision,
+        size: inspected.size,
+        sha256: hexadecimal(&inspected.sha256),
+    })
+}
+
+fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Trouble> {
+    let sha256 = hexadecimal(&inspected.sha256);
+    if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
+        return Err(unreadable(&format!(
+            "its SHA-256 is {sha256}, and the manifest says {}",
+            manifest.sha256
+        )));
+    }
+    if u64::try_from(manifest.size).ok() != Some(inspected.size) {
+        return Err(unreadable(&format!(
+            "it has {} bytes, and the manifest says {}",
+            inspected.size, manifest.size
+        )));
+    }
+    // etcd counts on from the greater of the last revision and the compacted one.
+    let next = inspected.revision.max(inspected.compacted);
+    if !(inspected.revision..=next).contains(&manifest.revision) {
+        return Err(unreadable(&format!(
+            "it holds revision {}, and the manifest says {}",
+            inspected.revision, manifest.revision
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn unreadable(why: &str) -> Trouble {
+    Trouble::new(Reason::SnapshotUnreadable, format!("the backup cannot be restored: {why}; restore another backup"))
+}

@@ -1,0 +1,133 @@
+//! Makes the data directory from the fetched snapshot with the image's own `etcdutl`, beside its final place;
+//! verifies it; and renames it. The rename is the commit.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use api::conditions::Reason;
+use clap::Args;
+use etcd::{Inspected, Inspector};
+
+use super::fetch::unreadable;
+use super::{Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble, write_json};
+use crate::observed::Trouble;
+
+/// How much of the tool's output is reported, in bytes.
+const OUTPUT_LIMIT: usize = 1000;
+
+/// Arguments of `seed restore`.
+#[derive(Args, Clone, Debug)]
+pub struct Prepare {
+    /// The image's own etcdutl, or etcdctl before etcd 3.5
+    #[arg(long, value_name = "FILE")]
+    pub tool: PathBuf,
+    /// Name of the seed member
+    #[arg(long)]
+    pub name: String,
+    /// Peer URL of the seed member
+    #[arg(long, value_name = "URL")]
+    pub peer_url: String,
+    /// Token of the new cluster
+    #[arg(long)]
+    pub token: String,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "the text would become part of the help")]
+    pub paths: Paths,
+}
+
+/// Restores, unless the data directory is there already.
+pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
+    let paths = &arguments.paths;
+    if let Some(contents) = already_restored(paths)? {
+        return Ok(contents);
+    }
+    let expected: Contents = read_json(&paths.expected())?
+        .ok_or_else(|| Trouble::new(Reason::SeedFailed, "nothing was fetched; the fetch container must run first"))?;
+    check_snapshot(&paths.snapshot(), &expected)?;
+    let made = paths.work().join("data");
+    remove_dir(&made)?;
+    run_tool(arguments, &made)?;
+    check_database(&made.join("member/snap/db"), &expected)?;
+    write_json(&paths.restored(), &expected)?;
+    let commit = || {
+        // Invariant 9: only a verified data directory ever gets the name etcd looks for.
+        fs::rename(&made, paths.data())?;
+        sync_parent(&paths.data())
+    };
+    commit().map_err(|error| volume_trouble("rename the data directory to", &paths.data(), &error))?;
+    if let Err(error) = fs::remove_dir_all(paths.work()) {
+        tracing::warn!(%error, "the fetched snapshot stays on the volume");
+    }
+    Ok(expected)
+}
+
+/// What was fetched may have been damaged since.
+fn check_snapshot(path: &Path, expected: &Contents) -> Result<(), Trouble> {
+    let found = inspect(path)?;
+    if hexadecimal(&found.sha256) != expected.sha256 || found.revision != expected.revision {
+        let _ = fs::remove_file(path);
+        return Err(unreadable("it changed on the volume after it was fetched"));
+    }
+    Ok(())
+}
+
+fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
+    let found = inspect(path)?;
+    if found.revision != expected.revision {
+        return Err(unreadable(&format!(
+            "the restored database holds revision {}, the snapshot {}",
+            found.revision, expected.revision
+        )));
+    }
+    Ok(())
+}
+
+fn inspect(path: &Path) -> Result<Inspected, Trouble> {
+    let trouble = |error| volume_trouble("read", path, &error);
+    let mut file = File::open(path).map_err(trouble)?;
+    let mut inspector = Inspector::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).map_err(trouble)? {
+            0 => break,
+            read => inspector.push(&buffer[..read]),
+        }
+    }
+    inspector.finish().map_err(|error| unreadable(&error.to_string()))
+}
+
+fn remove_dir(path: &Path) -> Result<(), Trouble> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(volume_trouble("remove", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
+    let Prepare { tool, name, peer_url, token, paths } = arguments;
+    let output = Command::new(tool)
+        // etcdctl before 3.4 speaks the old API unless told otherwise.
+        .env("ETCDCTL_API", "3")
+        .args(["snapshot", "restore"])
+        .arg(paths.snapshot())
+        .arg(format!("--name={name}"))
+        .arg(format!("--initial-cluster={name}={peer_url}"))
+        .arg(format!("--initial-cluster-token={token}"))
+        .arg(format!("--initial-advertise-peer-urls={peer_url}"))
+        .arg(format!("--data-dir={}", made.display()))
+        .output()
+        .map_err(|error| {
+            Trouble::new(
+                Reason::SeedFailed,
+                format!("cannot run {}: {error}; spec.repository must hold etcd's own images", tool.display()),
+            )
+        })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let start = said.ceil_char_boundary(said.len().saturating_sub(OUTPUT_LIMIT));
+    Err(unreadable(&format!("{} ended with {}: {}", tool.display(), output.status, said[start..].trim())))
+}

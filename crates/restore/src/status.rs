@@ -1,0 +1,214 @@
+//! What the EtcdRestore's status says after a reconcile. Pure; the clock is passed in.
+
+use api::EtcdRestore;
+use api::conditions::{self, ConditionStatus, ConditionType, Finding, Reason};
+use api::restore::{self, EtcdRestoreStatus, RestorePhase};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runtime::Notice;
+
+use crate::observed::Trouble;
+use crate::plan::{Outlook, Plan, Step};
+
+/// The status after a plan and, if its step failed, that failure.
+pub fn compute(restore: &EtcdRestore, plan: &Plan, failure: Option<&Trouble>, now: &Time) -> EtcdRestoreStatus {
+    let mut status = restore.status.clone().unwrap_or_default();
+    let generation = restore.metadata.generation;
+    if failure.is_none() {
+        record(&mut status, &plan.step, now);
+    }
+    let outlook = match failure {
+        Some(trouble) => Outlook::Working(trouble.clone()),
+        None => plan.outlook.clone(),
+    };
+    let (complete, failed) = findings(&outlook, &status);
+    for finding in [complete, failed, in_effect(restore)] {
+        conditions::set(&mut status.conditions, &finding, generation, now);
+    }
+    status.succeeded = outlook == Outlook::Complete;
+    status.reason = reason(&outlook);
+    status.phase = Some(phase(&outlook, &status));
+    status.observed_generation = generation;
+    let ended = matches!(outlook, Outlook::Complete | Outlook::Halted(_));
+    status.completion_time = match (ended, status.completion_time.take()) {
+        (true, known) => known.or_else(|| Some(now.clone())),
+        (false, _) => None,
+    };
+    status
+}
+
+fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
+    match step {
+        Step::RecordIntent(seed) => {
+            status.seed = Some(seed.clone());
+            status.start_time.get_or_insert_with(|| now.clone());
+        }
+        Step::RecordRestored { cluster_id, revision } => {
+            status.cluster_id = Some(cluster_id.clone());
+            status.restored_revision = Some(*revision);
+        }
+        _ => {}
+    }
+}
+
+fn findings(outlook: &Outlook, status: &EtcdRestoreStatus) -> (Finding, Finding) {
+    let finding = |kind, status: ConditionStatus, reason: &Reason, message: &str| {
+        Finding::new(kind, status, reason.clone(), message)
+    };
+    let (complete, failed) = (ConditionType::Complete, ConditionType::Failed);
+    let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
+    match outlook {
+        Outlook::Working(trouble) => {
+            let waits = format!("waiting for or doing: {}", trouble.message);
+            (
+                finding(complete, no, &trouble.reason, &waits),
+                finding(failed, no, &Reason::InProgress, "nothing has failed"),
+            )
+        }
+        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => (
+            finding(complete, no, &trouble.reason, &trouble.message),
+            finding(failed, yes, &trouble.reason, &trouble.message),
+        ),
+        Outlook::Complete => {
+            let revision = status.restored_revision.unwrap_or_default();
+            let message = format!("the cluster serves; the backup held revision {revision}");
+            (
+                finding(complete, yes, &Reason::Succeeded, &message),
+                finding(failed, no, &Reason::Succeeded, "nothing has failed"),
+            )
+        }
+    }
+}
+
+fn in_effect(restore: &EtcdRestore) -> Finding {
+    let fields = restore::not_in_effect(&restore.spec);
+    if fields.is_empty() {
+        return Finding::new(
+            ConditionType::FieldsInEffect,
+            true,
+            Reason::AllInEffect,
+            "every field of the spec is in effect",
+        );
+    }
+    let message = format!("accepted, but without effect in this release: {}", fields.join(", "));
+    Finding::new(ConditionType::FieldsInEffect, false, Reason::NotYetInEffect, message)
+}
+
+fn reason(outlook: &Outlook) -> Option<String> {
+    match outlook {
+        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => Some(trouble.message.clone()),
+        Outlook::Working(_) | Outlook::Complete => None,
+    }
+}
+
+fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
+    match outlook {
+        Outlook::Complete => RestorePhase::Complete,
+        Outlook::Halted(_) => RestorePhase::Failed,
+        _ if status.cluster_id.is_some() => RestorePhase::Starting,
+        _ if status.seed.is_some() => RestorePhase::Preparing,
+        _ => RestorePhase::Pending,
+    }
+}
+
+/// What the user is told in Events.
+pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
+    let target = &restore.spec.etcd_cluster.name;
+    let step = match &plan.step {
+        Step::CreateCluster(_) => {
+            Some(Notice::normal("ClusterCreated", "Create", format!("created the EtcdCluster {target}")))
+        }
+        Step::CreatePod => Some(Notice::normal("SeedStarted", "Create", "started the seed member's pod")),
+        Step::RecordRestored { revision, .. } => Some(Notice::normal(
+            "SeedServes",
+            "Verify",
+            format!("the seed member serves the verified backup of revision {revision}"),
+        )),
+        Step::ReleaseClaim => {
+            Some(Notice::normal("HandedOver", "HandOver", format!("handed {target} over to the cluster operator")))
+        }
+        _ => None,
+    };
+    let outlook = match &plan.outlook {
+        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => {
+            Some(Notice::warning("RestoreFailed", "Restore", format!("{}: {}", trouble.reason, trouble.message)))
+        }
+        Outlook::Complete if !restore.status.as_ref().is_some_and(|status| status.succeeded) => {
+            Some(Notice::normal("RestoreComplete", "Restore", format!("the EtcdCluster {target} serves")))
+        }
+        _ => None,
+    };
+    step.into_iter().chain(outlook).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restore() -> EtcdRestore {
+        let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+        restore.metadata.generation = Some(3);
+        restore
+    }
+
+    fn at(second: i64) -> Time {
+        Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())
+    }
+
+    fn planned(step: Step, outlook: Outlook) -> Plan {
+        Plan { step, outlook, requeue: None }
+    }
+
+    fn halted() -> Outlook {
+        Outlook::Halted(Trouble::new(Reason::ClusterExists, "it exists"))
+    }
+
+    #[test]
+    fn a_step_that_failed_records_nothing() {
+        let step = Step::RecordRestored { cluster_id: "ab".into(), revision: 7 };
+        let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
+        let failure = Trouble::new(Reason::StepFailed, "conflict");
+        let status = compute(&restore(), &planned(step.clone(), working()), Some(&failure), &at(1));
+        assert_eq!((status.cluster_id, status.restored_revision), (None, None));
+        assert_eq!(conditions::find(&status.conditions, &ConditionType::Complete).unwrap().reason, "StepFailed");
+        let status = compute(&restore(), &planned(step, working()), None, &at(1));
+        assert_eq!((status.cluster_id.as_deref(), status.restored_revision), (Some("ab"), Some(7)));
+        assert!(!status.succeeded);
+    }
+
+    #[test]
+    fn a_refusal_is_seen_in_conditions_reason_and_phase() {
+        let status = compute(&restore(), &planned(Step::Nothing, halted()), None, &at(1));
+        let failed = conditions::find(&status.conditions, &ConditionType::Failed).unwrap();
+        assert_eq!((failed.status.as_str(), failed.reason.as_str()), ("True", "ClusterExists"));
+        assert_eq!(failed.observed_generation, Some(3));
+        assert_eq!(status.reason.as_deref(), Some("it exists"));
+        assert_eq!(status.phase, Some(RestorePhase::Failed));
+        assert!(!status.succeeded && status.completion_time.is_some());
+    }
+
+    #[test]
+    fn the_same_outcome_again_changes_nothing() {
+        let mut restore = restore();
+        let plan = planned(Step::Nothing, halted());
+        restore.status = Some(compute(&restore, &plan, None, &at(1)));
+        assert_eq!(compute(&restore, &plan, None, &at(99)), restore.status.unwrap());
+    }
+
+    #[test]
+    fn success_is_said_only_for_a_complete_outlook() {
+        let status = compute(&restore(), &planned(Step::Nothing, Outlook::Complete), None, &at(5));
+        assert!(status.succeeded && conditions::is_true(&status.conditions, &ConditionType::Complete));
+        assert_eq!(status.completion_time, Some(at(5)));
+    }
+
+    #[test]
+    fn fields_without_effect_are_named() {
+        let mut restore = restore();
+        restore.spec.overwrite = true;
+        let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
+        let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
+        assert_eq!((finding.status.as_str(), finding.reason.as_str()), ("False", "NotYetInEffect"));
+        assert!(finding.message.contains("spec.overwrite"));
+    }
+}
