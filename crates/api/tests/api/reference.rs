@@ -38,7 +38,7 @@ fn rules_of(schema: &Value, page: &mut String) {
     if !messages.is_empty() {
         page.push_str("\nRules for the whole object:\n\n");
         for message in messages {
-            writeln!(page, "- {message}").unwrap();
+            writeln!(page, "- {}", literal(message)).unwrap();
         }
     }
 }
@@ -55,7 +55,7 @@ fn messages(schema: &Value) -> Vec<&str> {
 
 fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
     for message in messages(schema) {
-        rows.push(format!("| `{path}` | rule | {} |\n", cell(message)));
+        rows.push(format!("| `{path}` | rule | {} |\n", literal(message)));
     }
     let Some(properties) = schema["properties"].as_object() else {
         return;
@@ -89,7 +89,7 @@ fn row(path: &str, schema: &Value, required: bool) -> String {
     let mut text = cell(schema["description"].as_str().unwrap_or_default());
     if !is_own(schema) {
         for message in messages(schema) {
-            write!(text, " Rule: {}.", cell(message)).unwrap();
+            write!(text, " Rule: {}.", literal(message)).unwrap();
         }
     }
     let values = schema["enum"].as_array().map_or(&[][..], Vec::as_slice);
@@ -132,4 +132,12 @@ fn cell(text: &str) -> String {
         .collect::<Vec<_>>()
         .join(" ")
         .replace('|', "\\|")
+}
+
+/// Text that is no Markdown: what would be markup in it is written so that it is not.
+fn literal(text: &str) -> String {
+    cell(text)
+        .replace('<', "&lt;")
+        .replace('*', "\\*")
+        .replace('_', "\\_")
 }

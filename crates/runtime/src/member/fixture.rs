@@ -44,7 +44,7 @@ impl Fixture {
 
     pub(super) fn durable() -> Self {
         Self::with(
-            r#"{"pod":{"persistentVolumeClaimSpec":{"accessModes":["ReadWriteOnce"],"storageClassName":"fast",
+            r#"{"pod":{"persistentVolumeClaimSpec":{"storageClassName":"fast",
                 "resources":{"requests":{"storage":"1Gi"}}}}}"#,
         )
     }

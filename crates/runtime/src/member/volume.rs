@@ -7,12 +7,14 @@ use super::Members;
 
 /// The member's claim, or `None` when the cluster keeps its data in the pod (`emptyDir`).
 pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVolumeClaim> {
-    let spec = members
+    let mut spec = members
         .spec
         .pod
         .as_ref()?
         .persistent_volume_claim_spec
         .clone()?;
+    // The API server demands one, and a member's disk has one user.
+    spec.access_modes.get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
     let mut metadata = members.metadata(
         member.to_owned(),
         names::member_labels(members.cluster, member),
@@ -47,9 +49,8 @@ mod tests {
         );
         assert_eq!(annotations["etcd.database.coreos.com/cluster-id"], "abc");
         assert_eq!(claim.metadata.labels.unwrap()["etcd_node"], "db-aaaaaaaaaa");
-        assert_eq!(
-            claim.spec.unwrap().storage_class_name.as_deref(),
-            Some("fast")
-        );
+        let spec = claim.spec.unwrap();
+        assert_eq!(spec.storage_class_name.as_deref(), Some("fast"));
+        assert_eq!(spec.access_modes, Some(vec!["ReadWriteOnce".to_owned()]));
     }
 }
