@@ -25,12 +25,20 @@ pub(crate) struct Entry {
 impl Entry {
     /// A file that can be run.
     pub(crate) fn program(source: &Path, path: &str) -> Self {
-        Self { source: source.to_path_buf(), path: path.to_owned(), mode: 0o755 }
+        Self {
+            source: source.to_path_buf(),
+            path: path.to_owned(),
+            mode: 0o755,
+        }
     }
 
     /// A file that can be read.
     pub(crate) fn data(source: &Path, path: &str) -> Self {
-        Self { source: source.to_path_buf(), path: path.to_owned(), mode: 0o644 }
+        Self {
+            source: source.to_path_buf(),
+            path: path.to_owned(),
+            mode: 0o644,
+        }
     }
 }
 
@@ -52,17 +60,34 @@ impl Image {
     /// Writes the archive; returns the digest of the layer.
     pub(crate) fn write(&self, file: &Path) -> Result<String> {
         let layer_file = file.with_extension("layer");
-        let digest = self.write_layer(&layer_file).with_context(|| format!("layer of {}", file.display()))?;
+        let digest = self
+            .write_layer(&layer_file)
+            .with_context(|| format!("layer of {}", file.display()))?;
         let config = self.config(&digest);
         let config_name = format!("{}.json", hex(&Sha256::digest(&config)));
         let layer_name = format!("{digest}/layer.tar");
-        let manifest = json!([{ "Config": config_name, "RepoTags": self.names, "Layers": [layer_name] }]).to_string();
-        let mut archive = tar::Builder::new(File::create(file).with_context(|| file.display().to_string())?);
-        append(&mut archive, &config_name, 0o644, config.len() as u64, config.as_bytes())?;
+        let manifest =
+            json!([{ "Config": config_name, "RepoTags": self.names, "Layers": [layer_name] }])
+                .to_string();
+        let mut archive =
+            tar::Builder::new(File::create(file).with_context(|| file.display().to_string())?);
+        append(
+            &mut archive,
+            &config_name,
+            0o644,
+            config.len() as u64,
+            config.as_bytes(),
+        )?;
         let mut layer = File::open(&layer_file)?;
         let size = layer.metadata()?.len();
         append(&mut archive, &layer_name, 0o644, size, &mut layer)?;
-        append(&mut archive, "manifest.json", 0o644, manifest.len() as u64, manifest.as_bytes())?;
+        append(
+            &mut archive,
+            "manifest.json",
+            0o644,
+            manifest.len() as u64,
+            manifest.as_bytes(),
+        )?;
         archive.into_inner()?.flush()?;
         std::fs::remove_file(&layer_file)?;
         Ok(digest)
@@ -70,19 +95,35 @@ impl Image {
 
     /// What the image is apart from its files' content.
     pub(crate) fn settings(&self) -> String {
-        let paths: Vec<_> = self.entries.iter().map(|entry| (&entry.path, entry.mode)).collect();
-        json!([self.names, paths, self.folders, self.entrypoint, self.user, self.labels]).to_string()
+        let paths: Vec<_> = self
+            .entries
+            .iter()
+            .map(|entry| (&entry.path, entry.mode))
+            .collect();
+        json!([
+            self.names,
+            paths,
+            self.folders,
+            self.entrypoint,
+            self.user,
+            self.labels
+        ])
+        .to_string()
     }
 
     fn write_layer(&self, file: &Path) -> Result<String> {
-        let mut layer = tar::Builder::new(Hashing { file: File::create(file)?, hash: Sha256::new() });
+        let mut layer = tar::Builder::new(Hashing {
+            file: File::create(file)?,
+            hash: Sha256::new(),
+        });
         for (folder, mode) in self.all_folders() {
             let mut header = header(mode, 0);
             header.set_entry_type(tar::EntryType::Directory);
             layer.append_data(&mut header, format!("{folder}/"), io::empty())?;
         }
         for entry in &self.entries {
-            let mut source = File::open(&entry.source).with_context(|| entry.source.display().to_string())?;
+            let mut source =
+                File::open(&entry.source).with_context(|| entry.source.display().to_string())?;
             let size = source.metadata()?.len();
             append(&mut layer, &entry.path, entry.mode, size, &mut source)?;
         }
@@ -93,19 +134,37 @@ impl Image {
 
     /// All folders of the image, parents first, each once.
     fn all_folders(&self) -> Vec<(String, u32)> {
-        let parents = self.entries.iter().filter_map(|entry| Some(entry.path.rsplit_once('/')?.0));
+        let parents = self
+            .entries
+            .iter()
+            .filter_map(|entry| Some(entry.path.rsplit_once('/')?.0));
         let mut all: Vec<String> = Vec::new();
-        for path in parents.chain(self.folders.iter().map(String::as_str)).chain(["tmp", "etc"]) {
-            let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        for path in parents
+            .chain(self.folders.iter().map(String::as_str))
+            .chain(["tmp", "etc"])
+        {
+            let ends = path
+                .match_indices('/')
+                .map(|(at, _)| at)
+                .chain([path.len()]);
             all.extend(ends.map(|end| path[..end].to_owned()));
         }
         all.sort();
         all.dedup();
-        all.into_iter().map(|folder| { let mode = if folder == "tmp" { 0o1777 } else { 0o755 }; (folder, mode) }).collect()
+        all.into_iter()
+            .map(|folder| {
+                let mode = if folder == "tmp" { 0o1777 } else { 0o755 };
+                (folder, mode)
+            })
+            .collect()
     }
 
     fn config(&self, layer: &str) -> String {
-        let labels: serde_json::Map<_, _> = self.labels.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        let labels: serde_json::Map<_, _> = self
+            .labels
+            .iter()
+            .map(|(key, value)| (key.clone(), json!(value)))
+            .collect();
         json!({
             "architecture": architecture(),
             "os": "linux",
@@ -142,8 +201,16 @@ fn header(mode: u32, size: u64) -> tar::Header {
     header
 }
 
-fn append<W: Write>(archive: &mut tar::Builder<W>, path: &str, mode: u32, size: u64, data: impl io::Read) -> Result<()> {
-    archive.append_data(&mut header(mode, size), path, data).with_context(|| path.to_owned())
+fn append<W: Write>(
+    archive: &mut tar::Builder<W>,
+    path: &str,
+    mode: u32,
+    size: u64,
+    data: impl io::Read,
+) -> Result<()> {
+    archive
+        .append_data(&mut header(mode, size), path, data)
+        .with_context(|| path.to_owned())
 }
 
 struct Hashing {
@@ -188,7 +255,10 @@ mod tests {
             .unwrap()
             .map(|entry| {
                 let mut entry = entry.unwrap();
-                let (path, mode) = (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap());
+                let (path, mode) = (
+                    entry.path().unwrap().display().to_string(),
+                    entry.header().mode().unwrap(),
+                );
                 let mut data = Vec::new();
                 entry.read_to_end(&mut data).unwrap();
                 (path, mode, data)
@@ -207,11 +277,17 @@ mod tests {
         assert_eq!(manifest[0]["RepoTags"][0], "localhost/x:1");
         assert_eq!(manifest[0]["Layers"][0], format!("{digest}/layer.tar"));
         let config = find(manifest[0]["Config"].as_str().unwrap());
-        assert_eq!(manifest[0]["Config"], format!("{}.json", hex(&Sha256::digest(config))));
+        assert_eq!(
+            manifest[0]["Config"],
+            format!("{}.json", hex(&Sha256::digest(config)))
+        );
         let config: serde_json::Value = serde_json::from_slice(config).unwrap();
         assert_eq!(config["config"]["User"], "65532:65532");
         let layer = find(&format!("{digest}/layer.tar"));
-        assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{}", hex(&Sha256::digest(layer))));
+        assert_eq!(
+            config["rootfs"]["diff_ids"][0],
+            format!("sha256:{}", hex(&Sha256::digest(layer)))
+        );
     }
 
     #[test]
@@ -220,8 +296,21 @@ mod tests {
         let layer = dir.path().join("layer");
         image(dir.path()).write_layer(&layer).unwrap();
         let inner = files(File::open(&layer).unwrap());
-        let paths: Vec<&str> = inner.iter().map(|(path, ..)| path.trim_end_matches('/')).collect();
-        assert_eq!(paths, ["etc", "tmp", "usr", "usr/local", "usr/local/bin", "usr/local/bin/x"]);
+        let paths: Vec<&str> = inner
+            .iter()
+            .map(|(path, ..)| path.trim_end_matches('/'))
+            .collect();
+        assert_eq!(
+            paths,
+            [
+                "etc",
+                "tmp",
+                "usr",
+                "usr/local",
+                "usr/local/bin",
+                "usr/local/bin/x"
+            ]
+        );
         assert_eq!(inner[1].1, 0o1777);
         assert_eq!(inner[5].1, 0o755);
         assert_eq!(inner[5].2, b"content");

@@ -32,7 +32,9 @@ pub(crate) fn target() -> Result<PathBuf> {
             .current_dir(root()),
     )?;
     let metadata: serde_json::Value = serde_json::from_str(&text).context("cargo metadata")?;
-    let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+    let target = metadata["target_directory"]
+        .as_str()
+        .context("cargo metadata names no target directory")?;
     Ok(target.into())
 }
 
@@ -47,7 +49,8 @@ pub(crate) fn cache() -> Result<PathBuf> {
 
 /// The folder that holds everything a running testbed of this checkout keeps.
 pub(crate) fn run_folder() -> PathBuf {
-    let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR").map_or_else(|| RUN_BASE.into(), PathBuf::from);
+    let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR")
+        .map_or_else(|| RUN_BASE.into(), PathBuf::from);
     base.join(identity())
 }
 

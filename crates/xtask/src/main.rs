@@ -5,6 +5,9 @@
 
 mod archive;
 mod checkout;
+mod drive;
+mod image;
+mod libtest;
 mod packages;
 mod preflight;
 mod programs;
@@ -31,6 +34,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show the main job: install the operators, run a cluster, back it up, lose it, restore it, compare.
+    ///
+    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` go to the demo.
+    Demo(drive::Program),
+    /// Run all tests, unit and end-to-end, and print how many passed and failed.
+    ///
+    /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. A testbed that was up before
+    /// stays up.
+    Test(drive::Tests),
+    /// Measure on the testbed: `bench cluster` compares with a StatefulSet.
+    ///
+    /// Options come first, then what to measure and its own options: `bench --dns cache30 cluster --rounds 10 --json FILE`.
+    Bench(drive::Program),
+    /// Build the operators' image as a docker-archive, and print where it is.
+    Image {
+        /// Put it into all nodes of the running testbed, too. It is never pushed to a registry.
+        #[arg(long)]
+        load: bool,
+    },
+    /// Install the Debian packages that compiling and the testbed need, or name them.
+    Packages,
     /// A real Kubernetes on this machine, without Docker: bring it up, take it down, look at it.
     #[command(subcommand)]
     Testbed(TestbedCommand),
@@ -105,16 +129,37 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Demo(options) => return drive::program("demo", &options),
+        Command::Test(options) => return drive::test(&options),
+        Command::Bench(options) => return drive::program("bench", &options),
+        Command::Packages => {
+            packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
+        }
+        Command::Image { load } => run_image(load)?,
         Command::Testbed(command) => run_testbed(command)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
+fn run_image(load: bool) -> Result<()> {
+    packages::ensure_packages(&[packages::Purpose::Build])?;
+    let built = image::build()?;
+    if load {
+        image::load(&built)?;
+    } else {
+        drive::tell_how_to_load(&built);
+    }
+    println!("{}", built.reference);
+    Ok(())
+}
+
 fn run_testbed(command: TestbedCommand) -> Result<()> {
     match command {
         TestbedCommand::Up { dns, nodes } => {
-            testbed::up(&testbed::Options { dns, nodes })?;
-            progress::say("the testbed is up; `eval \"$(cargo xtask testbed env)\"` makes this shell use it");
+            testbed::up(testbed::Options { dns, nodes })?;
+            progress::say(
+                "the testbed is up; `eval \"$(cargo xtask testbed env)\"` makes this shell use it",
+            );
             Ok(())
         }
         TestbedCommand::Down => testbed::down(),

@@ -16,20 +16,53 @@ struct Need {
 
 const BUILD: &[Need] = &[
     // For etcd-client's build script.
-    Need { package: "protobuf-compiler", evidence: &["protoc"] },
-    Need { package: "gcc", evidence: &["gcc"] },
+    Need {
+        package: "protobuf-compiler",
+        evidence: &["protoc"],
+    },
+    Need {
+        package: "gcc",
+        evidence: &["gcc"],
+    },
 ];
 
 const TESTBED: &[Need] = &[
-    Need { package: "gcc", evidence: &["gcc"] },
-    Need { package: "libc6-dev", evidence: &["/usr/include/stdlib.h"] },
-    Need { package: "pkg-config", evidence: &["pkg-config"] },
-    Need { package: "libseccomp-dev", evidence: &["/usr/include/seccomp.h"] },
-    Need { package: "iptables", evidence: &["iptables"] },
-    Need { package: "conntrack", evidence: &["conntrack"] },
-    Need { package: "iproute2", evidence: &["ip"] },
-    Need { package: "socat", evidence: &["socat"] },
-    Need { package: "util-linux", evidence: &["nsenter"] },
+    Need {
+        package: "gcc",
+        evidence: &["gcc"],
+    },
+    Need {
+        package: "libc6-dev",
+        evidence: &["/usr/include/stdlib.h"],
+    },
+    Need {
+        package: "pkg-config",
+        evidence: &["pkg-config"],
+    },
+    Need {
+        package: "libseccomp-dev",
+        evidence: &["/usr/include/seccomp.h"],
+    },
+    Need {
+        package: "iptables",
+        evidence: &["iptables"],
+    },
+    Need {
+        package: "conntrack",
+        evidence: &["conntrack"],
+    },
+    Need {
+        package: "iproute2",
+        evidence: &["ip"],
+    },
+    Need {
+        package: "socat",
+        evidence: &["socat"],
+    },
+    Need {
+        package: "util-linux",
+        evidence: &["nsenter"],
+    },
 ];
 
 /// What a command is going to do.
@@ -44,17 +77,30 @@ pub(crate) enum Purpose {
 /// Makes sure that the packages for `purposes` are there.
 pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let missing = missing(purposes, |evidence| {
-        if evidence.starts_with('/') { std::path::Path::new(evidence).exists() } else { shell::which(evidence).is_some() }
+        if evidence.starts_with('/') {
+            std::path::Path::new(evidence).exists()
+        } else {
+            shell::which(evidence).is_some()
+        }
     });
     if missing.is_empty() {
         return Ok(());
     }
-    let command = format!("apt-get update && apt-get install -y --no-install-recommends {}", missing.join(" "));
+    let command = format!(
+        "apt-get update && apt-get install -y --no-install-recommends {}",
+        missing.join(" ")
+    );
     if shell::which("apt-get").is_none() {
-        bail!("missing on this machine, under their Debian names: {}. Install what your system calls them.", missing.join(", "));
+        bail!(
+            "missing on this machine, under their Debian names: {}. Install what your system calls them.",
+            missing.join(", ")
+        );
     }
     if !rustix::process::getuid().is_root() {
-        bail!("missing on this machine: {}. Install with\n    sudo sh -c '{command}'", missing.join(", "));
+        bail!(
+            "missing on this machine: {}. Install with\n    sudo sh -c '{command}'",
+            missing.join(", ")
+        );
     }
     progress::step(&format!("installing {}", missing.join(", ")), || {
         shell::output(Command::new("apt-get").arg("update"))?;

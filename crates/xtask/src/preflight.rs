@@ -47,7 +47,15 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     note(space(base, RUN_SPACE, "ETCD_OPERATOR_TESTBED_DIR"));
     if let Ok(cache) = checkout::cache() {
         let _ = fs::create_dir_all(&cache);
-        note(space(&cache, if is_warm(&cache) { 1 << 30 } else { CACHE_SPACE }, "XDG_CACHE_HOME (and GOCACHE, GOMODCACHE)"));
+        note(space(
+            &cache,
+            if is_warm(&cache) {
+                1 << 30
+            } else {
+                CACHE_SPACE
+            },
+            "XDG_CACHE_HOME (and GOCACHE, GOMODCACHE)",
+        ));
     }
     if !problems.is_empty() {
         bail!(
@@ -55,29 +63,42 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
             problems.join("\n")
         );
     }
-    let snapshotter = if overlay_works(base) { "overlayfs" } else { "native" };
+    let snapshotter = if overlay_works(base) {
+        "overlayfs"
+    } else {
+        "native"
+    };
     if snapshotter == "native" {
         progress::say(&format!(
             "overlayfs does not work in {}: images are copied instead, which is slower. A folder on ext4, xfs or tmpfs named in ETCD_OPERATOR_TESTBED_DIR avoids it.",
             base.display()
         ));
     }
-    Ok(Found { snapshotter: snapshotter.into() })
+    Ok(Found {
+        snapshotter: snapshotter.into(),
+    })
 }
 
 fn go() -> Result<()> {
-    let text = shell::output(Command::new("go").args(["env", "GOVERSION"]))
-        .context("Go is not installed: get it from https://go.dev/dl/ and put its bin folder on the PATH")?;
+    let text = shell::output(Command::new("go").args(["env", "GOVERSION"])).context(
+        "Go is not installed: get it from https://go.dev/dl/ and put its bin folder on the PATH",
+    )?;
     match minor_version(&text) {
         Some(minor) if minor >= 21 => Ok(()),
-        _ => bail!("{} is too old: 1.26 is needed (1.21 and later fetch it by themselves): https://go.dev/dl/", text.trim()),
+        _ => bail!(
+            "{} is too old: 1.26 is needed (1.21 and later fetch it by themselves): https://go.dev/dl/",
+            text.trim()
+        ),
     }
 }
 
 /// The 26 of `go1.26.8`.
 fn minor_version(text: &str) -> Option<u32> {
     let rest = text.trim().strip_prefix("go1.")?;
-    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    rest.split(|c: char| !c.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
 }
 
 fn namespaces() -> Result<()> {
@@ -104,7 +125,16 @@ fn packet_filter() -> Result<()> {
         && iptables -t nat -A TRY -p tcp -j DNAT --to-destination 10.0.0.1:1 \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2";
     // They may have to be loaded, which is done by name only here; built in, there is nothing to load.
-    for module in ["br_netfilter", "overlay", "xt_comment", "xt_conntrack", "xt_statistic", "xt_MASQUERADE", "bridge", "veth"] {
+    for module in [
+        "br_netfilter",
+        "overlay",
+        "xt_comment",
+        "xt_conntrack",
+        "xt_statistic",
+        "xt_MASQUERADE",
+        "bridge",
+        "veth",
+    ] {
         let _ = Command::new("modprobe").args(["-q", module]).output();
     }
     shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", RULES]))
@@ -132,7 +162,11 @@ fn gib(bytes: u64) -> f64 {
 }
 
 fn is_warm(cache: &Path) -> bool {
-    fs::read_dir(cache).into_iter().flatten().flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("kube-"))
+    fs::read_dir(cache)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|entry| entry.file_name().to_string_lossy().starts_with("kube-"))
 }
 
 fn overlay_works(base: &Path) -> bool {
@@ -143,7 +177,9 @@ fn overlay_works(base: &Path) -> bool {
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
     // The mount goes with the mount namespace.
-    let works = shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script])).is_ok();
+    let works =
+        shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
+            .is_ok();
     let _ = fs::remove_dir_all(&dir);
     works
 }

@@ -36,7 +36,13 @@ struct Module {
     builds: &'static [Build],
 }
 
-const PLAIN: Build = Build { output: "", packages: &[], cgo: false, tags: "", version: "" };
+const PLAIN: Build = Build {
+    output: "",
+    packages: &[],
+    cgo: false,
+    tags: "",
+    version: "",
+};
 
 /// What Kubernetes' own build passes to the linker; charts and clients look at it.
 const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
@@ -44,8 +50,15 @@ const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 
 const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
 
 const ETCD: &[Build] = &[
-    Build { output: "etcd", packages: &["."], ..PLAIN },
-    Build { packages: &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"], ..PLAIN },
+    Build {
+        output: "etcd",
+        packages: &["."],
+        ..PLAIN
+    },
+    Build {
+        packages: &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"],
+        ..PLAIN
+    },
 ];
 
 const MODULES: &[Module] = &[
@@ -70,21 +83,70 @@ const MODULES: &[Module] = &[
                 ],
                 ..PLAIN
             },
-            Build { packages: &["github.com/opencontainers/runc"], cgo: true, tags: "seccomp", ..PLAIN },
+            Build {
+                packages: &["github.com/opencontainers/runc"],
+                cgo: true,
+                tags: "seccomp",
+                ..PLAIN
+            },
         ],
     },
-    Module { name: "kube", builds: &[Build { output: "kube", packages: &["."], cgo: true, version: KUBE_VERSION, ..PLAIN }] },
-    Module { name: "etcd-3.5", builds: ETCD },
-    Module { name: "etcd-3.6", builds: ETCD },
-    Module { name: "etcd-3.7", builds: ETCD },
-    Module { name: "coredns", builds: &[Build { output: "coredns", packages: &["."], ..PLAIN }] },
-    Module { name: "versitygw", builds: &[Build { packages: &["github.com/versity/versitygw/cmd/versitygw"], ..PLAIN }] },
-    Module { name: "helm", builds: &[Build { packages: &["helm.sh/helm/v4/cmd/helm"], version: HELM_VERSION, ..PLAIN }] },
+    Module {
+        name: "kube",
+        builds: &[Build {
+            output: "kube",
+            packages: &["."],
+            cgo: true,
+            version: KUBE_VERSION,
+            ..PLAIN
+        }],
+    },
+    Module {
+        name: "etcd-3.5",
+        builds: ETCD,
+    },
+    Module {
+        name: "etcd-3.6",
+        builds: ETCD,
+    },
+    Module {
+        name: "etcd-3.7",
+        builds: ETCD,
+    },
+    Module {
+        name: "coredns",
+        builds: &[Build {
+            output: "coredns",
+            packages: &["."],
+            ..PLAIN
+        }],
+    },
+    Module {
+        name: "versitygw",
+        builds: &[Build {
+            packages: &["github.com/versity/versitygw/cmd/versitygw"],
+            ..PLAIN
+        }],
+    },
+    Module {
+        name: "helm",
+        builds: &[Build {
+            packages: &["helm.sh/helm/v4/cmd/helm"],
+            version: HELM_VERSION,
+            ..PLAIN
+        }],
+    },
 ];
 
 /// The names under which the one Kubernetes file is called.
-const KUBE_NAMES: &[&str] =
-    &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"];
+const KUBE_NAMES: &[&str] = &[
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+];
 
 /// What the testbed runs.
 #[derive(Debug, Clone)]
@@ -114,25 +176,50 @@ pub(crate) fn ensure() -> Result<Programs> {
     for module in MODULES {
         let source = checkout::testbed_sources().join(module.name);
         let key = key(&source, &go)?;
-        folders.push((module.name, cached(&cache, module.name, &key, |folder| build(module, &source, folder))?));
+        folders.push((
+            module.name,
+            cached(&cache, module.name, &key, |folder| {
+                build(module, &source, folder)
+            })?,
+        ));
     }
     let of = |name: &str| -> Result<PathBuf> {
-        Ok(folders.iter().find(|(known, _)| *known == name).context("unknown module")?.1.clone())
+        Ok(folders
+            .iter()
+            .find(|(known, _)| *known == name)
+            .context("unknown module")?
+            .1
+            .clone())
     };
     let init_source = checkout::testbed_sources().join("init.c");
     let init_key = digest(&[fs::read(&init_source).context("init.c")?.as_slice()]);
-    let init = cached(&cache, "init", &init_key, |folder| compile_init(&init_source, folder))?.join("testbed-init");
-    let etcd_34 = cached(&cache, "etcd-3.4", &digest(&[DEBIAN_ETCD.as_bytes()]), unpack_debian_etcd);
+    let init = cached(&cache, "init", &init_key, |folder| {
+        compile_init(&init_source, folder)
+    })?
+    .join("testbed-init");
+    let etcd_34 = cached(
+        &cache,
+        "etcd-3.4",
+        &digest(&[DEBIAN_ETCD.as_bytes()]),
+        unpack_debian_etcd,
+    );
     let bin = link_all(&cache, &folders)?;
     let mut images = vec![cached_image(&cache, "pause", &pause_image(&init))?];
     match etcd_34 {
         Ok(folder) => images.push(etcd_image(&cache, DEBIAN_ETCD, &folder)?),
-        Err(error) => progress::say(&format!("without the image of etcd {DEBIAN_ETCD}: {error:#}")),
+        Err(error) => progress::say(&format!(
+            "without the image of etcd {DEBIAN_ETCD}: {error:#}"
+        )),
     }
     for (name, version) in go_etcd_versions()? {
         images.push(etcd_image(&cache, &version, &of(name)?)?);
     }
-    Ok(Programs { bin, init, etcd: of("etcd-3.6")?.join("etcd"), images })
+    Ok(Programs {
+        bin,
+        init,
+        etcd: of("etcd-3.6")?.join("etcd"),
+        images,
+    })
 }
 
 /// The versions of etcd the testbed has images of, oldest first.
@@ -150,7 +237,8 @@ fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
         .map(|module| {
             let path = checkout::testbed_sources().join(module.name).join("go.mod");
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let version = required(&text, "go.etcd.io/etcd/server/v3").with_context(|| path.display().to_string())?;
+            let version = required(&text, "go.etcd.io/etcd/server/v3")
+                .with_context(|| path.display().to_string())?;
             Ok((module.name, version))
         })
         .collect()
@@ -162,11 +250,23 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
         .lines()
         .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
         .find(|(name, _)| *name == module)
-        .map(|(_, version)| version.split_whitespace().next().unwrap_or_default().trim_start_matches('v').to_owned())
+        .map(|(_, version)| {
+            version
+                .split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches('v')
+                .to_owned()
+        })
 }
 
 /// The cache folder `NAME-KEY`, made by `make` in a temporary folder if it is missing.
-fn cached(cache: &Path, name: &str, key: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+fn cached(
+    cache: &Path,
+    name: &str,
+    key: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let folder = cache.join(format!("{name}-{}", &key[..16]));
     if folder.is_dir() {
         return Ok(folder);
@@ -182,14 +282,21 @@ fn cached(cache: &Path, name: &str, key: &str, make: impl FnOnce(&Path) -> Resul
 fn build(module: &Module, source: &Path, folder: &Path) -> Result<()> {
     for build in module.builds {
         let mut go = Command::new("go");
-        go.current_dir(source).args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false"]);
+        go.current_dir(source)
+            .args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false"]);
         go.arg(format!("-ldflags=-s -w {}", build.version));
         if !build.tags.is_empty() {
             go.arg(format!("-tags={}", build.tags));
         }
-        let output = if build.output.is_empty() { format!("{}/", folder.display()) } else { format!("{}/{}", folder.display(), build.output) };
+        let output = if build.output.is_empty() {
+            format!("{}/", folder.display())
+        } else {
+            format!("{}/{}", folder.display(), build.output)
+        };
         go.arg("-o").arg(output).args(build.packages);
-        go.env("CGO_ENABLED", if build.cgo { "1" } else { "0" }).env_remove("GOFLAGS").env("GOWORK", "off");
+        go.env("CGO_ENABLED", if build.cgo { "1" } else { "0" })
+            .env_remove("GOFLAGS")
+            .env("GOWORK", "off");
         shell::output(&mut go)?;
     }
     Ok(())
@@ -212,7 +319,12 @@ fn key(source: &Path, go: &str) -> Result<String> {
     files.sort();
     let mut parts = vec![RECIPE.as_bytes().to_vec(), go.as_bytes().to_vec()];
     for file in files {
-        parts.push(file.file_name().unwrap_or_default().as_encoded_bytes().to_vec());
+        parts.push(
+            file.file_name()
+                .unwrap_or_default()
+                .as_encoded_bytes()
+                .to_vec(),
+        );
         parts.push(fs::read(&file).with_context(|| file.display().to_string())?);
     }
     Ok(digest(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>()))
@@ -228,7 +340,12 @@ fn digest(parts: &[&[u8]]) -> String {
 }
 
 fn compile_init(source: &Path, folder: &Path) -> Result<()> {
-    shell::output(Command::new("gcc").args(["-static", "-O2", "-s", "-o"]).arg(folder.join("testbed-init")).arg(source))?;
+    shell::output(
+        Command::new("gcc")
+            .args(["-static", "-O2", "-s", "-o"])
+            .arg(folder.join("testbed-init"))
+            .arg(source),
+    )?;
     Ok(())
 }
 
@@ -239,13 +356,23 @@ fn unpack_debian_etcd(folder: &Path) -> Result<()> {
     for package in ["etcd-server", "etcd-client"] {
         shell::output(
             Command::new("apt-get")
-                .args(["download", "-o", "APT::Sandbox::User=root", &format!("{package}={DEBIAN_ETCD}*")])
+                .args([
+                    "download",
+                    "-o",
+                    "APT::Sandbox::User=root",
+                    &format!("{package}={DEBIAN_ETCD}*"),
+                ])
                 .current_dir(&download),
         )
         .context("Debian 12 has the packages; `apt-get update` may be needed")?;
     }
     for entry in fs::read_dir(&download)? {
-        shell::output(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(&download))?;
+        shell::output(
+            Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(entry?.path())
+                .arg(&download),
+        )?;
     }
     for program in ["etcd", "etcdctl"] {
         fs::copy(download.join("usr/bin").join(program), folder.join(program)).context(program)?;
@@ -256,7 +383,10 @@ fn unpack_debian_etcd(folder: &Path) -> Result<()> {
 
 /// One folder with links to everything, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
-    let names: Vec<&[u8]> = folders.iter().map(|(_, folder)| folder.as_os_str().as_encoded_bytes()).collect();
+    let names: Vec<&[u8]> = folders
+        .iter()
+        .map(|(_, folder)| folder.as_os_str().as_encoded_bytes())
+        .collect();
     let key = digest(&names);
     let folder = cache.join(format!("bin-{}", &key[..16]));
     if folder.is_dir() {
@@ -266,13 +396,18 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;
     let link = |target: &Path, name: &str| {
-        std::os::unix::fs::symlink(target, temporary.join(name)).with_context(|| format!("link {name}"))
+        std::os::unix::fs::symlink(target, temporary.join(name))
+            .with_context(|| format!("link {name}"))
     };
     for (module, built) in folders {
         match *module {
-            "kube" => KUBE_NAMES.iter().try_for_each(|name| link(&built.join("kube"), name))?,
+            "kube" => KUBE_NAMES
+                .iter()
+                .try_for_each(|name| link(&built.join("kube"), name))?,
             // One etcdctl for the user: that of the newest version.
-            "etcd-3.7" => ["etcdctl", "etcdutl"].iter().try_for_each(|name| link(&built.join(name), name))?,
+            "etcd-3.7" => ["etcdctl", "etcdutl"]
+                .iter()
+                .try_for_each(|name| link(&built.join(name), name))?,
             name if name.starts_with("etcd-") => {}
             _ => {
                 for entry in fs::read_dir(built)? {
@@ -308,8 +443,14 @@ fn etcd_image(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     }
     entries.sort_by(|a, b| a.path.cmp(&b.path));
     entries.dedup_by(|a, b| a.path == b.path);
-    let names = ["quay.io/coreos/etcd", "gcr.io/etcd-development/etcd"].map(|name| format!("{name}:v{version}"));
-    let image = Image { names: names.into(), entries, folders: vec!["var/etcd".into()], ..Image::default() };
+    let names = ["quay.io/coreos/etcd", "gcr.io/etcd-development/etcd"]
+        .map(|name| format!("{name}:v{version}"));
+    let image = Image {
+        names: names.into(),
+        entries,
+        folders: vec!["var/etcd".into()],
+        ..Image::default()
+    };
     cached_image(cache, &format!("etcd-{version}"), &image)
 }
 
@@ -329,14 +470,22 @@ fn libraries(program: &Path) -> Result<Vec<Entry>> {
 }
 
 fn parse_ldd(text: &str) -> Vec<&str> {
-    text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/'))).collect()
+    text.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .collect()
 }
 
 fn cached_image(cache: &Path, name: &str, image: &Image) -> Result<PathBuf> {
-    let sources: Vec<&[u8]> = image.entries.iter().map(|entry| entry.source.as_os_str().as_encoded_bytes()).collect();
+    let sources: Vec<&[u8]> = image
+        .entries
+        .iter()
+        .map(|entry| entry.source.as_os_str().as_encoded_bytes())
+        .collect();
     let settings = image.settings();
     let key = digest(&[sources, vec![settings.as_bytes(), RECIPE.as_bytes()]].concat());
-    let folder = cached(cache, &format!("image-{name}"), &key, |folder| image.write(&folder.join("image.tar")).map(|_| ()))?;
+    let folder = cached(cache, &format!("image-{name}"), &key, |folder| {
+        image.write(&folder.join("image.tar")).map(|_| ())
+    })?;
     let file = folder.join("image.tar");
     if !file.is_file() {
         bail!("{}: incomplete, remove it", folder.display());
@@ -359,17 +508,31 @@ mod tests {
 
     #[test]
     fn the_versions_told_to_the_linker_are_those_of_the_modules() {
-        for (module, name, flags) in [("kube", "k8s.io/kubernetes", KUBE_VERSION), ("helm", "helm.sh/helm/v4", HELM_VERSION)] {
-            let text = fs::read_to_string(checkout::testbed_sources().join(module).join("go.mod")).unwrap();
+        for (module, name, flags) in [
+            ("kube", "k8s.io/kubernetes", KUBE_VERSION),
+            ("helm", "helm.sh/helm/v4", HELM_VERSION),
+        ] {
+            let text = fs::read_to_string(checkout::testbed_sources().join(module).join("go.mod"))
+                .unwrap();
             let version = required(&text, name).unwrap();
-            assert!(flags.contains(&format!("=v{version}")), "{module}: {version}");
+            assert!(
+                flags.contains(&format!("=v{version}")),
+                "{module}: {version}"
+            );
         }
     }
 
     #[test]
     fn a_required_version_is_found_in_both_forms() {
         assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
-        assert_eq!(required("require (\n\ta/bc v1.0.0\n\ta/b v1.2.3 // indirect\n)\n", "a/b").unwrap(), "1.2.3");
+        assert_eq!(
+            required(
+                "require (\n\ta/bc v1.0.0\n\ta/b v1.2.3 // indirect\n)\n",
+                "a/b"
+            )
+            .unwrap(),
+            "1.2.3"
+        );
         assert_eq!(required("module a/b\n", "x"), None);
     }
 
@@ -379,7 +542,10 @@ mod tests {
         let key = "0123456789abcdef0123";
         assert!(cached(dir.path(), "x", key, |_| bail!("no")).is_err());
         assert!(!dir.path().join("x-0123456789abcdef").exists());
-        let made = cached(dir.path(), "x", key, |folder| Ok(fs::write(folder.join("f"), "")?)).unwrap();
+        let made = cached(dir.path(), "x", key, |folder| {
+            Ok(fs::write(folder.join("f"), "")?)
+        })
+        .unwrap();
         assert!(made.join("f").is_file());
         cached(dir.path(), "x", key, |_| panic!("built again")).unwrap();
     }
@@ -397,6 +563,12 @@ mod tests {
     #[test]
     fn libraries_are_read_from_ldd_and_the_kernels_own_is_left_out() {
         let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00)\n\t/lib64/ld-linux-x86-64.so.2 (0x00)\n";
-        assert_eq!(parse_ldd(text), ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]);
+        assert_eq!(
+            parse_ldd(text),
+            [
+                "/lib/x86_64-linux-gnu/libc.so.6",
+                "/lib64/ld-linux-x86-64.so.2"
+            ]
+        );
     }
 }

@@ -9,19 +9,29 @@ use anyhow::{Context, Result, bail};
 
 /// Runs to the end and returns what was written to standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let Output { status, stdout, stderr } = command
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
-        bail!("{} failed ({status})\n{}", shown(command), tail(&String::from_utf8_lossy(&stderr), 20));
+        bail!(
+            "{} failed ({status})\n{}",
+            shown(command),
+            tail(&String::from_utf8_lossy(&stderr), 20)
+        );
     }
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
 /// Runs to the end with the output going where ours goes.
 pub(crate) fn inherit(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
         bail!("{} failed ({status})", shown(command));
     }
@@ -57,7 +67,11 @@ pub(crate) fn which(program: &str) -> Option<std::path::PathBuf> {
 
 fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
+    words.extend(
+        command
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned()),
+    );
     words.join(" ")
 }
 
@@ -67,7 +81,8 @@ mod tests {
 
     #[test]
     fn an_error_shows_what_the_program_said() {
-        let error = output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
+        let error =
+            output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
         assert!(format!("{error}").contains("the reason"), "{error}");
     }
 

@@ -12,23 +12,23 @@ mod process;
 mod slot;
 mod state;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::environment::{Env, exports};
 use self::cgroup::Cgroups;
+pub(crate) use self::environment::{Env, exports};
 use self::inside::Inside;
 use self::state::State;
 use crate::programs::{self, Programs};
 use crate::{checkout, preflight, progress, shell};
 
-const READY_LIMIT: Duration = Duration::from_secs(120);
+const READY_LIMIT: Duration = Duration::from_mins(2);
 
 /// How the cluster's DNS caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -40,6 +40,15 @@ pub(crate) enum Dns {
     Cache30,
 }
 
+impl fmt::Display for Dns {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Self::Nocache => "nocache",
+            Self::Cache30 => "cache30",
+        })
+    }
+}
+
 /// What can be chosen about a testbed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
@@ -49,7 +58,10 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { dns: Dns::Nocache, nodes: 3 }
+        Self {
+            dns: Dns::Nocache,
+            nodes: 3,
+        }
     }
 }
 
@@ -64,16 +76,21 @@ pub(crate) struct Testbed {
 }
 
 /// Brings the testbed of this checkout up, or finds it running.
-pub(crate) fn up(options: &Options) -> Result<Env> {
+pub(crate) fn up(options: Options) -> Result<Env> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
     if let Some(state) = State::read(&run_folder).unwrap_or_default()
         && state.is_alive()
         && state.ready
     {
-        progress::say(&format!("the testbed of this checkout runs already, in {}", run_folder.display()));
+        progress::say(&format!(
+            "the testbed of this checkout runs already, in {}",
+            run_folder.display()
+        ));
         let testbed = Testbed::open(&run_folder)?;
-        testbed.wait_ready().context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
+        testbed
+            .wait_ready()
+            .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
         return Env::of(&testbed.run_folder, &testbed.state, &testbed.programs);
     }
     clean(&run_folder)?;
@@ -86,6 +103,12 @@ pub(crate) fn up(options: &Options) -> Result<Env> {
             run_folder.join("logs").display()
         ))),
     }
+}
+
+/// Whether the testbed of this checkout is completely up.
+pub(crate) fn is_up() -> bool {
+    State::read(&checkout::run_folder())
+        .is_ok_and(|state| state.is_some_and(|state| state.ready && state.is_alive()))
 }
 
 /// The environment of the running testbed.
@@ -116,36 +139,73 @@ impl Testbed {
     fn open(run_folder: &Path) -> Result<Self> {
         let state = State::read(run_folder)?.filter(State::is_alive);
         let Some(state) = state else {
-            bail!("no testbed of this checkout is up: `cargo xtask testbed up` brings one up in about 20 s (the first time it builds Kubernetes, about 15 minutes)");
+            bail!(
+                "no testbed of this checkout is up: `cargo xtask testbed up` brings one up in about 20 s (the first time it builds Kubernetes, about 15 minutes)"
+            );
         };
         let programs = programs::ensure()?;
         let init = state.init.context("the testbed is being brought up")?;
-        let inside = Inside { init, run_folder: run_folder.to_path_buf(), bin: programs.bin.clone() };
-        Ok(Self { run_folder: run_folder.to_path_buf(), state, programs, cgroups: Cgroups::detect()?, inside })
-    }
-
-    /// The control group of this testbed, or of a part of it.
-    pub(crate) fn group(&self, part: &str) -> String {
-        format!("{}/{part}", group())
+        let inside = Inside {
+            init,
+            run_folder: run_folder.to_path_buf(),
+            bin: programs.bin.clone(),
+        };
+        Ok(Self {
+            run_folder: run_folder.to_path_buf(),
+            state,
+            programs,
+            cgroups: Cgroups::detect()?,
+            inside,
+        })
     }
 
     /// Runs kubectl as administrator.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut command = std::process::Command::new(self.programs.bin.join("kubectl"));
-        command.arg("--kubeconfig").arg(self.run_folder.join("kubeconfig")).args(args);
+        command
+            .arg("--kubeconfig")
+            .arg(self.run_folder.join("kubeconfig"))
+            .args(args);
         network::without_proxy(&mut command);
         shell::output(&mut command)
     }
 
+    /// Keeps a link to a loaded image's archive, for nodes that are lost now and come back.
+    fn remember_image(&self, archive: &Path) -> Result<()> {
+        let folder = self.run_folder.join("images");
+        for entry in fs::read_dir(&folder)
+            .with_context(|| folder.display().to_string())?
+            .flatten()
+        {
+            if !entry.path().exists() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let link = folder.join(archive.file_name().context("archive name")?);
+        if !link.exists() {
+            std::os::unix::fs::symlink(archive, &link)
+                .with_context(|| link.display().to_string())?;
+        }
+        Ok(())
+    }
+
     fn wait_ready(&self) -> Result<()> {
-        shell::wait_for("the API server", READY_LIMIT, || self.kubectl(&["get", "--raw", "/readyz"]).is_ok())
+        shell::wait_for("the API server", READY_LIMIT, || {
+            self.kubectl(&["get", "--raw", "/readyz"]).is_ok()
+        })
     }
 
     fn wait_nodes(&self) -> Result<()> {
         let wanted = usize::from(self.state.nodes);
         shell::wait_for("the nodes", READY_LIMIT, || {
             let path = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}";
-            self.kubectl(&["get", "nodes", "-o", path]).is_ok_and(|text| text.split_whitespace().filter(|word| *word == "True").count() >= wanted)
+            self.kubectl(&["get", "nodes", "-o", path])
+                .is_ok_and(|text| {
+                    text.split_whitespace()
+                        .filter(|word| *word == "True")
+                        .count()
+                        >= wanted
+                })
         })
     }
 }
@@ -153,6 +213,11 @@ impl Testbed {
 /// The control group everything of this checkout's testbed is in.
 fn group() -> String {
     format!("etb-{}", checkout::identity())
+}
+
+/// The control group of a part of this checkout's testbed.
+fn group_of(part: &str) -> String {
+    format!("{}/{part}", group())
 }
 
 /// Ends and removes what is left of a testbed of this checkout, complete or not.
@@ -166,7 +231,8 @@ fn clean(run_folder: &Path) -> Result<()> {
     cgroups.remove(&group())?;
     if run_folder.exists() {
         network::refuse_mounts_below(run_folder)?;
-        fs::remove_dir_all(run_folder).with_context(|| format!("cannot remove {}", run_folder.display()))?;
+        fs::remove_dir_all(run_folder)
+            .with_context(|| format!("cannot remove {}", run_folder.display()))?;
     }
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
@@ -177,7 +243,9 @@ fn clean(run_folder: &Path) -> Result<()> {
 
 /// Copies the daemons' logs to where a failed test's reader finds them.
 fn keep_logs(run_folder: &Path) {
-    let Ok(target) = checkout::target() else { return };
+    let Ok(target) = checkout::target() else {
+        return;
+    };
     let (from, to) = (run_folder.join("logs"), target.join("testbed-logs"));
     if from.is_dir() {
         let _ = fs::remove_dir_all(&to);
@@ -189,8 +257,15 @@ fn keep_logs(run_folder: &Path) {
     }
 }
 
-fn begin(run_folder: &Path, options: &Options, found: &preflight::Found, programs: Programs) -> Result<Env> {
-    for part in ["logs", "pki", "volumes", "tmp", "cni", "leases", "s3", "images"] {
+fn begin(
+    run_folder: &Path,
+    options: Options,
+    found: &preflight::Found,
+    programs: Programs,
+) -> Result<Env> {
+    for part in [
+        "logs", "pki", "volumes", "tmp", "cni", "leases", "s3", "images",
+    ] {
         let folder = run_folder.join(part);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -209,10 +284,22 @@ fn begin(run_folder: &Path, options: &Options, found: &preflight::Found, program
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;
     cgroups.create(&group())?;
-    let inside = Inside::begin(&cgroups, &group(), &programs.init, run_folder, &programs.bin)?;
+    let inside = Inside::begin(
+        &cgroups,
+        &group(),
+        &programs.init,
+        run_folder,
+        &programs.bin,
+    )?;
     state.init = Some(inside.init);
     state.write(run_folder)?;
-    let mut testbed = Testbed { run_folder: run_folder.to_path_buf(), state, programs, cgroups, inside };
+    let mut testbed = Testbed {
+        run_folder: run_folder.to_path_buf(),
+        state,
+        programs,
+        cgroups,
+        inside,
+    };
     testbed.start()?;
     testbed.state.ready = true;
     testbed.state.write(run_folder)?;
@@ -227,12 +314,14 @@ impl Testbed {
             control::start_api(self)?;
             // The nodes' container runtimes take their images while the API server starts.
             thread::scope(|scope| {
-                let nodes: Vec<_> =
-                    (0..self.state.nodes).map(|index| scope.spawn(move || node::start_runtime(self, index))).collect();
+                let nodes: Vec<_> = (0..self.state.nodes)
+                    .map(|index| scope.spawn(move || node::start_runtime(self, index)))
+                    .collect();
                 self.wait_ready()?;
                 control::start_rest(self)?;
                 for node in nodes {
-                    node.join().map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+                    node.join()
+                        .map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
                 }
                 anyhow::Ok(())
             })
@@ -263,9 +352,13 @@ pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet
 /// Runs a command in the testbed's namespaces, for looking around.
 pub(crate) fn exec(words: &[String]) -> Result<()> {
     let testbed = Testbed::running()?;
-    let Some((program, args)) = words.split_first() else { bail!("name a command") };
+    let Some((program, args)) = words.split_first() else {
+        bail!("name a command")
+    };
     let mut command = testbed.inside.command(program);
-    command.args(args).env("KUBECONFIG", testbed.run_folder.join("kubeconfig"));
+    command
+        .args(args)
+        .env("KUBECONFIG", testbed.run_folder.join("kubeconfig"));
     if let Some(term) = std::env::var_os("TERM") {
         command.env("TERM", term);
     }
@@ -275,13 +368,15 @@ pub(crate) fn exec(words: &[String]) -> Result<()> {
 /// Puts an image archive into all nodes that run and lack it.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     let testbed = Testbed::running()?;
+    testbed.remember_image(archive)?;
     thread::scope(|scope| {
         let testbed = &testbed;
         let nodes: Vec<_> = (0..testbed.state.nodes)
             .map(|index| scope.spawn(move || node::load_image(testbed, index, archive, reference)))
             .collect();
         for node in nodes {
-            node.join().map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+            node.join()
+                .map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
         }
         Ok(())
     })
@@ -292,14 +387,34 @@ pub(crate) fn status() -> Result<String> {
     let testbed = Testbed::running()?;
     let mut lines = vec![
         format!("run folder  {}", testbed.run_folder.display()),
-        format!("slot        {} (pods {}/16, Services {}/16)", testbed.state.slot.0, testbed.state.slot.pods(0, 0), testbed.state.slot.services(0)),
-        format!("DNS         {:?}", testbed.state.dns),
-        format!("up          {}", if testbed.state.ready { "completely" } else { "not completely: look at the logs" }),
+        format!(
+            "slot        {} (pods {}/16, Services {}/16)",
+            testbed.state.slot.0,
+            testbed.state.slot.pods(0, 0),
+            testbed.state.slot.services(0)
+        ),
+        format!("DNS         {}", testbed.state.dns),
+        format!(
+            "up          {}",
+            if testbed.state.ready {
+                "completely"
+            } else {
+                "not completely: look at the logs"
+            }
+        ),
         String::new(),
     ];
-    for (name, group) in control::DAEMONS.iter().map(|name| ((*name).to_owned(), format!("control/{name}"))).chain(node::daemons(testbed.state.nodes)) {
-        let pids = testbed.cgroups.processes(&testbed.group(&group));
-        let shown = if pids.is_empty() { "does not run".to_owned() } else { format!("{pids:?}") };
+    for (name, group) in control::DAEMONS
+        .iter()
+        .map(|name| ((*name).to_owned(), format!("control/{name}")))
+        .chain(node::daemons(testbed.state.nodes))
+    {
+        let pids = testbed.cgroups.processes(&group_of(&group));
+        let shown = if pids.is_empty() {
+            "does not run".to_owned()
+        } else {
+            format!("{pids:?}")
+        };
         lines.push(format!("{name:24}{shown}"));
     }
     lines.push(String::new());

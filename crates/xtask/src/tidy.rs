@@ -41,7 +41,10 @@ fn sources() -> Vec<(PathBuf, String)> {
 /// The lines that count: not blank, not only a comment, not in the inline test module at the end.
 fn code_lines(text: &str) -> usize {
     let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(text);
-    code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+    code.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("//"))
+        .count()
 }
 
 /// The names in backticks that look like tests: lower case with at least two underscores.
@@ -51,7 +54,9 @@ fn named_tests(line: &str) -> Vec<&str> {
         .step_by(2)
         .filter(|name| {
             name.matches('_').count() >= 2
-                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+                && name
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
         })
         .collect()
 }
@@ -79,7 +84,10 @@ fn no_file_is_over_the_budget() {
         .filter(|(_, text)| code_lines(text) > FILE_BUDGET)
         .map(|(path, text)| format!("{} ({} code lines)", path.display(), code_lines(text)))
         .collect();
-    assert!(over.is_empty(), "files over {FILE_BUDGET} code lines: {over:#?}");
+    assert!(
+        over.is_empty(),
+        "files over {FILE_BUDGET} code lines: {over:#?}"
+    );
 }
 
 #[test]
@@ -89,7 +97,10 @@ fn every_module_says_what_it_is_for() {
         .filter(|(_, text)| !text.trim_start().starts_with("//!"))
         .map(|(path, _)| path.display().to_string())
         .collect();
-    assert!(silent.is_empty(), "files that do not begin with `//!`: {silent:#?}");
+    assert!(
+        silent.is_empty(),
+        "files that do not begin with `//!`: {silent:#?}"
+    );
 }
 
 #[test]
@@ -107,8 +118,14 @@ fn the_tests_named_in_the_conformance_document_exist() {
             }
         }
     }
-    assert!(missing.is_empty(), "docs/conformance.md names tests that do not exist: {missing:#?}");
-    assert!(named > 50, "docs/conformance.md names only {named} tests: is its form still read?");
+    assert!(
+        missing.is_empty(),
+        "docs/conformance.md names tests that do not exist: {missing:#?}"
+    );
+    assert!(
+        named > 50,
+        "docs/conformance.md names only {named} tests: is its form still read?"
+    );
 }
 
 #[test]
@@ -120,9 +137,16 @@ fn the_conformance_document_has_every_old_defect_and_invariant() {
         .filter_map(|line| line.split(" | ").next())
         .map(str::trim)
         .collect();
-    let expected = (1..=34).map(|n| format!("defect {n}")).chain((1..=15).map(|n| format!("invariant {n}")));
-    let missing: Vec<String> = expected.filter(|cell| !first_cells.contains(cell.as_str())).collect();
-    assert!(missing.is_empty(), "docs/conformance.md has no line for: {missing:?}");
+    let expected = (1..=34)
+        .map(|n| format!("defect {n}"))
+        .chain((1..=15).map(|n| format!("invariant {n}")));
+    let missing: Vec<String> = expected
+        .filter(|cell| !first_cells.contains(cell.as_str()))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/conformance.md has no line for: {missing:?}"
+    );
 }
 
 #[test]
@@ -134,8 +158,11 @@ fn the_conformance_document_has_every_field_of_the_resources() {
         ("EtcdBackup", "etcdbackups"),
         ("EtcdRestore", "etcdrestores"),
     ] {
-        let path = root().join("charts/etcd-operator/crds-generated").join(format!("{plural}.etcd.database.coreos.com.yaml"));
-        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let path = root()
+            .join("charts/etcd-operator/crds-generated")
+            .join(format!("{plural}.etcd.database.coreos.com.yaml"));
+        let text =
+            fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let crd: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
         let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
         for part in ["spec", "status"] {
@@ -147,20 +174,33 @@ fn the_conformance_document_has_every_field_of_the_resources() {
             }
         }
     }
-    assert!(missing.is_empty(), "docs/conformance.md has no line for: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "docs/conformance.md has no line for: {missing:#?}"
+    );
 }
 
 #[test]
 fn the_words_of_the_old_operator_that_mislead_are_not_used() {
     // `docs/architecture.md`, Words. In code only identifiers are looked at: comments may quote others.
-    let banned = ["fn get_", "struct ClusterManager", "mod util", "mod helper", "mod common"];
+    let banned = [
+        "fn get_",
+        "struct ClusterManager",
+        "mod util",
+        "mod helper",
+        "mod common",
+    ];
     let found: Vec<String> = sources()
         .iter()
         .filter(|(path, _)| !path.ends_with("tidy.rs"))
         .flat_map(|(path, text)| {
-            let lines = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+            let lines = text
+                .lines()
+                .map(str::trim_start)
+                .filter(|line| !line.starts_with("//"));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
-            hits.map(|line| format!("{}: {line}", path.display())).collect::<Vec<_>>()
+            hits.map(|line| format!("{}: {line}", path.display()))
+                .collect::<Vec<_>>()
         })
         .collect();
     assert!(found.is_empty(), "{found:#?}");

@@ -32,7 +32,9 @@ impl Cgroups {
 
     fn detect_at(mount: &Path) -> Result<Self> {
         if mount.join("cgroup.controllers").is_file() {
-            return Ok(Self::V2 { tree: mount.to_path_buf() });
+            return Ok(Self::V2 {
+                tree: mount.to_path_buf(),
+            });
         }
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
@@ -42,10 +44,16 @@ impl Cgroups {
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
-        let books = ["pids", "systemd", "freezer", "memory"].iter().map(|name| mount.join(name)).find(|path| trees.contains(path));
+        let books = ["pids", "systemd", "freezer", "memory"]
+            .iter()
+            .map(|name| mount.join(name))
+            .find(|path| trees.contains(path));
         match books {
             Some(books) => Ok(Self::V1 { trees, books }),
-            None => bail!("{}: neither cgroup v2 nor a v1 tree named pids, systemd, freezer or memory", mount.display()),
+            None => bail!(
+                "{}: neither cgroup v2 nor a v1 tree named pids, systemd, freezer or memory",
+                mount.display()
+            ),
         }
     }
 
@@ -74,7 +82,9 @@ impl Cgroups {
                 }
                 path.push(part);
                 if !path.is_dir() {
-                    fs::create_dir(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
+                    fs::create_dir(&path).with_context(|| {
+                        format!("cannot make the control group {}", path.display())
+                    })?;
                 }
                 copy_cpuset(&path);
             }
@@ -88,7 +98,8 @@ impl Cgroups {
     /// Makes a group only for book-keeping: for a daemon.
     pub(crate) fn create_leaf(&self, group: &str) -> Result<PathBuf> {
         let path = self.books(group);
-        fs::create_dir_all(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
+        fs::create_dir_all(&path)
+            .with_context(|| format!("cannot make the control group {}", path.display()))?;
         Ok(path)
     }
 
@@ -108,24 +119,14 @@ impl Cgroups {
                 return Ok(());
             }
             if begun.elapsed() > KILL_LIMIT {
-                bail!("processes {left:?} of control group {group} do not end; they may hang in the kernel (see `ps -o pid,stat,wchan,cmd`)");
+                bail!(
+                    "processes {left:?} of control group {group} do not end; they may hang in the kernel (see `ps -o pid,stat,wchan,cmd`)"
+                );
             }
             for pid in left {
-                self.kill_member(group, pid);
+                kill_member(group, pid);
             }
             thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Ends one process, if it is still in the group once it is held by a descriptor:
-    /// a number that was given to another process meanwhile is left alone.
-    fn kill_member(&self, group: &str, pid: i32) {
-        let Some(id) = Pid::from_raw(pid) else { return };
-        let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else { return };
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        if is_member(&groups, group) {
-            // It ended by itself: as wanted.
-            let _ = pidfd_send_signal(held, Signal::KILL);
         }
     }
 
@@ -133,8 +134,12 @@ impl Cgroups {
     pub(crate) fn remove(&self, group: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
-            let left: Vec<PathBuf> =
-                self.trees().into_iter().map(|tree| tree.join(group)).filter(|path| !remove_tree(path)).collect();
+            let left: Vec<PathBuf> = self
+                .trees()
+                .into_iter()
+                .map(|tree| tree.join(group))
+                .filter(|path| !remove_tree(path))
+                .collect();
             if left.is_empty() {
                 return Ok(());
             }
@@ -146,20 +151,42 @@ impl Cgroups {
     }
 }
 
+/// Ends one process, if it is still in the group once it is held by a descriptor:
+/// a number that was given to another process meanwhile is left alone.
+fn kill_member(group: &str, pid: i32) {
+    let Some(id) = Pid::from_raw(pid) else { return };
+    let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {
+        return;
+    };
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    if is_member(&groups, group) {
+        // It ended by itself: as wanted.
+        let _ = pidfd_send_signal(held, Signal::KILL);
+    }
+}
+
 /// Whether /proc/PID/cgroup says the process is in `group` or below it, in any tree.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
-    groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
-        path.match_indices(&wanted).any(|(at, _)| {
-            let rest = &path[at + wanted.len()..];
-            rest.is_empty() || rest.starts_with('/')
+    groups
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .any(|path| {
+            path.match_indices(&wanted).any(|(at, _)| {
+                let rest = &path[at + wanted.len()..];
+                rest.is_empty() || rest.starts_with('/')
+            })
         })
-    })
 }
 
 fn collect(group: &Path, found: &mut Vec<i32>) {
     let procs = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    found.extend(procs.lines().filter_map(|line| line.trim().parse::<i32>().ok()).filter(|pid| *pid > 0));
+    found.extend(
+        procs
+            .lines()
+            .filter_map(|line| line.trim().parse::<i32>().ok())
+            .filter(|pid| *pid > 0),
+    );
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             collect(&entry.path(), found);
@@ -197,7 +224,10 @@ fn copy_cpuset(group: &Path) {
 fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {
-        let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
+        let _ = fs::write(
+            group.join("cgroup.subtree_control"),
+            format!("+{controller}"),
+        );
     }
 }
 
@@ -218,9 +248,14 @@ mod tests {
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
         }
-        group(&dir.path().join("unified"), &["cgroup.procs", "cgroup.controllers"]);
+        group(
+            &dir.path().join("unified"),
+            &["cgroup.procs", "cgroup.controllers"],
+        );
         let found = Cgroups::detect_at(dir.path()).unwrap();
-        let Cgroups::V1 { trees, books } = found else { panic!("{found:?}") };
+        let Cgroups::V1 { trees, books } = found else {
+            panic!("{found:?}")
+        };
         assert_eq!(trees.len(), 4);
         assert_eq!(books, dir.path().join("pids"));
     }
@@ -229,7 +264,12 @@ mod tests {
     fn version_2_is_known_by_its_controllers() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers", "cgroup.procs"]);
-        assert_eq!(Cgroups::detect_at(dir.path()).unwrap(), Cgroups::V2 { tree: dir.path().into() });
+        assert_eq!(
+            Cgroups::detect_at(dir.path()).unwrap(),
+            Cgroups::V2 {
+                tree: dir.path().into()
+            }
+        );
     }
 
     #[test]
@@ -242,7 +282,11 @@ mod tests {
     fn processes_below_a_group_are_found_and_those_of_others_are_not() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers"]);
-        for (path, pids) in [("ours", "1\n2\n"), ("ours/deep/er", "3\n"), ("other", "4\n")] {
+        for (path, pids) in [
+            ("ours", "1\n2\n"),
+            ("ours/deep/er", "3\n"),
+            ("other", "4\n"),
+        ] {
             fs::create_dir_all(dir.path().join(path)).unwrap();
             fs::write(dir.path().join(path).join("cgroup.procs"), pids).unwrap();
         }

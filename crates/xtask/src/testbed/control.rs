@@ -10,7 +10,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use super::inside::Daemon;
 use super::pki::Authority;
-use super::{Dns, Testbed, pki};
+use super::{Dns, Testbed, group_of, pki};
 use crate::{checkout, shell};
 
 /// The port of the S3 server, on the bridge's address.
@@ -18,8 +18,15 @@ pub(crate) const S3_PORT: u16 = 7070;
 /// The region of the S3 server.
 pub(crate) const S3_REGION: &str = "us-east-1";
 /// The daemons of this module, in the order they start.
-pub(crate) const DAEMONS: &[&str] =
-    &["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "coredns", "versitygw"];
+pub(crate) const DAEMONS: &[&str] = &[
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "coredns",
+    "versitygw",
+];
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
@@ -32,8 +39,18 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     let folder = testbed.run_folder.join("pki");
     let slot = testbed.state.slot;
     let authority = Authority::new(&folder)?;
-    let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"];
-    let addresses = [slot.gateway(), slot.services(API_SERVICE), std::net::Ipv4Addr::LOCALHOST];
+    let names = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+    ];
+    let addresses = [
+        slot.gateway(),
+        slot.services(API_SERVICE),
+        std::net::Ipv4Addr::LOCALHOST,
+    ];
     authority.server("apiserver", &names, &addresses)?;
     authority.client("apiserver-kubelet", "kube-apiserver", &["system:masters"])?;
     authority.client("front-proxy", "front-proxy", &[])?;
@@ -79,7 +96,8 @@ fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
         "current-context": "testbed",
     });
     let path = testbed.run_folder.join(file);
-    fs::write(&path, serde_json::to_string_pretty(&text)?).with_context(|| path.display().to_string())
+    fs::write(&path, serde_json::to_string_pretty(&text)?)
+        .with_context(|| path.display().to_string())
 }
 
 /// Starts the API server and its etcd.
@@ -140,8 +158,15 @@ pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
              --enable-hostpath-provisioner=true --node-monitor-period=2s --node-monitor-grace-period={NODE_GRACE}"
         ),
     )?;
-    start(testbed, "kube-scheduler", "kube-scheduler", "--kubeconfig=${RUN}/kube-scheduler.kubeconfig --leader-elect=false")?;
-    let bridged = testbed.inside.script("cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null || echo 0")?;
+    start(
+        testbed,
+        "kube-scheduler",
+        "kube-scheduler",
+        "--kubeconfig=${RUN}/kube-scheduler.kubeconfig --leader-elect=false",
+    )?;
+    let bridged = testbed
+        .inside
+        .script("cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null || echo 0")?;
     let config = serde_json::json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -154,8 +179,17 @@ pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
         // Pods share a bridge: without br_netfilter an answer would take the short way and miss the translation.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "0s" },
     });
-    fs::write(testbed.run_folder.join("kube-proxy.json"), config.to_string()).context("kube-proxy.json")?;
-    start(testbed, "kube-proxy", "kube-proxy", "--config=${RUN}/kube-proxy.json")?;
+    fs::write(
+        testbed.run_folder.join("kube-proxy.json"),
+        config.to_string(),
+    )
+    .context("kube-proxy.json")?;
+    start(
+        testbed,
+        "kube-proxy",
+        "kube-proxy",
+        "--config=${RUN}/kube-proxy.json",
+    )?;
     start_dns(testbed)?;
     start_s3(testbed)
 }
@@ -193,7 +227,7 @@ fn start_dns(testbed: &Testbed) -> Result<()> {
 
 /// Starts DNS anew with the set-up the state names; its cache is empty then.
 pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
-    testbed.cgroups.kill(&testbed.group("control/coredns"))?;
+    testbed.cgroups.kill(&group_of("control/coredns"))?;
     start_dns(testbed)?;
     wait_services(testbed)
 }
@@ -216,16 +250,23 @@ pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
 /// Waits until DNS and S3 answer.
 pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.slot.gateway();
-    let answers = |port: u16| TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok();
-    shell::wait_for("S3 (logs/versitygw.log)", Duration::from_secs(30), || answers(S3_PORT))?;
-    shell::wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || answers(53) && is_ready(gateway))
+    let answers = |port: u16| {
+        TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
+    };
+    shell::wait_for("S3 (logs/versitygw.log)", Duration::from_secs(30), || {
+        answers(S3_PORT)
+    })?;
+    shell::wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || {
+        answers(53) && is_ready(gateway)
+    })
 }
 
 /// Whether CoreDNS says that it has seen the cluster's Services.
 fn is_ready(gateway: std::net::Ipv4Addr) -> bool {
     use std::io::{Read as _, Write as _};
     let ask = || -> std::io::Result<bool> {
-        let mut stream = TcpStream::connect_timeout(&(gateway, DNS_READY_PORT).into(), Duration::from_secs(1))?;
+        let mut stream =
+            TcpStream::connect_timeout(&(gateway, DNS_READY_PORT).into(), Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         stream.write_all(b"GET /ready HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
@@ -237,12 +278,16 @@ fn is_ready(gateway: std::net::Ipv4Addr) -> bool {
 
 fn start(testbed: &Testbed, name: &str, program: &str, arguments: &str) -> Result<()> {
     let mut command = vec![program.to_owned()];
-    command.extend(filled(testbed, arguments).split_whitespace().map(ToOwned::to_owned));
+    command.extend(
+        filled(testbed, arguments)
+            .split_whitespace()
+            .map(ToOwned::to_owned),
+    );
     testbed.inside.spawn(
         &testbed.cgroups,
         &Daemon {
             name: name.into(),
-            group: testbed.group(&format!("control/{name}")),
+            group: group_of(&format!("control/{name}")),
 
             umask: "022",
             command,
@@ -269,7 +314,9 @@ fn filled(testbed: &Testbed, text: &str) -> String {
 
 /// Puts values in the place of `${NAME}`.
 pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
-    values.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value))
+    values.iter().fold(text.to_owned(), |text, (name, value)| {
+        text.replace(&format!("${{{name}}}"), value)
+    })
 }
 
 /// The address pods ask for names.
@@ -283,14 +330,23 @@ mod tests {
 
     #[test]
     fn values_take_the_place_of_names() {
-        assert_eq!(fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]), "a 1-2 1 ${Z}");
+        assert_eq!(
+            fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]),
+            "a 1-2 1 ${Z}"
+        );
     }
 
     #[test]
     fn no_template_has_a_name_that_is_not_filled() {
         for file in ["addons.yaml", "Corefile.nocache", "Corefile.cache30"] {
-            let text = fill(&template(file).unwrap(), &[("RUN", "r"), ("GATEWAY", "g"), ("DNS", "d")]);
-            let left: Vec<&str> = text.lines().filter(|line| line.contains("${") && !line.starts_with('#')).collect();
+            let text = fill(
+                &template(file).unwrap(),
+                &[("RUN", "r"), ("GATEWAY", "g"), ("DNS", "d")],
+            );
+            let left: Vec<&str> = text
+                .lines()
+                .filter(|line| line.contains("${") && !line.starts_with('#'))
+                .collect();
             assert!(left.is_empty(), "{file}: {left:?}");
         }
     }
@@ -298,7 +354,10 @@ mod tests {
     #[test]
     fn the_two_set_ups_of_dns_differ_only_in_the_cache() {
         let nocache = template("Corefile.nocache").unwrap();
-        assert!(nocache.contains("disable success cluster.local") && nocache.contains("disable denial cluster.local"));
+        assert!(
+            nocache.contains("disable success cluster.local")
+                && nocache.contains("disable denial cluster.local")
+        );
         assert!(!template("Corefile.cache30").unwrap().contains("disable"));
     }
 }

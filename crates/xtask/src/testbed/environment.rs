@@ -33,12 +33,18 @@ impl Env {
             kubeconfig: run_folder.join("kubeconfig"),
             bin: programs.bin.clone(),
             run_folder: run_folder.to_path_buf(),
-            s3_endpoint: format!("http://{}:{}", state.slot.gateway(), super::control::S3_PORT),
+            s3_endpoint: format!(
+                "http://{}:{}",
+                state.slot.gateway(),
+                super::control::S3_PORT
+            ),
             s3_access_key: state.s3_access_key.clone(),
             s3_secret_key: state.s3_secret_key.clone(),
             s3_region: super::control::S3_REGION.into(),
             etcd_versions: programs::etcd_versions()?,
-            nodes: (0..state.nodes).map(|index| format!("node-{index}")).collect(),
+            nodes: (0..state.nodes)
+                .map(|index| format!("node-{index}"))
+                .collect(),
             dns: state.dns,
             pods: format!("{}/16", state.slot.pods(0, 0)),
             services: format!("{}/16", state.slot.services(0)),
@@ -48,8 +54,15 @@ impl Env {
     /// The variables to give to a program that works on the testbed.
     pub(crate) fn vars(&self) -> Vec<(String, String)> {
         let path = std::env::var("PATH").unwrap_or_default();
-        let direct = [self.pods.as_str(), self.services.as_str(), ".svc", "127.0.0.1", "localhost"].join(",");
-        let own: [(&str, String); 10] = [
+        let direct = [
+            self.pods.as_str(),
+            self.services.as_str(),
+            ".svc",
+            "127.0.0.1",
+            "localhost",
+        ]
+        .join(",");
+        let own: [(&str, String); 11] = [
             ("KUBECONFIG", self.kubeconfig.display().to_string()),
             ("PATH", with_first(&self.bin.display().to_string(), &path)),
             ("NO_PROXY", direct.clone()),
@@ -59,21 +72,32 @@ impl Env {
             ("E2E_S3_SECRET_KEY", self.s3_secret_key.clone()),
             ("E2E_S3_REGION", self.s3_region.clone()),
             ("E2E_ETCD_VERSIONS", self.etcd_versions.join(",")),
+            ("E2E_DNS", self.dns.to_string()),
             ("E2E_NODES", self.nodes.join(",")),
         ];
-        own.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        own.into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
     }
 }
 
 /// A PATH with `dir` first, and there once.
 fn with_first(dir: &str, path: &str) -> String {
-    let rest = path.split(':').filter(|part| *part != dir && !part.is_empty());
-    std::iter::once(dir).chain(rest).collect::<Vec<_>>().join(":")
+    let rest = path
+        .split(':')
+        .filter(|part| *part != dir && !part.is_empty());
+    std::iter::once(dir)
+        .chain(rest)
+        .collect::<Vec<_>>()
+        .join(":")
 }
 
 /// Variables as lines for a shell.
 pub(crate) fn exports(vars: &[(String, String)]) -> String {
-    vars.iter().map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', r"'\''"))).collect()
+    let line = |(name, value): &(String, String)| {
+        format!("export {name}='{}'\n", value.replace('\'', r"'\''"))
+    };
+    vars.iter().map(line).collect::<Vec<_>>().concat()
 }
 
 #[cfg(test)]

@@ -29,28 +29,66 @@ pub(crate) struct Inside {
 
 impl Inside {
     /// Makes the namespaces with their first process, which joins the group before anything else.
-    pub(crate) fn begin(cgroups: &Cgroups, group: &str, init: &Path, run_folder: &Path, bin: &Path) -> Result<Self> {
-        let procs = cgroups.create_leaf(&format!("{group}/init"))?.join("cgroup.procs");
+    pub(crate) fn begin(
+        cgroups: &Cgroups,
+        group: &str,
+        init: &Path,
+        run_folder: &Path,
+        bin: &Path,
+    ) -> Result<Self> {
+        let procs = cgroups
+            .create_leaf(&format!("{group}/init"))?
+            .join("cgroup.procs");
         let script = r#"echo 0 >"$1" && shift && { setsid "$@" </dev/null >/dev/null 2>&1 & }"#;
         shell::output(
-            Command::new("sh").args(["-c", script, "sh"]).arg(procs).args([
-                "unshare", "--fork", "--pid", "--mount-proc", "--net", "--mount", "--propagation", "private", "--",
-            ]).arg(init),
+            Command::new("sh")
+                .args(["-c", script, "sh"])
+                .arg(procs)
+                .args([
+                    "unshare",
+                    "--fork",
+                    "--pid",
+                    "--mount-proc",
+                    "--net",
+                    "--mount",
+                    "--propagation",
+                    "private",
+                    "--",
+                ])
+                .arg(init),
         )?;
         let mut found = None;
-        shell::wait_for("the testbed's first process", Duration::from_secs(10), || {
-            found = cgroups.processes(&format!("{group}/init")).into_iter().find(|pid| is_init(*pid));
-            found.is_some()
-        })?;
+        shell::wait_for(
+            "the testbed's first process",
+            Duration::from_secs(10),
+            || {
+                found = cgroups
+                    .processes(&format!("{group}/init"))
+                    .into_iter()
+                    .find(|pid| is_init(*pid));
+                found.is_some()
+            },
+        )?;
         let init = Identity::of(found.context("the testbed's first process")?)?;
-        Ok(Self { init, run_folder: run_folder.to_path_buf(), bin: bin.to_path_buf() })
+        Ok(Self {
+            init,
+            run_folder: run_folder.to_path_buf(),
+            bin: bin.to_path_buf(),
+        })
     }
 
     /// A command that will run inside, with nothing of our environment but what programs need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg("-t").arg(self.init.pid.to_string()).args(["-m", "-n", "-p", "--"]).arg(program);
-        command.env_clear().envs(self.environment()).current_dir(&self.run_folder);
+        command
+            .arg("-t")
+            .arg(self.init.pid.to_string())
+            .args(["-m", "-n", "-p", "--"])
+            .arg(program);
+        command
+            .env_clear()
+            .envs(self.environment())
+            .current_dir(&self.run_folder);
         command
     }
 
@@ -62,10 +100,18 @@ impl Inside {
     /// Starts a daemon inside, in a group of its own; its output goes to `logs/NAME.log`.
     pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: &Daemon) -> Result<()> {
         let procs = cgroups.create_leaf(&daemon.group)?.join("cgroup.procs");
-        let log = self.run_folder.join("logs").join(format!("{}.log", daemon.name));
+        let log = self
+            .run_folder
+            .join("logs")
+            .join(format!("{}.log", daemon.name));
         let script = r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; setsid "$@" </dev/null >>"$log" 2>&1 &"#;
         let mut command = self.command("sh");
-        command.args(["-c", script, "sh"]).arg(procs).arg(daemon.umask).arg(log).args(&daemon.command);
+        command
+            .args(["-c", script, "sh"])
+            .arg(procs)
+            .arg(daemon.umask)
+            .arg(log)
+            .args(&daemon.command);
         // The shell ends at once and leaves the daemon to the first process.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
@@ -73,8 +119,15 @@ impl Inside {
     }
 
     fn environment(&self) -> [(&'static str, String); 2] {
-        let path = format!("{}:{}/cni:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.bin.display(), self.bin.display());
-        [("PATH", path), ("HOME", self.run_folder.display().to_string())]
+        let path = format!(
+            "{}:{}/cni:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            self.bin.display(),
+            self.bin.display()
+        );
+        [
+            ("PATH", path),
+            ("HOME", self.run_folder.display().to_string()),
+        ]
     }
 }
 
@@ -101,7 +154,9 @@ fn is_first(status: &str) -> bool {
     status
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))
-        .is_some_and(|numbers| numbers.split_whitespace().count() > 1 && numbers.split_whitespace().last() == Some("1"))
+        .is_some_and(|numbers| {
+            numbers.split_whitespace().count() > 1 && numbers.split_whitespace().last() == Some("1")
+        })
 }
 
 #[cfg(test)]

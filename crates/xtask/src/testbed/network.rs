@@ -2,6 +2,7 @@
 //! namespace of its own with a link to the machine: the machine reaches pods,
 //! Services, API server and S3 by routes, and keeps its packet filter as it is.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -44,7 +45,9 @@ pub(crate) fn create(testbed: &Testbed) -> Result<()> {
          ip address add {near}/30 dev {interface}
          ip link set {interface} up"
     ))?;
-    testbed.inside.script(&inner_links(slot, testbed.state.nodes, far, near))?;
+    testbed
+        .inside
+        .script(&inner_links(slot, testbed.state.nodes, far, near))?;
     testbed.inside.script(&mounts(&testbed.run_folder))?;
     host(&format!(
         "ip route add {}/16 via {far} dev {interface}
@@ -68,7 +71,8 @@ fn inner_links(slot: Slot, nodes: u8, far: std::net::Ipv4Addr, near: std::net::I
         slot.gateway()
     );
     for index in 0..nodes {
-        script.push_str(&format!("ip address add {}/32 dev cni0\n", slot.node(index)));
+        // Writing to a String cannot fail.
+        let _ = writeln!(script, "ip address add {}/32 dev cni0", slot.node(index));
     }
     script
 }
@@ -87,9 +91,11 @@ fn mounts(run_folder: &Path) -> String {
     );
     for (name, value) in SYSCTLS {
         let file = name.replace('/', ".");
-        script.push_str(&format!(
-            "if [ -e /proc/sys/{name} ]; then echo {value} >{run}/sysctl/{file}; mount --bind {run}/sysctl/{file} /proc/sys/{name}; fi\n"
-        ));
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            script,
+            "if [ -e /proc/sys/{name} ]; then echo {value} >{run}/sysctl/{file}; mount --bind {run}/sysctl/{file} /proc/sys/{name}; fi"
+        );
     }
     script
 }
@@ -110,7 +116,11 @@ pub(crate) fn remove(slot: Slot) -> Result<()> {
         // The kernel may be removing it at this moment.
         let _ = shell::output(Command::new("ip").args(["link", "delete", &interface]));
     }
-    shell::wait_for(&format!("the end of network interface {interface}"), Duration::from_secs(20), || !there())
+    shell::wait_for(
+        &format!("the end of network interface {interface}"),
+        Duration::from_secs(20),
+        || !there(),
+    )
 }
 
 /// A mount below the run folder would have its content removed with the folder.
@@ -118,18 +128,33 @@ pub(crate) fn refuse_mounts_below(run_folder: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let below = mounts_below(&mounts, &run_folder.display().to_string());
     if !below.is_empty() {
-        bail!("not removed, because something is mounted in it: {}. Unmount with `umount {}`.", below.join(", "), below.join(" "));
+        bail!(
+            "not removed, because something is mounted in it: {}. Unmount with `umount {}`.",
+            below.join(", "),
+            below.join(" ")
+        );
     }
     Ok(())
 }
 
 fn mounts_below<'a>(mounts: &'a str, folder: &str) -> Vec<&'a str> {
-    mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(|path| Path::new(path).starts_with(folder)).collect()
+    mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .filter(|path| Path::new(path).starts_with(folder))
+        .collect()
 }
 
 /// Keeps a client from asking a proxy for an address of this machine.
 pub(crate) fn without_proxy(command: &mut Command) {
-    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
+    for name in [
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ] {
         command.env_remove(name);
     }
 }
@@ -146,14 +171,22 @@ mod tests {
     #[test]
     fn only_mounts_below_the_folder_count() {
         let mounts = "a /var/tmp/x/1/y ext4 rw 0 0\nb /var/tmp/x/12 ext4 rw 0 0\nc /var/tmp/x/1 ext4 rw 0 0\n";
-        assert_eq!(mounts_below(mounts, "/var/tmp/x/1"), ["/var/tmp/x/1/y", "/var/tmp/x/1"]);
+        assert_eq!(
+            mounts_below(mounts, "/var/tmp/x/1"),
+            ["/var/tmp/x/1/y", "/var/tmp/x/1"]
+        );
     }
 
     #[test]
     fn each_node_gets_an_address() {
         let slot = Slot(2);
         let script = inner_links(slot, 3, slot.uplink().1, slot.uplink().0);
-        for address in ["10.90.0.1/16", "10.90.0.10/32", "10.90.0.12/32", "default via 10.120.2.1"] {
+        for address in [
+            "10.90.0.1/16",
+            "10.90.0.10/32",
+            "10.90.0.12/32",
+            "default via 10.120.2.1",
+        ] {
             assert!(script.contains(address), "{address}: {script}");
         }
     }

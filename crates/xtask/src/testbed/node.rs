@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::inside::Daemon;
-use super::{Testbed, control, state};
-use crate::{checkout, progress, shell};
+use super::{Testbed, control, group_of, state};
+use crate::{checkout, image, progress, shell};
 
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
@@ -22,24 +22,37 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     }
     write_network(testbed)?;
     let config = folder.join("containerd.toml");
-    fs::write(&config, containerd_config(testbed, &name)).with_context(|| config.display().to_string())?;
-    testbed.cgroups.create(&testbed.group(&name))?;
+    fs::write(&config, containerd_config(testbed, &name))
+        .with_context(|| config.display().to_string())?;
+    testbed.cgroups.create(&group_of(&name))?;
     testbed.inside.spawn(
         &testbed.cgroups,
         &Daemon {
             name: format!("{name}-containerd"),
-            group: testbed.group(&format!("{name}/daemons/containerd")),
+            group: group_of(&format!("{name}/daemons/containerd")),
             umask: "022",
-            command: vec!["containerd".into(), "-c".into(), config.display().to_string()],
+            command: vec![
+                "containerd".into(),
+                "-c".into(),
+                config.display().to_string(),
+            ],
         },
     )?;
-    shell::wait_for(&format!("{name}'s container runtime"), Duration::from_secs(30), || ctr(testbed, index, "version").is_ok())?;
+    shell::wait_for(
+        &format!("{name}'s container runtime"),
+        Duration::from_secs(30),
+        || ctr(testbed, index, "version").is_ok(),
+    )?;
     let present = ctr(testbed, index, "images ls -q")?;
     for image in &testbed.programs.images {
         import(testbed, index, image, &present)?;
     }
     // What was loaded while this node was lost.
-    for entry in fs::read_dir(testbed.run_folder.join("images")).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(testbed.run_folder.join("images"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         import(testbed, index, &entry.path(), &present)?;
     }
     Ok(())
@@ -50,15 +63,20 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
     let config = folder.join("kubelet.json");
-    fs::write(&config, kubelet_config(testbed, index).to_string()).with_context(|| config.display().to_string())?;
-    fs::write(testbed.run_folder.join("resolv.conf"), "nameserver 127.0.0.1\n").context("resolv.conf")?;
+    fs::write(&config, kubelet_config(testbed, index).to_string())
+        .with_context(|| config.display().to_string())?;
+    fs::write(
+        testbed.run_folder.join("resolv.conf"),
+        "nameserver 127.0.0.1\n",
+    )
+    .context("resolv.conf")?;
     let run = testbed.run_folder.display();
     let zone = ZONES[usize::from(index) % ZONES.len()];
     testbed.inside.spawn(
         &testbed.cgroups,
         &Daemon {
             name: format!("{name}-kubelet"),
-            group: testbed.group(&format!("{name}/daemons/kubelet")),
+            group: group_of(&format!("{name}/daemons/kubelet")),
             umask: "022",
             command: vec![
                 "kubelet".into(),
@@ -74,15 +92,43 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
 }
 
 /// Puts one image archive into a node, if it runs and lacks it.
-pub(crate) fn load_image(testbed: &Testbed, index: u8, archive: &Path, reference: &str) -> Result<()> {
-    if testbed.cgroups.processes(&testbed.group(&format!("node-{index}/daemons/containerd"))).is_empty() {
+pub(crate) fn load_image(
+    testbed: &Testbed,
+    index: u8,
+    archive: &Path,
+    reference: &str,
+) -> Result<()> {
+    if testbed
+        .cgroups
+        .processes(&group_of(&format!("node-{index}/daemons/containerd")))
+        .is_empty()
+    {
         return Ok(());
     }
     let present = ctr(testbed, index, "images ls -q")?;
     if present.lines().any(|name| name == reference) {
         return Ok(());
     }
+    forget_old(testbed, index, &present)?;
     import(testbed, index, archive, &present)
+}
+
+/// Removes the operators' images whose archives are gone: every change of the code makes one.
+fn forget_old(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
+    let prefix = format!("{}:", image::NAME);
+    for name in present.lines() {
+        let Some(tag) = name.strip_prefix(&prefix) else {
+            continue;
+        };
+        if !testbed
+            .run_folder
+            .join(format!("images/etcd-operator-{tag}.tar"))
+            .exists()
+        {
+            ctr(testbed, index, &format!("images rm {name}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Loses a node, as if its power went: kubelet, container runtime and all containers, at once.
@@ -91,8 +137,10 @@ pub(crate) fn kill(name: &str) -> Result<()> {
     let _lock = state::lock(&run_folder)?;
     let testbed = Testbed::running()?;
     index(&testbed, name)?;
-    testbed.cgroups.kill(&testbed.group(name))?;
-    progress::say(&format!("{name} is lost; `cargo xtask testbed node start {name}` brings it back"));
+    testbed.cgroups.kill(&group_of(name))?;
+    progress::say(&format!(
+        "{name} is lost; `cargo xtask testbed node start {name}` brings it back"
+    ));
     Ok(())
 }
 
@@ -102,8 +150,12 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     let _lock = state::lock(&run_folder)?;
     let testbed = Testbed::running()?;
     index(&testbed, name)?;
-    testbed.cgroups.kill(&testbed.group(&format!("{name}/daemons/kubelet")))?;
-    progress::say(&format!("{name}'s kubelet is stopped; `cargo xtask testbed node start {name}` starts it again"));
+    testbed
+        .cgroups
+        .kill(&group_of(&format!("{name}/daemons/kubelet")))?;
+    progress::say(&format!(
+        "{name}'s kubelet is stopped; `cargo xtask testbed node start {name}` starts it again"
+    ));
     Ok(())
 }
 
@@ -113,7 +165,12 @@ pub(crate) fn start(name: &str) -> Result<()> {
     let _lock = state::lock(&run_folder)?;
     let testbed = Testbed::running()?;
     let index = index(&testbed, name)?;
-    let runs = |daemon: &str| !testbed.cgroups.processes(&testbed.group(&format!("{name}/daemons/{daemon}"))).is_empty();
+    let runs = |daemon: &str| {
+        !testbed
+            .cgroups
+            .processes(&group_of(&format!("{name}/daemons/{daemon}")))
+            .is_empty()
+    };
     progress::step(&format!("starting {name}"), || {
         if !runs("containerd") {
             start_runtime(&testbed, index)?;
@@ -129,21 +186,36 @@ pub(crate) fn start(name: &str) -> Result<()> {
 /// Waits until the node has reported itself ready after `begun`: its old report may still say so.
 fn wait_heard_of(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
     let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
-    shell::wait_for(&format!("{name} to be ready"), Duration::from_secs(90), || {
-        let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else { return false };
-        // Both times are UTC in the same form, which sorts as text.
-        matches!(text.split_once(' '), Some(("True", heard)) if heard.trim() >= begun)
-    })
+    shell::wait_for(
+        &format!("{name} to be ready"),
+        Duration::from_secs(90),
+        || {
+            let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
+                return false;
+            };
+            // Both times are UTC in the same form, which sorts as text.
+            matches!(text.split_once(' '), Some(("True", heard)) if heard.trim() >= begun)
+        },
+    )
 }
 
 fn now(testbed: &Testbed) -> Result<String> {
-    Ok(testbed.inside.script("date -u +%Y-%m-%dT%H:%M:%SZ")?.trim().to_owned())
+    Ok(testbed
+        .inside
+        .script("date -u +%Y-%m-%dT%H:%M:%SZ")?
+        .trim()
+        .to_owned())
 }
 
 /// Names and control groups of the nodes' daemons.
 pub(crate) fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     (0..nodes).flat_map(|index| {
-        ["containerd", "kubelet"].map(|daemon| (format!("node-{index} {daemon}"), format!("node-{index}/daemons/{daemon}")))
+        ["containerd", "kubelet"].map(|daemon| {
+            (
+                format!("node-{index} {daemon}"),
+                format!("node-{index}/daemons/{daemon}"),
+            )
+        })
     })
 }
 
@@ -151,7 +223,10 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
     let known = (0..testbed.state.nodes).find(|index| format!("node-{index}") == name);
     match known {
         Some(index) => Ok(index),
-        None => bail!("no node {name}: the nodes are node-0 to node-{}", testbed.state.nodes.saturating_sub(1)),
+        None => bail!(
+            "no node {name}: the nodes are node-0 to node-{}",
+            testbed.state.nodes.saturating_sub(1)
+        ),
     }
 }
 
@@ -161,30 +236,57 @@ fn socket(name: &str) -> String {
 }
 
 fn ctr(testbed: &Testbed, index: u8, command: &str) -> Result<String> {
-    testbed.inside.script(&format!("ctr -a {} -n k8s.io {command}", socket(&format!("node-{index}"))))
+    testbed.inside.script(&format!(
+        "ctr -a {} -n k8s.io {command}",
+        socket(&format!("node-{index}"))
+    ))
 }
 
 fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result<()> {
     let names = names_in(archive)?;
-    if names.iter().all(|name| present.lines().any(|line| line == name)) {
+    if names
+        .iter()
+        .all(|name| present.lines().any(|line| line == name))
+    {
         return Ok(());
     }
     let snapshotter = &testbed.state.snapshotter;
-    ctr(testbed, index, &format!("images import --snapshotter {snapshotter} --local {}", archive.display()))
-        .or_else(|_| ctr(testbed, index, &format!("images import {}", archive.display())))
-        .with_context(|| format!("image {} into node-{index}", archive.display()))?;
+    ctr(
+        testbed,
+        index,
+        &format!(
+            "images import --snapshotter {snapshotter} --local {}",
+            archive.display()
+        ),
+    )
+    .or_else(|_| {
+        ctr(
+            testbed,
+            index,
+            &format!("images import {}", archive.display()),
+        )
+    })
+    .with_context(|| format!("image {} into node-{index}", archive.display()))?;
     Ok(())
 }
 
 /// The references in an archive's manifest, which comes last.
 fn names_in(archive: &Path) -> Result<Vec<String>> {
-    let mut tar = tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
+    let mut tar =
+        tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
     for entry in tar.entries_with_seek()? {
         let entry = entry?;
         if entry.path()?.as_os_str() == "manifest.json" {
-            let manifest: serde_json::Value = serde_json::from_reader(entry).context("manifest.json")?;
-            let names = manifest[0]["RepoTags"].as_array().cloned().unwrap_or_default();
-            return Ok(names.iter().filter_map(|name| name.as_str().map(ToOwned::to_owned)).collect());
+            let manifest: serde_json::Value =
+                serde_json::from_reader(entry).context("manifest.json")?;
+            let names = manifest[0]["RepoTags"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            return Ok(names
+                .iter()
+                .filter_map(|name| name.as_str().map(ToOwned::to_owned))
+                .collect());
         }
     }
     bail!("{}: no manifest.json", archive.display())
@@ -214,7 +316,10 @@ fn write_network(testbed: &Testbed) -> Result<()> {
             { "type": "portmap", "capabilities": { "portMappings": true } },
         ],
     });
-    let (file, temporary) = (run.join("cni/10-testbed.conflist"), run.join(format!("cni/{:?}.new", std::thread::current().id())));
+    let (file, temporary) = (
+        run.join("cni/10-testbed.conflist"),
+        run.join(format!("cni/{:?}.new", std::thread::current().id())),
+    );
     fs::write(&temporary, text.to_string()).context("network set-up")?;
     fs::rename(&temporary, &file).context("network set-up")
 }
@@ -275,7 +380,7 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
         // Of its own: kubelets that share one take each other's pods for orphans and end them.
-        "cgroupRoot": format!("/{}", testbed.group(&name)),
+        "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
         // Of its own, too: they would remove each other's logs.
@@ -307,14 +412,21 @@ mod tests {
     fn each_node_has_two_daemons() {
         let all: Vec<_> = daemons(2).collect();
         assert_eq!(all.len(), 4);
-        assert_eq!(all[3], ("node-1 kubelet".into(), "node-1/daemons/kubelet".into()));
+        assert_eq!(
+            all[3],
+            ("node-1 kubelet".into(), "node-1/daemons/kubelet".into())
+        );
     }
 
     #[test]
     fn the_names_of_an_archive_are_read_from_its_manifest() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("f"), "").unwrap();
-        let image = Image { names: vec!["a/b:1".into(), "c:2".into()], entries: vec![Entry::data(&dir.path().join("f"), "f")], ..Image::default() };
+        let image = Image {
+            names: vec!["a/b:1".into(), "c:2".into()],
+            entries: vec![Entry::data(&dir.path().join("f"), "f")],
+            ..Image::default()
+        };
         let tar = dir.path().join("x.tar");
         image.write(&tar).unwrap();
         assert_eq!(names_in(&tar).unwrap(), ["a/b:1", "c:2"]);
@@ -322,7 +434,15 @@ mod tests {
 
     #[test]
     fn the_container_runtimes_set_up_has_all_names_filled() {
-        let text = control::fill(CONTAINERD_CONFIG, &[("RUN", "r"), ("NODE", "n"), ("SNAPSHOTTER", "s"), ("BIN", "b")]);
+        let text = control::fill(
+            CONTAINERD_CONFIG,
+            &[
+                ("RUN", "r"),
+                ("NODE", "n"),
+                ("SNAPSHOTTER", "s"),
+                ("BIN", "b"),
+            ],
+        );
         assert!(!text.contains("${"), "{text}");
     }
 }

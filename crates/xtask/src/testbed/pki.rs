@@ -12,8 +12,9 @@ use p256::ecdsa::{Signature, SigningKey};
 use p256::elliptic_curve::rand_core::{OsRng, RngCore as _};
 use p256::pkcs8::{EncodePrivateKey as _, EncodePublicKey as _, LineEnding};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    SerialNumber, SignatureAlgorithm,
 };
 use sha2::{Digest, Sha256};
 
@@ -26,12 +27,19 @@ struct Key {
 impl Key {
     fn new() -> Self {
         let secret = SigningKey::random(&mut OsRng);
-        let point = secret.verifying_key().to_encoded_point(false).as_bytes().to_vec();
+        let point = secret
+            .verifying_key()
+            .to_encoded_point(false)
+            .as_bytes()
+            .to_vec();
         Self { secret, point }
     }
 
     fn write(&self, folder: &Path, name: &str) -> Result<()> {
-        let pem = self.secret.to_pkcs8_pem(LineEnding::LF).context("private key")?;
+        let pem = self
+            .secret
+            .to_pkcs8_pem(LineEnding::LF)
+            .context("private key")?;
         write(folder, &format!("{name}.key"), &pem)
     }
 }
@@ -65,10 +73,21 @@ impl<'a> Authority<'a> {
         let key = Key::new();
         let mut params = parameters("testbed", &[], &key);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
-        write(folder, "ca.crt", &params.self_signed(&key).context("authority")?.pem())?;
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        write(
+            folder,
+            "ca.crt",
+            &params.self_signed(&key).context("authority")?.pem(),
+        )?;
         key.write(folder, "ca")?;
-        Ok(Self { folder, issuer: Issuer::new(params, key) })
+        Ok(Self {
+            folder,
+            issuer: Issuer::new(params, key),
+        })
     }
 
     /// Signs `NAME.crt` for a client of the API server, member of `groups`.
@@ -85,14 +104,22 @@ impl<'a> Authority<'a> {
         let mut params = parameters(name, &[], &key);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         for name in names {
-            params.subject_alt_names.push(SanType::DnsName((*name).try_into().context("name")?));
+            params
+                .subject_alt_names
+                .push(SanType::DnsName((*name).try_into().context("name")?));
         }
-        params.subject_alt_names.extend(addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))));
+        params.subject_alt_names.extend(
+            addresses
+                .iter()
+                .map(|address| SanType::IpAddress(IpAddr::V4(*address))),
+        );
         self.sign(name, &params, &key)
     }
 
     fn sign(&self, name: &str, params: &CertificateParams, key: &Key) -> Result<()> {
-        let certificate = params.signed_by(key, &self.issuer).with_context(|| format!("certificate {name}"))?;
+        let certificate = params
+            .signed_by(key, &self.issuer)
+            .with_context(|| format!("certificate {name}"))?;
         write(self.folder, &format!("{name}.crt"), &certificate.pem())?;
         key.write(self.folder, name)
     }
@@ -102,7 +129,11 @@ impl<'a> Authority<'a> {
 pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     let key = Key::new();
     key.write(folder, name)?;
-    let public = key.secret.verifying_key().to_public_key_pem(LineEnding::LF).context("public key")?;
+    let public = key
+        .secret
+        .verifying_key()
+        .to_public_key_pem(LineEnding::LF)
+        .context("public key")?;
     write(folder, &format!("{name}.pub"), &public)
 }
 
@@ -125,7 +156,8 @@ fn parameters(name: &str, groups: &[&str], key: &Key) -> CertificateParams {
     OsRng.fill_bytes(&mut serial);
     serial[0] &= 0x7f;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
-    params.key_identifier_method = KeyIdMethod::PreSpecified(Sha256::digest(&key.point)[..20].to_vec());
+    params.key_identifier_method =
+        KeyIdMethod::PreSpecified(Sha256::digest(&key.point)[..20].to_vec());
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params
@@ -144,12 +176,24 @@ mod tests {
     fn certificates_and_keys_are_written_as_pem() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::new(dir.path()).unwrap();
-        authority.server("server", &["localhost"], &[Ipv4Addr::LOCALHOST]).unwrap();
-        authority.client("admin", "admin", &["system:masters"]).unwrap();
+        authority
+            .server("server", &["localhost"], &[Ipv4Addr::LOCALHOST])
+            .unwrap();
+        authority
+            .client("admin", "admin", &["system:masters"])
+            .unwrap();
         key_pair(dir.path(), "sa").unwrap();
-        for (file, label) in [("ca.crt", "CERTIFICATE"), ("server.crt", "CERTIFICATE"), ("admin.key", "PRIVATE KEY"), ("sa.pub", "PUBLIC KEY")] {
+        for (file, label) in [
+            ("ca.crt", "CERTIFICATE"),
+            ("server.crt", "CERTIFICATE"),
+            ("admin.key", "PRIVATE KEY"),
+            ("sa.pub", "PUBLIC KEY"),
+        ] {
             let text = fs::read_to_string(dir.path().join(file)).unwrap();
-            assert!(text.starts_with(&format!("-----BEGIN {label}-----")), "{file}: {text}");
+            assert!(
+                text.starts_with(&format!("-----BEGIN {label}-----")),
+                "{file}: {text}"
+            );
         }
     }
 

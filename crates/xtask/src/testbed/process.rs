@@ -17,7 +17,8 @@ pub(crate) struct Identity {
 impl Identity {
     /// The identity of a process that runs now.
     pub(crate) fn of(pid: i32) -> Result<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} does not run"))?;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
+            .with_context(|| format!("process {pid} does not run"))?;
         let started = start_time(&stat).with_context(|| format!("/proc/{pid}/stat: {stat}"))?;
         Ok(Self { pid, started })
     }
@@ -52,7 +53,13 @@ mod tests {
     fn this_process_is_alive_and_an_earlier_one_with_its_number_is_not() {
         let own = Identity::own().unwrap();
         assert!(own.is_alive());
-        assert!(!Identity { started: own.started - 1, ..own }.is_alive());
+        assert!(
+            !Identity {
+                started: own.started - 1,
+                ..own
+            }
+            .is_alive()
+        );
     }
 
     #[test]
@@ -64,6 +71,9 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_is_not_alive() {
-        assert_eq!(start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20"), None);
+        assert_eq!(
+            start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20"),
+            None
+        );
     }
 }

@@ -44,7 +44,10 @@ impl Slot {
 
     /// The two ends of the link between the machine and the testbed.
     pub(crate) fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
-        (Ipv4Addr::new(10, 120, self.0, 1), Ipv4Addr::new(10, 120, self.0, 2))
+        (
+            Ipv4Addr::new(10, 120, self.0, 1),
+            Ipv4Addr::new(10, 120, self.0, 2),
+        )
     }
 
     /// The network interface on the machine's side.
@@ -54,7 +57,11 @@ impl Slot {
 
     /// The networks this slot uses: pods, Services, link.
     pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
-        [(self.pods(0, 0), 16), (self.services(0), 16), (Ipv4Addr::new(10, 120, self.0, 0), 30)]
+        [
+            (self.pods(0, 0), 16),
+            (self.services(0), 16),
+            (Ipv4Addr::new(10, 120, self.0, 0), 30),
+        ]
     }
 }
 
@@ -67,7 +74,9 @@ struct Claim {
 impl Claim {
     /// Whether the testbed that made the claim runs or is being brought up.
     fn is_held(&self) -> bool {
-        self.by.is_alive() || State::read(&self.run_folder).is_ok_and(|state| state.is_some_and(|state| state.is_alive()))
+        self.by.is_alive()
+            || State::read(&self.run_folder)
+                .is_ok_and(|state| state.is_some_and(|state| state.is_alive()))
     }
 }
 
@@ -80,10 +89,17 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let routes = routes()?;
     let by = Identity::own()?;
     let slot = choose(
-        |slot| held_by(&folder, slot).filter(|claim| claim.run_folder != run_folder).is_some_and(|claim| claim.is_held()),
+        |slot| {
+            held_by(&folder, slot)
+                .filter(|claim| claim.run_folder != run_folder)
+                .is_some_and(|claim| claim.is_held())
+        },
         &routes,
     )?;
-    let claim = Claim { run_folder: run_folder.to_path_buf(), by };
+    let claim = Claim {
+        run_folder: run_folder.to_path_buf(),
+        by,
+    };
     fs::write(claim_file(&folder, slot), serde_json::to_string(&claim)?).context("slots: claim")?;
     Ok(slot)
 }
@@ -107,7 +123,13 @@ fn held_by(folder: &Path, slot: Slot) -> Option<Claim> {
 
 fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slot> {
     let slots: Vec<Slot> = (0..SLOTS).map(Slot).collect();
-    let free = |slot: &&Slot| !taken(**slot) && !slot.networks().iter().any(|ours| routes.iter().any(|route| overlap(*ours, *route)));
+    let free = |slot: &&Slot| {
+        !taken(**slot)
+            && !slot
+                .networks()
+                .iter()
+                .any(|ours| routes.iter().any(|route| overlap(*ours, *route)))
+    };
     match slots.iter().find(free) {
         Some(slot) => Ok(*slot),
         None => bail!(
@@ -121,7 +143,9 @@ fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slo
 
 /// The networks the machine has routes to, the default route left out.
 fn routes() -> Result<Vec<(Ipv4Addr, u8)>> {
-    Ok(parse_routes(&shell::output(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?))
+    Ok(parse_routes(&shell::output(
+        Command::new("ip").args(["-4", "route", "show", "table", "all"]),
+    )?))
 }
 
 fn parse_routes(text: &str) -> Vec<(Ipv4Addr, u8)> {
@@ -129,7 +153,13 @@ fn parse_routes(text: &str) -> Vec<(Ipv4Addr, u8)> {
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             let first = words.next()?;
-            let network = if ["local", "broadcast", "unreachable", "blackhole", "prohibit"].contains(&first) { words.next()? } else { first };
+            let network = if ["local", "broadcast", "unreachable", "blackhole", "prohibit"]
+                .contains(&first)
+            {
+                words.next()?
+            } else {
+                first
+            };
             let (address, length) = network.split_once('/').unwrap_or((network, "32"));
             Some((address.parse().ok()?, length.parse().ok()?))
         })
@@ -155,7 +185,9 @@ mod tests {
 
     #[test]
     fn a_network_the_machine_uses_is_avoided() {
-        let routes = parse_routes("default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n");
+        let routes = parse_routes(
+            "default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n",
+        );
         assert_eq!(routes.len(), 2);
         assert_eq!(choose(|_| false, &routes).unwrap(), Slot(2));
     }
@@ -171,7 +203,13 @@ mod tests {
         for a in 0..SLOTS {
             for b in 0..a {
                 for ours in Slot(a).networks() {
-                    assert!(!Slot(b).networks().iter().any(|theirs| overlap(ours, *theirs)), "{a} {b}");
+                    assert!(
+                        !Slot(b)
+                            .networks()
+                            .iter()
+                            .any(|theirs| overlap(ours, *theirs)),
+                        "{a} {b}"
+                    );
                 }
             }
         }

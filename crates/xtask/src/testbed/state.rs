@@ -32,9 +32,9 @@ impl State {
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
-            Ok(text) => {
-                Ok(Some(serde_json::from_str(&text).with_context(|| format!("{}: not readable, remove it", file.display()))?))
-            }
+            Ok(text) => Ok(Some(serde_json::from_str(&text).with_context(|| {
+                format!("{}: not readable, remove it", file.display())
+            })?)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| file.display().to_string()),
         }
@@ -43,7 +43,8 @@ impl State {
     /// Writes the record.
     pub(crate) fn write(&self, run_folder: &Path) -> Result<()> {
         let (file, temporary) = (file(run_folder), run_folder.join("state.json.new"));
-        fs::write(&temporary, serde_json::to_string_pretty(self)?).with_context(|| temporary.display().to_string())?;
+        fs::write(&temporary, serde_json::to_string_pretty(self)?)
+            .with_context(|| temporary.display().to_string())?;
         fs::rename(&temporary, &file).with_context(|| file.display().to_string())
     }
 
@@ -55,7 +56,10 @@ impl State {
 
 /// What differs after each boot of the machine.
 pub(crate) fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 /// Keeps two commands on one testbed from working at the same time.
@@ -113,7 +117,13 @@ mod tests {
     fn a_testbed_of_before_the_boot_is_not_alive() {
         let own = Identity::own().unwrap();
         assert!(state(Some(own)).is_alive());
-        assert!(!State { boot: "other".into(), ..state(Some(own)) }.is_alive());
+        assert!(
+            !State {
+                boot: "other".into(),
+                ..state(Some(own))
+            }
+            .is_alive()
+        );
         assert!(!state(None).is_alive());
     }
 }

@@ -1,0 +1,132 @@
+//! Reads what Rust's test programs print, and adds it up. It may not run them.
+
+use std::ops::AddAssign;
+
+/// What became of some tests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) skipped: usize,
+    /// The names of those that failed, and of those that were skipped.
+    pub(crate) failures: Vec<String>,
+    pub(crate) ignored: Vec<String>,
+}
+
+impl Summary {
+    /// Takes one line of output into account.
+    pub(crate) fn read(&mut self, line: &str) {
+        let line = line.trim();
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            self.passed += count(counts, "passed");
+            self.failed += count(counts, "failed");
+            self.skipped += count(counts, "ignored");
+        } else if let Some((name, outcome)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.rsplit_once(" ... "))
+        {
+            if outcome == "FAILED" {
+                self.failures.push(name.to_owned());
+            } else if outcome.starts_with("ignored") {
+                self.ignored.push(name.to_owned());
+            }
+        }
+    }
+
+    /// A program that ended badly without saying which test failed.
+    pub(crate) fn broke(&mut self, what: &str) {
+        self.failed += 1;
+        self.failures
+            .push(format!("{what} (did not run to its end)"));
+    }
+
+    /// The one line at the end.
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+impl AddAssign for Summary {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.failures.extend(other.failures);
+        self.ignored.extend(other.ignored);
+    }
+}
+
+/// The number before a word: `12 passed`.
+fn count(text: &str, word: &str) -> usize {
+    let mut words = text
+        .split([' ', ';', '.'])
+        .filter(|part| !part.is_empty())
+        .peekable();
+    while let Some(part) = words.next() {
+        if words.peek() == Some(&word) {
+            return part.parse().unwrap_or(0);
+        }
+    }
+    0
+}
+
+/// The names in the answer to `--list --format terse`.
+pub(crate) fn listed(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(ToOwned::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Summary {
+        let mut summary = Summary::default();
+        text.lines().for_each(|line| summary.read(line));
+        summary
+    }
+
+    #[test]
+    fn results_of_several_programs_add_up() {
+        let summary = read(
+            "running 3 tests\n\
+             test a::b ... ok\n\
+             test a::c ... FAILED\n\
+             test a::d ... ignored, needs a moon\n\
+             test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
+             test result: ok. 20 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.01s\n",
+        );
+        assert_eq!(summary.line(), "21 passed, 1 failed, 1 skipped");
+        assert_eq!(summary.failures, ["a::c"]);
+        assert_eq!(summary.ignored, ["a::d"]);
+    }
+
+    #[test]
+    fn output_of_tests_is_not_taken_for_results() {
+        assert_eq!(
+            read("the test result: ok. 5 passed\ntesting ... FAILED\n"),
+            Summary::default()
+        );
+    }
+
+    #[test]
+    fn a_program_that_breaks_counts_as_a_failure() {
+        let mut summary =
+            read("test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n");
+        summary.broke("unit tests");
+        assert_eq!(summary.line(), "2 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn the_list_holds_tests_and_no_benchmarks() {
+        assert_eq!(
+            listed("bootstrap::x: test\nb: benchmark\n\n1 test, 1 benchmark\n"),
+            ["bootstrap::x"]
+        );
+    }
+}
