@@ -175,6 +175,11 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     note(spec.hibernate, "spec.hibernate");
     note(spec.tls.is_some(), "spec.TLS");
     note(spec.services.is_some(), "spec.services");
+    let after = spec
+        .member_replacement
+        .as_ref()
+        .and_then(|replacement| replacement.after.as_ref());
+    note(after.is_some(), "spec.memberReplacement.after");
     let policy = spec
         .recovery
         .as_ref()
@@ -284,6 +289,37 @@ mod tests {
             ]
         );
         assert!(problems.iter().all(|problem| !problem.remedy.is_empty()));
+    }
+
+    #[test]
+    fn what_a_release_does_and_does_not_do_is_told_apart() {
+        let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
+        for text in [
+            r#"{"bootstrap":"Seed"}"#,
+            r#"{"memberAddress":"Pod"}"#,
+            r#"{"recovery":{"policy":"Manual"}}"#,
+            r#"{"etcd":{"snapshotCount":1000}}"#,
+        ] {
+            assert_eq!(not_in_effect(&spec(text)), Vec::<String>::new(), "{text}");
+        }
+        for (text, field) in [
+            (r#"{"hibernate":true}"#, "spec.hibernate"),
+            (r#"{"services":{"client":{}}}"#, "spec.services"),
+            (
+                r#"{"memberReplacement":{"after":"5m"}}"#,
+                "spec.memberReplacement.after",
+            ),
+            (
+                r#"{"recovery":{"policy":"Automatic"}}"#,
+                "spec.recovery.policy",
+            ),
+            (
+                r#"{"pod":{"busyboxImage":"busybox"}}"#,
+                "spec.pod.busyboxImage",
+            ),
+        ] {
+            assert_eq!(not_in_effect(&spec(text)), [field], "{text}");
+        }
     }
 
     #[test]
