@@ -1,7 +1,7 @@
 //! Executes exactly the step that was planned: one write. Nothing is decided here.
 
-use api::conditions::Reason;
 use api::cluster::{BootstrapStatus, EtcdClusterStatus};
+use api::conditions::Reason;
 use api::names::{ANNOTATION_RESTORE, ANNOTATION_SCOPE, MANAGER_RESTORE};
 use api::version::EtcdVersion;
 use api::{EtcdCluster, EtcdRestore};
@@ -45,7 +45,12 @@ pub struct Hands<'a> {
 }
 
 /// Makes one step.
-pub async fn act(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen, step: &Step) -> Result<(), Error> {
+pub async fn act(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    seen: &Seen,
+    step: &Step,
+) -> Result<(), Error> {
     let namespace = restore.namespace().unwrap_or_default();
     match step {
         // Both are written with the status.
@@ -83,20 +88,33 @@ pub async fn act(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen, step: &S
 }
 
 fn known_cluster(seen: &Seen) -> Result<&EtcdCluster, Error> {
-    seen.cluster.as_ref().ok_or_else(|| Error::Missing("the EtcdCluster was not read".to_owned()))
+    seen.cluster
+        .as_ref()
+        .ok_or_else(|| Error::Missing("the EtcdCluster was not read".to_owned()))
 }
 
 /// The EtcdCluster with our claim on it: from its first moment it is this restore's.
-fn cluster_with_claim(restore: &EtcdRestore, namespace: &str, spec: api::EtcdClusterSpec) -> EtcdCluster {
+fn cluster_with_claim(
+    restore: &EtcdRestore,
+    namespace: &str,
+    spec: api::EtcdClusterSpec,
+) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
     let mut cluster = EtcdCluster::new(&target.name, spec);
     cluster.metadata.namespace = Some(namespace.to_owned());
-    if let Some(metadata) = target.template.as_ref().and_then(|template| template.metadata.clone()) {
+    if let Some(metadata) = target
+        .template
+        .as_ref()
+        .and_then(|template| template.metadata.clone())
+    {
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
     let annotations = cluster.annotations_mut();
-    annotations.insert(ANNOTATION_RESTORE.to_owned(), naming::uid(restore).to_owned());
+    annotations.insert(
+        ANNOTATION_RESTORE.to_owned(),
+        naming::uid(restore).to_owned(),
+    );
     // The cluster operator of the restore's scope takes it.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
@@ -116,17 +134,38 @@ async fn create_child(
     let seed = naming::seed(restore);
     let members = Members::of(cluster, &namespace, &seed.token, None);
     match step {
-        Step::CreateService => create(hands, &namespace, &member::member_service(&members, &seed.member)).await,
+        Step::CreateService => {
+            create(
+                hands,
+                &namespace,
+                &member::member_service(&members, &seed.member),
+            )
+            .await
+        }
         Step::CreateClaim => match member::volume_claim(&members, &seed.member) {
             Some(claim) => create(hands, &namespace, &claim).await,
             None => Ok(()),
         },
         _ => {
-            let place = seen.place.as_ref().map_err(|trouble| Error::Missing(trouble.message.clone()))?;
-            let image = hands.image.as_ref().map_err(|why| Error::Missing(why.clone()))?;
-            let version = EtcdVersion::parse(&cluster.spec.version)
-                .map_err(|error| Error::Missing(format!("the EtcdCluster's spec.version: {error}")))?;
-            let pod = seed_pod::build(&members, &seed, &version, naming::uid(restore), place, image);
+            let place = seen
+                .place
+                .as_ref()
+                .map_err(|trouble| Error::Missing(trouble.message.clone()))?;
+            let image = hands
+                .image
+                .as_ref()
+                .map_err(|why| Error::Missing(why.clone()))?;
+            let version = EtcdVersion::parse(&cluster.spec.version).map_err(|error| {
+                Error::Missing(format!("the EtcdCluster's spec.version: {error}"))
+            })?;
+            let pod = seed_pod::build(
+                &members,
+                &seed,
+                &version,
+                naming::uid(restore),
+                place,
+                image,
+            );
             create(hands, &namespace, &pod).await
         }
     }
@@ -148,7 +187,10 @@ where
 
 /// What a failed step means for the status.
 pub fn trouble(error: &Error) -> Trouble {
-    Trouble::new(Reason::StepFailed, runtime::outcome::Chain(error).to_string())
+    Trouble::new(
+        Reason::StepFailed,
+        runtime::outcome::Chain(error).to_string(),
+    )
 }
 
 #[cfg(test)]
@@ -162,7 +204,9 @@ mod tests {
         let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
         restore.metadata.uid = Some("restore-uid".into());
         if let Some(scope) = scope {
-            restore.annotations_mut().insert(ANNOTATION_SCOPE.into(), scope.into());
+            restore
+                .annotations_mut()
+                .insert(ANNOTATION_SCOPE.into(), scope.into());
         }
         restore
     }
@@ -170,7 +214,10 @@ mod tests {
     #[test]
     fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
         let cluster = cluster_with_claim(&restore(None), "prod", api::EtcdClusterSpec::default());
-        assert_eq!(cluster.annotations()["etcd.database.coreos.com/restore"], "restore-uid");
+        assert_eq!(
+            cluster.annotations()["etcd.database.coreos.com/restore"],
+            "restore-uid"
+        );
         assert_eq!(cluster.annotations()["note"], "n");
         assert_eq!(cluster.labels()["team"], "a");
         assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
@@ -179,7 +226,8 @@ mod tests {
     #[test]
     fn the_cluster_is_handed_to_the_operator_of_the_restores_scope() {
         let scope = |scope| {
-            let cluster = cluster_with_claim(&restore(scope), "prod", api::EtcdClusterSpec::default());
+            let cluster =
+                cluster_with_claim(&restore(scope), "prod", api::EtcdClusterSpec::default());
             cluster.annotations().get(ANNOTATION_SCOPE).cloned()
         };
         assert_eq!(scope(Some("clusterwide")).as_deref(), Some("clusterwide"));

@@ -54,22 +54,40 @@ pub async fn run(operator: Operator, image: Option<String>) {
         client: operator.client.clone(),
         etcd: EtcdClient::new(Access::default()),
         own_pod: (operator.namespace.clone(), operator.identity.clone()),
-        image: OnceCell::new_with(image.map(|image| OperatorImage { image, pull_policy: None })),
+        image: OnceCell::new_with(image.map(|image| OperatorImage {
+            image,
+            pull_policy: None,
+        })),
     });
     let controller = watch_targets(&operator, controller);
     drive(&operator, controller, restorer).await;
 }
 
 /// What happens to a target, or to a seed's pod, is looked at once it is seen.
-fn watch_targets(operator: &Operator, controller: Controller<Guarded<EtcdRestore>>) -> Controller<Guarded<EtcdRestore>> {
+fn watch_targets(
+    operator: &Operator,
+    controller: Controller<Guarded<EtcdRestore>>,
+) -> Controller<Guarded<EtcdRestore>> {
     let (of_cluster, of_pod) = (controller.store(), controller.store());
     let seeds = watcher::Config::default().labels(ANNOTATION_RESTORE);
     controller
-        .watches(watched::<EtcdCluster>(operator), watcher::Config::default(), move |cluster| {
-            restores_of(&of_cluster, cluster.namespace().as_deref(), &cluster.name_any())
-        })
+        .watches(
+            watched::<EtcdCluster>(operator),
+            watcher::Config::default(),
+            move |cluster| {
+                restores_of(
+                    &of_cluster,
+                    cluster.namespace().as_deref(),
+                    &cluster.name_any(),
+                )
+            },
+        )
         .watches(watched::<Pod>(operator), seeds, move |pod| {
-            let cluster = pod.labels().get(names::LABEL_CLUSTER).cloned().unwrap_or_default();
+            let cluster = pod
+                .labels()
+                .get(names::LABEL_CLUSTER)
+                .cloned()
+                .unwrap_or_default();
             restores_of(&of_pod, pod.namespace().as_deref(), &cluster)
         })
 }
@@ -81,11 +99,16 @@ fn restores_of(
 ) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
     let concerned = |restore: &Guarded<EtcdRestore>| {
         restore.0.as_ref().is_ok_and(|restore| {
-            restore.metadata.namespace.as_deref() == namespace && restore.spec.etcd_cluster.name == cluster
+            restore.metadata.namespace.as_deref() == namespace
+                && restore.spec.etcd_cluster.name == cluster
         })
     };
     let restores = store.state();
-    restores.iter().filter(|restore| concerned(restore)).map(|restore| ObjectRef::from_obj(restore.as_ref())).collect()
+    restores
+        .iter()
+        .filter(|restore| concerned(restore))
+        .map(|restore| ObjectRef::from_obj(restore.as_ref()))
+        .collect()
 }
 
 struct Restorer {
@@ -106,23 +129,40 @@ impl Reconcile for Restorer {
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
-        let eyes = Eyes { client: &self.client, etcd: &self.etcd };
+        let eyes = Eyes {
+            client: &self.client,
+            etcd: &self.etcd,
+        };
         let seen = observe(&eyes, &restore).await;
         let plan = plan(&restore, &seen.observed);
-        let hands = Hands { client: &self.client, image: self.image().await };
+        let hands = Hands {
+            client: &self.client,
+            image: self.image().await,
+        };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
         fail::fail_point!("restore-before-status");
         let trouble = acted.as_ref().err().map(act::trouble);
         let desired = status::compute(&restore, &plan, trouble.as_ref(), &now());
-        let written =
-            apply::status_if_unchanged(&api, MANAGER_RESTORE, &restore, restore.status.as_ref(), &desired).await;
+        let written = apply::status_if_unchanged(
+            &api,
+            MANAGER_RESTORE,
+            &restore,
+            restore.status.as_ref(),
+            &desired,
+        )
+        .await;
         acted?;
         match written {
             // Changed since it was read: look again.
-            Err(error) if error.reason() == "Conflict" => return Ok(requeue(Some(Duration::from_millis(200)))),
+            Err(error) if error.reason() == "Conflict" => {
+                return Ok(requeue(Some(Duration::from_millis(200))));
+            }
             other => other.map_err(Error::Status)?,
         };
-        Ok(Done { notices: status::notices(&restore, &plan), ..requeue(plan.requeue) })
+        Ok(Done {
+            notices: status::notices(&restore, &plan),
+            ..requeue(plan.requeue)
+        })
     }
 }
 
@@ -136,7 +176,10 @@ impl Restorer {
                 let cause = runtime::outcome::Chain(&error).to_string();
                 format!("the operator's own pod {namespace}/{name} cannot be read ({cause}): set --operator-image")
             })?;
-            let container = pod.spec.and_then(|spec| spec.containers.into_iter().next()).unwrap_or_default();
+            let container = pod
+                .spec
+                .and_then(|spec| spec.containers.into_iter().next())
+                .unwrap_or_default();
             Ok(OperatorImage {
                 image: container.image.unwrap_or_default(),
                 pull_policy: container.image_pull_policy,
@@ -147,7 +190,10 @@ impl Restorer {
 }
 
 fn requeue(after: Option<Duration>) -> Done {
-    Done { requeue: after, notices: Vec::new() }
+    Done {
+        requeue: after,
+        notices: Vec::new(),
+    }
 }
 
 fn now() -> Time {

@@ -35,10 +35,20 @@ fn main() -> Result<ExitCode> {
     if let Some(Task::Seed(command)) = &arguments.command {
         process::log_to_stderr(arguments.common.log_json);
         let worked = tokio::runtime::Runtime::new()?.block_on(seed::run(command));
-        return Ok(if worked { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        return Ok(if worked {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
     }
-    let definition = Definition { name: api::names::MANAGER_RESTORE, word: "restore", crd: EtcdRestore::crd() };
+    let definition = Definition {
+        name: api::names::MANAGER_RESTORE,
+        word: "restore",
+        crd: EtcdRestore::crd(),
+    };
     let image = arguments.operator_image;
-    process::run(definition, arguments.common, |operator| controller::run(operator, image))?;
+    process::run(definition, arguments.common, |operator| {
+        controller::run(operator, image)
+    })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -26,7 +26,8 @@ mod tests {
     use super::*;
 
     fn restore(uid: &str) -> EtcdRestore {
-        let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let spec =
+            r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
         let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
         restore.metadata.uid = Some(uid.into());
         restore
@@ -42,6 +43,9 @@ mod tests {
 
     #[test]
     fn a_seed_is_named_like_any_member() {
-        assert_eq!(names::cluster_of_member(&seed(&restore("a")).member), Some("main"));
+        assert_eq!(
+            names::cluster_of_member(&seed(&restore("a")).member),
+            Some("main")
+        );
     }
 }

@@ -19,7 +19,9 @@ use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::observed::{Child, Cluster, ClusterFacts, Observed, Pod, Seed, Serving, Source, Trouble};
+use crate::observed::{
+    Child, Cluster, ClusterFacts, Observed, Pod, Seed, Serving, Source, Trouble,
+};
 use crate::source::SecretData;
 use crate::{naming, plan, pod, source};
 
@@ -56,7 +58,10 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             serving: Serving::NotAsked,
         },
         cluster: None,
-        place: Err(Trouble::new(Reason::Unknown_, "the backup was not looked for")),
+        place: Err(Trouble::new(
+            Reason::Unknown_,
+            "the backup was not looked for",
+        )),
     };
     if plan::settled(restore).is_some() {
         return seen;
@@ -66,7 +71,11 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         Err(why) => seen.observed.cluster = Cluster::Unknown(why),
         Ok(None) => {
             seen.place = place(eyes, restore, &namespace).await;
-            if restore.status.as_ref().is_some_and(|status| status.seed.is_some()) {
+            if restore
+                .status
+                .as_ref()
+                .is_some_and(|status| status.seed.is_some())
+            {
                 seen.observed.source = backup(eyes, restore, &namespace, &seen.place).await;
             }
         }
@@ -75,7 +84,8 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             if facts.claim.as_deref() == Some(naming::uid(restore)) && facts.cluster_id.is_none() {
                 seen.place = place(eyes, restore, &namespace).await;
                 seen.observed.seed = seed(eyes, restore, &namespace, &cluster).await;
-                seen.observed.serving = seed_serving(eyes, restore, &namespace, &cluster, &seen.observed.seed).await;
+                seen.observed.serving =
+                    seed_serving(eyes, restore, &namespace, &cluster, &seen.observed.seed).await;
             } else if facts.claim.is_none() && facts.available {
                 seen.observed.serving = cluster_serving(eyes, &namespace, &cluster).await;
             }
@@ -101,7 +111,10 @@ where
     match timeout(READ, api.get_opt(name)).await {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(Chain(&error).to_string()),
-        Err(_) => Err(format!("{} {name}: no answer within {READ:?}", K::kind(&()))),
+        Err(_) => Err(format!(
+            "{} {name}: no answer within {READ:?}",
+            K::kind(&())
+        )),
     }
 }
 
@@ -110,7 +123,10 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
     ClusterFacts {
         claim: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
-        cluster_id: cluster.status.as_ref().and_then(|status| status.cluster_id.clone()),
+        cluster_id: cluster
+            .status
+            .as_ref()
+            .and_then(|status| status.cluster_id.clone()),
         available: conditions::is_true(cluster.conditions(), &ConditionType::Available),
         durable: cluster.spec.is_durable(),
         problems,
@@ -118,10 +134,19 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
 }
 
 /// The place of the backup: the restore's own, or that of the EtcdBackup it names.
-async fn place(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str) -> Result<S3Source, Trouble> {
+async fn place(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+) -> Result<S3Source, Trouble> {
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
-        let missing = || Trouble::new(Reason::InvalidSpec, "spec.s3 is missing: say where the backup is");
+        let missing = || {
+            Trouble::new(
+                Reason::InvalidSpec,
+                "spec.s3 is missing: say where the backup is",
+            )
+        };
         return spec.s3.clone().ok_or_else(missing);
     };
     let name = &reference.name;
@@ -129,7 +154,9 @@ async fn place(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str) -> Resul
         .await
         .map_err(|why| Trouble::new(Reason::StepFailed, why))?
         .ok_or_else(|| {
-            let message = format!("spec.backup.name: there is no EtcdBackup {name} in {namespace}: correct the name");
+            let message = format!(
+                "spec.backup.name: there is no EtcdBackup {name} in {namespace}: correct the name"
+            );
             Trouble::new(Reason::BackupMissing, message)
         })?;
     place_of(&backup)
@@ -138,16 +165,27 @@ async fn place(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str) -> Resul
 /// Where the newest complete backup of an EtcdBackup lies.
 fn place_of(backup: &EtcdBackup) -> Result<S3Source, Trouble> {
     let name = backup.name_any();
-    let selected = backup.spec.blocks().select(&backup.spec.storage_type, "spec", "storageType");
+    let selected = backup
+        .spec
+        .blocks()
+        .select(&backup.spec.storage_type, "spec", "storageType");
     let Ok(StorageSource::S3(s3)) = selected else {
-        let message = format!("the EtcdBackup {name} is not in S3, and this release restores from S3 only");
+        let message =
+            format!("the EtcdBackup {name} is not in S3, and this release restores from S3 only");
         return Err(Trouble::new(Reason::NotSupported, message));
     };
-    let location = backup.status.as_ref().and_then(|status| status.location.as_deref());
-    let path = location.and_then(|location| location.strip_prefix("s3://")).ok_or_else(|| {
-        let message = format!("the EtcdBackup {name} has no complete backup yet: wait for one, or name another");
-        Trouble::new(Reason::BackupMissing, message)
-    })?;
+    let location = backup
+        .status
+        .as_ref()
+        .and_then(|status| status.location.as_deref());
+    let path = location
+        .and_then(|location| location.strip_prefix("s3://"))
+        .ok_or_else(|| {
+            let message = format!(
+                "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
+            );
+            Trouble::new(Reason::BackupMissing, message)
+        })?;
     Ok(S3Source {
         path: path.to_owned(),
         ..s3.clone()
@@ -163,18 +201,33 @@ async fn backup(
 ) -> Source {
     let look = async {
         let source = place.as_ref().map_err(Clone::clone)?;
-        let secret = secret(eyes, namespace, "spec.s3.awsSecret", source.aws_secret.as_deref()).await?;
-        let ca = secret_named(eyes, namespace, "spec.s3.caSecret", source.ca_secret.as_deref()).await?;
+        let secret = secret(
+            eyes,
+            namespace,
+            "spec.s3.awsSecret",
+            source.aws_secret.as_deref(),
+        )
+        .await?;
+        let ca = secret_named(
+            eyes,
+            namespace,
+            "spec.s3.caSecret",
+            source.ca_secret.as_deref(),
+        )
+        .await?;
         let place = source::open(source, secret.as_ref(), ca.as_ref()).await?;
-        place.check().await?;
+        // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
+        place.check().await?;
         cluster_to_make(restore, manifest.as_ref())
     };
     match timeout(STORE, look).await {
         Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
         Ok(Err(trouble)) => Source::Unavailable(trouble),
         Err(_) => {
-            let message = format!("the store did not answer within {STORE:?}: check the endpoint and the network");
+            let message = format!(
+                "the store did not answer within {STORE:?}: check the endpoint and the network"
+            );
             Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
         }
     }
@@ -201,15 +254,24 @@ async fn secret_named(
         .await
         .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;
     let missing = || {
-        let message = format!("{field}: there is no Secret {name} in {namespace}: create it, or correct the name");
+        let message = format!(
+            "{field}: there is no Secret {name} in {namespace}: create it, or correct the name"
+        );
         Trouble::new(Reason::SecretMissing, message)
     };
     let data = secret.ok_or_else(missing)?.data.unwrap_or_default();
-    Ok(Some(data.into_iter().map(|(key, value)| (key, value.0)).collect()))
+    Ok(Some(
+        data.into_iter()
+            .map(|(key, value)| (key, value.0))
+            .collect(),
+    ))
 }
 
 /// The spec of the cluster to make: the template's, or the one recorded beside the backup.
-pub fn cluster_to_make(restore: &EtcdRestore, manifest: Option<&BackupManifest>) -> Result<EtcdClusterSpec, Trouble> {
+pub fn cluster_to_make(
+    restore: &EtcdRestore,
+    manifest: Option<&BackupManifest>,
+) -> Result<EtcdClusterSpec, Trouble> {
     let target = &restore.spec.etcd_cluster;
     let recorded = manifest.and_then(|manifest| manifest.cluster.as_ref());
     let spec = match (&target.template, recorded) {
@@ -242,7 +304,9 @@ pub fn cluster_to_make(restore: &EtcdRestore, manifest: Option<&BackupManifest>)
 /// An older etcd cannot read a newer one's database.
 fn check_version(spec: &EtcdClusterSpec, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
-    let (Some(backup), Ok(wanted)) = (backup, EtcdVersion::parse(&spec.version)) else { return Ok(()) };
+    let (Some(backup), Ok(wanted)) = (backup, EtcdVersion::parse(&spec.version)) else {
+        return Ok(());
+    };
     if wanted.minor() >= backup.minor() {
         return Ok(());
     }
@@ -253,7 +317,12 @@ fn check_version(spec: &EtcdClusterSpec, manifest: Option<&BackupManifest>) -> R
     Err(Trouble::new(Reason::InvalidSpec, message))
 }
 
-async fn seed(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str, cluster: &EtcdCluster) -> Seed {
+async fn seed(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+) -> Seed {
     let member = naming::seed(restore).member;
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let service = read::<Service>(eyes.client, namespace, &member).await;
@@ -264,7 +333,10 @@ async fn seed(eyes: &Eyes<'_>, restore: &EtcdRestore, namespace: &str, cluster: 
         Ok(Some(pod)) => Pod::Present(pod::facts(&pod)),
     };
     let claim = match cluster.spec.is_durable() {
-        true => child(read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await, owner),
+        true => child(
+            read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await,
+            owner,
+        ),
         false => Child::Absent,
     };
     Seed {
@@ -285,7 +357,10 @@ fn child<K: Resource>(found: Result<Option<K>, String>, owner: &str) -> Child {
 
 /// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
 fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
-    let owned = object.owner_references().iter().any(|reference| reference.uid == owner);
+    let owned = object
+        .owner_references()
+        .iter()
+        .any(|reference| reference.uid == owner);
     object.meta().deletion_timestamp.is_some() || !owned
 }
 

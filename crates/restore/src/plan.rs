@@ -14,7 +14,9 @@ use api::problem;
 use api::restore::{self, SeedStatus};
 
 use crate::naming;
-use crate::observed::{Child, Cluster, ClusterFacts, Observed, Pod, PodFacts, Serving, Source, Trouble};
+use crate::observed::{
+    Child, Cluster, ClusterFacts, Observed, Pod, PodFacts, Serving, Source, Trouble,
+};
 
 #[cfg(test)]
 mod model;
@@ -169,7 +171,10 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     }
     let dangerous = restore::unsafe_to_ignore(&restore.spec);
     if !dangerous.is_empty() {
-        return Some(Plan::halt(Reason::NotSupported, problem::summary(&dangerous)));
+        return Some(Plan::halt(
+            Reason::NotSupported,
+            problem::summary(&dangerous),
+        ));
     }
     None
 }
@@ -201,24 +206,44 @@ fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
 fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     if verified(restore).is_some() {
         let name = &restore.spec.etcd_cluster.name;
-        let message =
-            format!("the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore");
+        let message = format!(
+            "the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore"
+        );
         return Plan::halt(Reason::ClusterMissing, message);
     }
     // Invariant 10: the names are recorded before anything is created under them.
-    if restore.status.as_ref().and_then(|status| status.seed.as_ref()).is_none() {
-        return Plan::step(Step::RecordIntent(naming::seed(restore)), "recording the seed member");
+    if restore
+        .status
+        .as_ref()
+        .and_then(|status| status.seed.as_ref())
+        .is_none()
+    {
+        return Plan::step(
+            Step::RecordIntent(naming::seed(restore)),
+            "recording the seed member",
+        );
     }
     match source {
         Source::NotAsked => Plan::wait_for("the backup to be looked at"),
         Source::Unavailable(trouble) => Plan::stuck(trouble.clone()),
-        Source::Ready(spec) => Plan::step(Step::CreateCluster(spec.clone()), "creating the EtcdCluster"),
+        Source::Ready(spec) => Plan::step(
+            Step::CreateCluster(spec.clone()),
+            "creating the EtcdCluster",
+        ),
     }
 }
 
 fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
-    if restore.status.as_ref().and_then(|status| status.seed.as_ref()).is_none() {
-        return Plan::step(Step::RecordIntent(naming::seed(restore)), "recording the seed member");
+    if restore
+        .status
+        .as_ref()
+        .and_then(|status| status.seed.as_ref())
+        .is_none()
+    {
+        return Plan::step(
+            Step::RecordIntent(naming::seed(restore)),
+            "recording the seed member",
+        );
     }
     match (&cluster.cluster_id, verified(restore)) {
         // The seed was recorded: only the handover is left. Nothing is created any more, for from here on clients
@@ -263,8 +288,12 @@ fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
     match child {
         Child::Present => None,
         Child::Absent => Some(Plan::step(create, &format!("creating the seed's {what}"))),
-        Child::InTheWay => Some(Plan::wait_for(format!("an older {what} of the seed's name to be gone"))),
-        Child::Unknown(why) => Some(Plan::wait_for(format!("an answer about the seed's {what}: {why}"))),
+        Child::InTheWay => Some(Plan::wait_for(format!(
+            "an older {what} of the seed's name to be gone"
+        ))),
+        Child::Unknown(why) => Some(Plan::wait_for(format!(
+            "an answer about the seed's {what}: {why}"
+        ))),
     }
 }
 
@@ -288,7 +317,10 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
         )),
         Serving::Serves { cluster_id, .. } if known == Some((cluster_id.as_str(), restored)) => {
             let cluster_id = cluster_id.clone();
-            Plan::step(Step::RecordFormed { cluster_id }, "recording the cluster ID")
+            Plan::step(
+                Step::RecordFormed { cluster_id },
+                "recording the cluster ID",
+            )
         }
         Serving::Serves { cluster_id, .. } => {
             let step = Step::RecordRestored {
@@ -309,11 +341,13 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         Serving::NotAsked => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if Some(cluster_id) != cluster.cluster_id.as_ref() => {
-            Plan::wait_for(format!("the cluster to serve: another cluster ({cluster_id}) answers at its address"))
+            Plan::wait_for(format!(
+                "the cluster to serve: another cluster ({cluster_id}) answers at its address"
+            ))
         }
-        Serving::Serves { revision, .. } if *revision < restored => {
-            Plan::wait_for(format!("a member that has reached revision {restored}: one at {revision} answered"))
-        }
+        Serving::Serves { revision, .. } if *revision < restored => Plan::wait_for(format!(
+            "a member that has reached revision {restored}: one at {revision} answered"
+        )),
         Serving::Serves { .. } => Plan::complete(),
     }
 }

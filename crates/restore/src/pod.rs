@@ -8,7 +8,8 @@ use api::restore::SeedStatus;
 use api::storage::S3Source;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerStatus, EmptyDirVolumeSource, Pod, PodSpec, SecretVolumeSource, Volume, VolumeMount,
+    Container, ContainerStatus, EmptyDirVolumeSource, Pod, PodSpec, SecretVolumeSource, Volume,
+    VolumeMount,
 };
 use runtime::member::{self, Member, Members, Role, Start};
 
@@ -53,9 +54,15 @@ pub fn build(
         start: Start::OnDisk,
     };
     let mut pod = member::pod(members, &member);
-    pod.metadata.labels.get_or_insert_default().insert(ANNOTATION_RESTORE.to_owned(), restore_uid.to_owned());
+    pod.metadata
+        .labels
+        .get_or_insert_default()
+        .insert(ANNOTATION_RESTORE.to_owned(), restore_uid.to_owned());
     if let Some(spec) = pod.spec.as_mut() {
-        let mut first = vec![fetch_container(spec, source, operator), restore_container(members, seed, version, spec)];
+        let mut first = vec![
+            fetch_container(spec, source, operator),
+            restore_container(members, seed, version, spec),
+        ];
         first.extend(spec.init_containers.take().unwrap_or_default());
         spec.init_containers = Some(first);
         spec.volumes.get_or_insert_default().extend(volumes(source));
@@ -73,9 +80,15 @@ fn fetch_container(pod: &PodSpec, source: &S3Source, operator: &OperatorImage) -
         "fetch".to_owned(),
         format!("--copy-to={PROGRAM}"),
         // Names of Secrets and places only (invariant 14).
-        format!("--source={}", serde_json::to_string(source).unwrap_or_default()),
+        format!(
+            "--source={}",
+            serde_json::to_string(source).unwrap_or_default()
+        ),
     ];
-    let mut mounts = vec![member::data_mount(), mount(names::VOLUME_TOOLS, TOOLS, false)];
+    let mut mounts = vec![
+        member::data_mount(),
+        mount(names::VOLUME_TOOLS, TOOLS, false),
+    ];
     if secret_of(source).is_some() {
         args.push(format!("--secret={SECRET}"));
         mounts.push(mount("restore-secret", SECRET, true));
@@ -95,8 +108,17 @@ fn fetch_container(pod: &PodSpec, source: &S3Source, operator: &OperatorImage) -
     }
 }
 
-fn restore_container(members: &Members<'_>, seed: &SeedStatus, version: &EtcdVersion, pod: &PodSpec) -> Container {
-    let tool = if version.has_etcdutl() { "/usr/local/bin/etcdutl" } else { "/usr/local/bin/etcdctl" };
+fn restore_container(
+    members: &Members<'_>,
+    seed: &SeedStatus,
+    version: &EtcdVersion,
+    pod: &PodSpec,
+) -> Container {
+    let tool = if version.has_etcdutl() {
+        "/usr/local/bin/etcdutl"
+    } else {
+        "/usr/local/bin/etcdctl"
+    };
     let etcd = pod.containers.first().cloned().unwrap_or_default();
     Container {
         name: RESTORE.to_owned(),
@@ -112,7 +134,10 @@ fn restore_container(members: &Members<'_>, seed: &SeedStatus, version: &EtcdVer
             format!("--peer-url={}", members.addresses().peer_url(&seed.member)),
             format!("--token={}", seed.token),
         ]),
-        volume_mounts: Some(vec![member::data_mount(), mount(names::VOLUME_TOOLS, TOOLS, true)]),
+        volume_mounts: Some(vec![
+            member::data_mount(),
+            mount(names::VOLUME_TOOLS, TOOLS, true),
+        ]),
         ..prepared(pod)
     }
 }
@@ -143,7 +168,10 @@ fn volumes(source: &S3Source) -> Vec<Volume> {
         empty_dir: Some(EmptyDirVolumeSource::default()),
         ..Volume::default()
     }];
-    let secrets = [("restore-secret", secret_of(source)), ("restore-ca", source.ca_secret.as_deref())];
+    let secrets = [
+        ("restore-secret", secret_of(source)),
+        ("restore-ca", source.ca_secret.as_deref()),
+    ];
     for (volume, secret) in secrets {
         let Some(secret) = secret else { continue };
         volumes.push(Volume {
@@ -166,17 +194,28 @@ pub fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let prepare = status.init_container_statuses.unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();
-    let trouble = prepare.iter().chain(&containers).find_map(container_trouble);
-    let unscheduled = status.conditions.unwrap_or_default().into_iter().find(|condition| {
-        condition.type_ == "PodScheduled" && condition.status == "False"
-    });
+    let trouble = prepare
+        .iter()
+        .chain(&containers)
+        .find_map(container_trouble);
+    let unscheduled = status
+        .conditions
+        .unwrap_or_default()
+        .into_iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
     let unscheduled = unscheduled.map(|condition| {
         let why = condition.message.unwrap_or_default();
-        Trouble::new(Reason::PodNotStarting, format!("the seed's pod finds no node: {why}"))
+        Trouble::new(
+            Reason::PodNotStarting,
+            format!("the seed's pod finds no node: {why}"),
+        )
     });
     PodFacts {
         trouble: trouble.or(unscheduled),
-        restored: prepare.iter().find(|status| status.name == RESTORE).and_then(restored),
+        restored: prepare
+            .iter()
+            .find(|status| status.name == RESTORE)
+            .and_then(restored),
     }
 }
 
@@ -199,16 +238,31 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     if let Some(waiting) = &state.waiting {
         let reason = waiting.reason.as_deref().unwrap_or_default();
         let message = waiting.message.as_deref().unwrap_or_default();
-        if matches!(reason, "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull") {
-            let text = format!("the image {} of the seed's pod cannot be had: {message}", status.image);
+        if matches!(
+            reason,
+            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
+        ) {
+            let text = format!(
+                "the image {} of the seed's pod cannot be had: {message}",
+                status.image
+            );
             return Some(Trouble::new(Reason::ImageNotFound, text));
         }
-        if matches!(reason, "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError") {
-            let text = format!("container {} of the seed's pod cannot start: {message}", status.name);
+        if matches!(
+            reason,
+            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError"
+        ) {
+            let text = format!(
+                "container {} of the seed's pod cannot start: {message}",
+                status.name
+            );
             return Some(Trouble::new(Reason::PodNotStarting, text));
         }
     }
-    let ended = match (state.terminated, status.last_state.clone().and_then(|last| last.terminated)) {
+    let ended = match (
+        state.terminated,
+        status.last_state.clone().and_then(|last| last.terminated),
+    ) {
         (Some(ended), _) => ended,
         // Between two attempts.
         (None, Some(last)) if state.running.is_none() => last,
@@ -218,7 +272,9 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         return None;
     }
     Some(match report(ended.message.as_deref()) {
-        Some(Report::Failed { reason, message }) => Trouble::new(Reason::from(reason.as_str()), message),
+        Some(Report::Failed { reason, message }) => {
+            Trouble::new(Reason::from(reason.as_str()), message)
+        }
         _ => Trouble::new(
             Reason::SeedFailed,
             format!(

@@ -17,9 +17,6 @@ use crate::observed::Trouble;
 mod fetch;
 mod prepare;
 
-#[cfg(test)]
-mod tests;
-
 pub use fetch::{Fetch, fetch};
 pub use prepare::{Prepare, prepare};
 
@@ -137,7 +134,10 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
         }
         _ => "",
     };
-    Trouble::new(Reason::SeedFailed, format!("cannot {doing} {}: {error}{remedy}", path.display()))
+    Trouble::new(
+        Reason::SeedFailed,
+        format!("cannot {doing} {}: {error}{remedy}", path.display()),
+    )
 }
 
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Trouble> {
@@ -177,9 +177,12 @@ fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     if !paths.data().exists() {
         return Ok(None);
     }
-    let message = "the data volume holds a data directory that this restore did not make; it is left alone";
+    let message =
+        "the data volume holds a data directory that this restore did not make; it is left alone";
     let contents = read_json(&paths.restored())?;
-    contents.map(Some).ok_or_else(|| Trouble::new(Reason::SeedFailed, message))
+    contents
+        .map(Some)
+        .ok_or_else(|| Trouble::new(Reason::SeedFailed, message))
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

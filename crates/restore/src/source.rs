@@ -30,11 +30,21 @@ pub struct Place {
 }
 
 /// Opens the bucket. `secret` and `ca` are the content of the Secrets the source names.
-pub async fn open(source: &S3Source, secret: Option<&SecretData>, ca: Option<&SecretData>) -> Result<Place, Trouble> {
-    let path = ObjectPath::parse(&source.path)
-        .map_err(|error| Trouble::new(Reason::InvalidSpec, format!("s3.path is {:?}: {error}", source.path)))?;
+pub async fn open(
+    source: &S3Source,
+    secret: Option<&SecretData>,
+    ca: Option<&SecretData>,
+) -> Result<Place, Trouble> {
+    let path = ObjectPath::parse(&source.path).map_err(|error| {
+        Trouble::new(
+            Reason::InvalidSpec,
+            format!("s3.path is {:?}: {error}", source.path),
+        )
+    })?;
     let access = match secret {
-        Some(data) => S3Access::Keys(S3Keys::from_secret(data).map_err(|error| in_secret(source, &error))?),
+        Some(data) => {
+            S3Access::Keys(S3Keys::from_secret(data).map_err(|error| in_secret(source, &error))?)
+        }
         None => S3Access::Ambient,
     };
     let ca = match ca {
@@ -43,26 +53,39 @@ pub async fn open(source: &S3Source, secret: Option<&SecretData>, ca: Option<&Se
     };
     let config = S3Config {
         bucket: path.bucket,
-        endpoint: source.endpoint.clone().filter(|endpoint| !endpoint.is_empty()),
+        endpoint: source
+            .endpoint
+            .clone()
+            .filter(|endpoint| !endpoint.is_empty()),
         region: source.region.clone(),
         force_path_style: source.force_path_style,
         access,
         ca,
     };
-    let store = S3Store::new(config).await.map_err(|error| trouble(&error))?;
-    Ok(Place { store, key: path.key })
+    let store = S3Store::new(config)
+        .await
+        .map_err(|error| trouble(&error))?;
+    Ok(Place {
+        store,
+        key: path.key,
+    })
 }
 
 fn in_secret(source: &S3Source, error: &store::Error) -> Trouble {
     let name = source.aws_secret.as_deref().unwrap_or_default();
-    Trouble::new(Reason::SecretMissing, format!("spec.s3.awsSecret: the Secret {name}: {error}"))
+    Trouble::new(
+        Reason::SecretMissing,
+        format!("spec.s3.awsSecret: the Secret {name}: {error}"),
+    )
 }
 
 fn no_ca(source: &S3Source) -> Trouble {
     let name = source.ca_secret.as_deref().unwrap_or_default();
     Trouble::new(
         Reason::SecretMissing,
-        format!("spec.s3.caSecret: the Secret {name} has no key {CA_KEY}: add the certificate authority under it"),
+        format!(
+            "spec.s3.caSecret: the Secret {name} has no key {CA_KEY}: add the certificate authority under it"
+        ),
     )
 }
 
@@ -95,8 +118,8 @@ impl Place {
             let chunk: Bytes = chunk.map_err(|error| trouble(&error))?;
             content.extend_from_slice(&chunk);
         }
-        let manifest: BackupManifest =
-            serde_json::from_slice(&content).map_err(|error| unreadable_manifest(&key, &error.to_string()))?;
+        let manifest: BackupManifest = serde_json::from_slice(&content)
+            .map_err(|error| unreadable_manifest(&key, &error.to_string()))?;
         match manifest.compression.as_str() {
             "" | "none" => Ok(Some(manifest)),
             other => Err(Trouble::new(
@@ -111,8 +134,11 @@ impl Place {
         match self.store.head(&self.key).await {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
-                let message =
-                    format!("there is no backup {:?} in {}: correct the path", self.key, self.store.location());
+                let message = format!(
+                    "there is no backup {:?} in {}: correct the path",
+                    self.key,
+                    self.store.location()
+                );
                 Err(Trouble::new(Reason::BackupMissing, message))
             }
             Err(error) => Err(trouble(&error)),

@@ -10,7 +10,12 @@ use crate::observed::Trouble;
 use crate::plan::{Outlook, Plan, Step};
 
 /// The status after a plan and, if its step failed, that failure.
-pub fn compute(restore: &EtcdRestore, plan: &Plan, failure: Option<&Trouble>, now: &Time) -> EtcdRestoreStatus {
+pub fn compute(
+    restore: &EtcdRestore,
+    plan: &Plan,
+    failure: Option<&Trouble>,
+    now: &Time,
+) -> EtcdRestoreStatus {
     let mut status = restore.status.clone().unwrap_or_default();
     let generation = restore.metadata.generation;
     if failure.is_none() {
@@ -42,7 +47,10 @@ fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
             status.seed = Some(seed.clone());
             status.start_time.get_or_insert_with(|| now.clone());
         }
-        Step::RecordRestored { cluster_id, revision } => {
+        Step::RecordRestored {
+            cluster_id,
+            revision,
+        } => {
             status.cluster_id = Some(cluster_id.clone());
             status.restored_revision = Some(*revision);
         }
@@ -89,8 +97,16 @@ fn in_effect(restore: &EtcdRestore) -> Finding {
             "every field of the spec is in effect",
         );
     }
-    let message = format!("accepted, but without effect in this release: {}", fields.join(", "));
-    Finding::new(ConditionType::FieldsInEffect, false, Reason::NotYetInEffect, message)
+    let message = format!(
+        "accepted, but without effect in this release: {}",
+        fields.join(", ")
+    );
+    Finding::new(
+        ConditionType::FieldsInEffect,
+        false,
+        Reason::NotYetInEffect,
+        message,
+    )
 }
 
 fn reason(outlook: &Outlook) -> Option<String> {
@@ -114,26 +130,45 @@ fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = &restore.spec.etcd_cluster.name;
     let step = match &plan.step {
-        Step::CreateCluster(_) => {
-            Some(Notice::normal("ClusterCreated", "Create", format!("created the EtcdCluster {target}")))
-        }
-        Step::CreatePod => Some(Notice::normal("SeedStarted", "Create", "started the seed member's pod")),
+        Step::CreateCluster(_) => Some(Notice::normal(
+            "ClusterCreated",
+            "Create",
+            format!("created the EtcdCluster {target}"),
+        )),
+        Step::CreatePod => Some(Notice::normal(
+            "SeedStarted",
+            "Create",
+            "started the seed member's pod",
+        )),
         Step::RecordRestored { revision, .. } => Some(Notice::normal(
             "SeedServes",
             "Verify",
             format!("the seed member serves the verified backup of revision {revision}"),
         )),
-        Step::ReleaseClaim => {
-            Some(Notice::normal("HandedOver", "HandOver", format!("handed {target} over to the cluster operator")))
-        }
+        Step::ReleaseClaim => Some(Notice::normal(
+            "HandedOver",
+            "HandOver",
+            format!("handed {target} over to the cluster operator"),
+        )),
         _ => None,
     };
     let outlook = match &plan.outlook {
-        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => {
-            Some(Notice::warning("RestoreFailed", "Restore", format!("{}: {}", trouble.reason, trouble.message)))
-        }
-        Outlook::Complete if !restore.status.as_ref().is_some_and(|status| status.succeeded) => {
-            Some(Notice::normal("RestoreComplete", "Restore", format!("the EtcdCluster {target} serves")))
+        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => Some(Notice::warning(
+            "RestoreFailed",
+            "Restore",
+            format!("{}: {}", trouble.reason, trouble.message),
+        )),
+        Outlook::Complete
+            if !restore
+                .status
+                .as_ref()
+                .is_some_and(|status| status.succeeded) =>
+        {
+            Some(Notice::normal(
+                "RestoreComplete",
+                "Restore",
+                format!("the EtcdCluster {target} serves"),
+            ))
         }
         _ => None,
     };
@@ -145,7 +180,8 @@ mod tests {
     use super::*;
 
     fn restore() -> EtcdRestore {
-        let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let spec =
+            r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
         let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
         restore.metadata.generation = Some(3);
         restore
@@ -156,7 +192,11 @@ mod tests {
     }
 
     fn planned(step: Step, outlook: Outlook) -> Plan {
-        Plan { step, outlook, requeue: None }
+        Plan {
+            step,
+            outlook,
+            requeue: None,
+        }
     }
 
     fn halted() -> Outlook {
@@ -165,14 +205,30 @@ mod tests {
 
     #[test]
     fn a_step_that_failed_records_nothing() {
-        let step = Step::RecordRestored { cluster_id: "ab".into(), revision: 7 };
+        let step = Step::RecordRestored {
+            cluster_id: "ab".into(),
+            revision: 7,
+        };
         let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
         let failure = Trouble::new(Reason::StepFailed, "conflict");
-        let status = compute(&restore(), &planned(step.clone(), working()), Some(&failure), &at(1));
+        let status = compute(
+            &restore(),
+            &planned(step.clone(), working()),
+            Some(&failure),
+            &at(1),
+        );
         assert_eq!((status.cluster_id, status.restored_revision), (None, None));
-        assert_eq!(conditions::find(&status.conditions, &ConditionType::Complete).unwrap().reason, "StepFailed");
+        assert_eq!(
+            conditions::find(&status.conditions, &ConditionType::Complete)
+                .unwrap()
+                .reason,
+            "StepFailed"
+        );
         let status = compute(&restore(), &planned(step, working()), None, &at(1));
-        assert_eq!((status.cluster_id.as_deref(), status.restored_revision), (Some("ab"), Some(7)));
+        assert_eq!(
+            (status.cluster_id.as_deref(), status.restored_revision),
+            (Some("ab"), Some(7))
+        );
         assert!(!status.succeeded);
     }
 
@@ -180,7 +236,10 @@ mod tests {
     fn a_refusal_is_seen_in_conditions_reason_and_phase() {
         let status = compute(&restore(), &planned(Step::Nothing, halted()), None, &at(1));
         let failed = conditions::find(&status.conditions, &ConditionType::Failed).unwrap();
-        assert_eq!((failed.status.as_str(), failed.reason.as_str()), ("True", "ClusterExists"));
+        assert_eq!(
+            (failed.status.as_str(), failed.reason.as_str()),
+            ("True", "ClusterExists")
+        );
         assert_eq!(failed.observed_generation, Some(3));
         assert_eq!(status.reason.as_deref(), Some("it exists"));
         assert_eq!(status.phase, Some(RestorePhase::Failed));
@@ -192,13 +251,23 @@ mod tests {
         let mut restore = restore();
         let plan = planned(Step::Nothing, halted());
         restore.status = Some(compute(&restore, &plan, None, &at(1)));
-        assert_eq!(compute(&restore, &plan, None, &at(99)), restore.status.unwrap());
+        assert_eq!(
+            compute(&restore, &plan, None, &at(99)),
+            restore.status.unwrap()
+        );
     }
 
     #[test]
     fn success_is_said_only_for_a_complete_outlook() {
-        let status = compute(&restore(), &planned(Step::Nothing, Outlook::Complete), None, &at(5));
-        assert!(status.succeeded && conditions::is_true(&status.conditions, &ConditionType::Complete));
+        let status = compute(
+            &restore(),
+            &planned(Step::Nothing, Outlook::Complete),
+            None,
+            &at(5),
+        );
+        assert!(
+            status.succeeded && conditions::is_true(&status.conditions, &ConditionType::Complete)
+        );
         assert_eq!(status.completion_time, Some(at(5)));
     }
 
@@ -208,7 +277,10 @@ mod tests {
         restore.spec.overwrite = true;
         let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
         let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
-        assert_eq!((finding.status.as_str(), finding.reason.as_str()), ("False", "NotYetInEffect"));
+        assert_eq!(
+            (finding.status.as_str(), finding.reason.as_str()),
+            ("False", "NotYetInEffect")
+        );
         assert!(finding.message.contains("spec.overwrite"));
     }
 }

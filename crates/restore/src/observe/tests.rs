@@ -1,0 +1,156 @@
+//! What is read out of objects, without a server.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn restore(template: Value) -> EtcdRestore {
+    let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });
+    EtcdRestore::new("again", serde_json::from_value(spec).unwrap())
+}
+
+fn manifest(version: &str, spec: Value) -> BackupManifest {
+    serde_json::from_value(json!({
+        "formatVersion": 1, "etcdVersion": version, "clusterID": "ab", "revision": 7, "size": 1, "sha256": "",
+        "compression": "none", "createdAt": "2026-01-01T00:00:00Z",
+        "cluster": { "name": "old", "namespace": "prod", "spec": spec },
+    }))
+    .unwrap()
+}
+
+fn refused(restore: &EtcdRestore, manifest: Option<&BackupManifest>) -> Trouble {
+    cluster_to_make(restore, manifest).unwrap_err()
+}
+
+#[test]
+fn the_template_goes_before_the_recorded_spec() {
+    let recorded = manifest("3.6.16", json!({ "size": 5, "version": "3.6.16" }));
+    let templated = restore(json!({ "spec": { "size": 1, "version": "3.6.16" } }));
+    assert_eq!(
+        cluster_to_make(&templated, Some(&recorded)).unwrap().size,
+        1
+    );
+    assert_eq!(
+        cluster_to_make(&restore(Value::Null), Some(&recorded))
+            .unwrap()
+            .size,
+        5
+    );
+}
+
+#[test]
+fn an_old_backup_without_a_manifest_needs_a_template() {
+    let trouble = refused(&restore(Value::Null), None);
+    assert_eq!(trouble.reason, Reason::InvalidSpec);
+    assert!(trouble.message.contains("spec.etcdCluster.template"));
+    assert!(cluster_to_make(&restore(json!({ "spec": { "size": 3 } })), None).is_ok());
+}
+
+#[test]
+fn an_older_version_than_the_backups_is_refused() {
+    let recorded = manifest("3.6.16", json!({}));
+    let trouble = refused(
+        &restore(json!({ "spec": { "version": "3.5.35" } })),
+        Some(&recorded),
+    );
+    assert!(
+        trouble.message.contains("3.5.35") && trouble.message.contains("3.6.16"),
+        "{}",
+        trouble.message
+    );
+    assert!(
+        cluster_to_make(
+            &restore(json!({ "spec": { "version": "3.6.1" } })),
+            Some(&recorded)
+        )
+        .is_ok()
+    );
+}
+
+/// Keys of an encrypted cluster are not put into one that talks without encryption.
+#[test]
+fn a_recorded_spec_that_must_not_be_ignored_is_refused() {
+    let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
+    let trouble = refused(&restore(Value::Null), Some(&manifest("3.6.16", tls)));
+    assert_eq!(trouble.reason, Reason::NotSupported);
+    assert!(
+        trouble.message.contains("spec.TLS") && trouble.message.contains("template"),
+        "{}",
+        trouble.message
+    );
+}
+
+#[test]
+fn a_recorded_spec_that_cannot_be_is_refused() {
+    let trouble = refused(
+        &restore(Value::Null),
+        Some(&manifest("3.6.16", json!({ "size": 9 }))),
+    );
+    assert_eq!(trouble.reason, Reason::InvalidSpec);
+    assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
+}
+
+fn backup(status: Value) -> EtcdBackup {
+    serde_json::from_value(json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "nightly" },
+        "spec": { "etcdEndpoints": ["http://a:2379"], "storageType": "S3",
+                  "s3": { "path": "b/k", "awsSecret": "aws", "endpoint": "http://s3" } },
+        "status": status,
+    }))
+    .unwrap()
+}
+
+#[test]
+fn an_etcd_backup_tells_where_its_newest_backup_lies() {
+    let place = place_of(&backup(
+        json!({ "succeeded": true, "location": "s3://b/k_v7_2026" }),
+    ))
+    .unwrap();
+    assert_eq!(place.path, "b/k_v7_2026");
+    assert_eq!(place.aws_secret.as_deref(), Some("aws"));
+    assert_eq!(
+        place_of(&backup(json!({}))).unwrap_err().reason,
+        Reason::BackupMissing
+    );
+}
+
+#[test]
+fn a_child_of_an_earlier_cluster_of_the_name_is_in_the_way() {
+    let pod = |owner: &str, deleted: Value| -> KubePod {
+        serde_json::from_value(
+            json!({ "metadata": { "name": "x", "deletionTimestamp": deleted, "ownerReferences": [
+            { "apiVersion": "v", "kind": "EtcdCluster", "name": "main", "uid": owner }] } }),
+        )
+        .unwrap()
+    };
+    assert!(!is_in_the_way(&pod("new", Value::Null), "new"));
+    assert!(is_in_the_way(&pod("old", Value::Null), "new"));
+    assert!(is_in_the_way(
+        &pod("new", json!("2026-01-01T00:00:00Z")),
+        "new"
+    ));
+    assert_eq!(
+        child::<KubePod>(Err("timeout".into()), "new"),
+        Child::Unknown("timeout".into())
+    );
+}
+
+#[test]
+fn the_claim_and_the_recorded_id_are_read_from_the_cluster() {
+    let cluster: EtcdCluster = serde_json::from_value(json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "main", "annotations": { "etcd.database.coreos.com/restore": "u" } },
+        "spec": { "size": 3, "version": "3.6.16" },
+        "status": { "clusterID": "ab", "conditions": [{ "type": "Available", "status": "True", "reason": "R",
+                    "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" }] },
+    }))
+    .unwrap();
+    let expected = ClusterFacts {
+        claim: Some("u".into()),
+        cluster_id: Some("ab".into()),
+        available: true,
+        durable: false,
+        problems: vec![],
+    };
+    assert_eq!(facts(&cluster), expected);
+}

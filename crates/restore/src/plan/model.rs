@@ -75,7 +75,8 @@ struct World {
 
 impl World {
     fn new(durable: bool, good_backup: bool) -> Self {
-        let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let spec =
+            r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
         let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
         restore.metadata.uid = Some(UID.into());
         restore.metadata.generation = Some(1);
@@ -146,8 +147,10 @@ impl World {
 
     fn act(&mut self, step: &Step) {
         // Invariant 9: what a stranger owns is never written to.
-        if !matches!(step, Step::Nothing | Step::RecordIntent(_) | Step::RecordRestored { .. })
-            && let Some(cluster) = &mut self.cluster
+        if !matches!(
+            step,
+            Step::Nothing | Step::RecordIntent(_) | Step::RecordRestored { .. }
+        ) && let Some(cluster) = &mut self.cluster
             && cluster.stranger
             && !matches!(step, Step::CreateCluster(_))
         {
@@ -163,7 +166,10 @@ impl World {
             (Step::CreateService, Some(cluster)) => cluster.service = true,
             (Step::CreateClaim, Some(cluster)) => cluster.volume = true,
             (Step::CreatePod, Some(cluster)) => {
-                assert!(cluster.service && (cluster.volume || !self.durable), "a pod before what it needs");
+                assert!(
+                    cluster.service && (cluster.volume || !self.durable),
+                    "a pod before what it needs"
+                );
                 cluster.pod.get_or_insert_default();
             }
             (Step::RecordFormed { cluster_id }, Some(cluster)) => {
@@ -172,7 +178,10 @@ impl World {
             }
             (Step::ReleaseClaim, Some(cluster)) => {
                 // Invariant 10: what the cluster operator needs is in the status before the claim goes.
-                assert!(cluster.cluster_id.is_some() && cluster.bootstrap, "released without a record");
+                assert!(
+                    cluster.cluster_id.is_some() && cluster.bootstrap,
+                    "released without a record"
+                );
                 cluster.claim = false;
             }
             _ => {}
@@ -180,13 +189,17 @@ impl World {
     }
 
     fn write_status(&mut self, plan: &Plan) {
-        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+        );
         self.restore.status = Some(crate::status::compute(&self.restore, plan, None, &now));
     }
 
     fn kubelet(&mut self) {
         let (durable, good) = (self.durable, self.good_backup && self.store_up);
-        let Some(cluster) = &mut self.cluster else { return };
+        let Some(cluster) = &mut self.cluster else {
+            return;
+        };
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
             // The cluster operator puts the member back on its disk once the cluster is its own.
@@ -234,7 +247,11 @@ impl World {
                 }
             }
             Fate::LosePod => {
-                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| cluster.pod.is_some()) {
+                if let Some(cluster) = self
+                    .cluster
+                    .as_mut()
+                    .filter(|cluster| cluster.pod.is_some())
+                {
                     cluster.pod = None;
                     cluster.disk &= self.durable;
                     cluster.available = false;
@@ -242,7 +259,10 @@ impl World {
             }
             Fate::ClientWrites => {
                 // The client Service has endpoints once the cluster ID is recorded.
-                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| cluster.cluster_id.is_some())
+                if let Some(cluster) = self
+                    .cluster
+                    .as_mut()
+                    .filter(|cluster| cluster.cluster_id.is_some())
                     && cluster.pod.as_ref().is_some_and(|pod| pod.serving)
                 {
                     cluster.acknowledged += 1;
@@ -267,15 +287,24 @@ impl World {
     }
 
     fn succeeded(&self) -> bool {
-        self.restore.status.as_ref().is_some_and(|status| status.succeeded)
+        self.restore
+            .status
+            .as_ref()
+            .is_some_and(|status| status.succeeded)
     }
 
     /// What `succeeded` means, at the moment it is first said.
     fn check_success(&self) {
         let cluster = self.cluster.as_ref().expect("succeeded without a cluster");
-        assert!(self.good_backup, "succeeded with a backup that cannot be read");
+        assert!(
+            self.good_backup,
+            "succeeded with a backup that cannot be read"
+        );
         assert!(!cluster.stranger, "succeeded with a stranger's cluster");
-        assert!(cluster.pod.as_ref().is_some_and(|pod| pod.serving), "succeeded without serving");
+        assert!(
+            cluster.pod.as_ref().is_some_and(|pod| pod.serving),
+            "succeeded without serving"
+        );
         let status = self.restore.status.as_ref().unwrap();
         assert_eq!(status.restored_revision, Some(BACKUP));
         assert_eq!(status.cluster_id.as_deref(), cluster.cluster_id.as_deref());
@@ -283,13 +312,25 @@ impl World {
 
     fn check(&self) {
         let Some(cluster) = &self.cluster else { return };
-        assert!(!cluster.touched, "a stranger's cluster was touched (invariant 9)");
-        assert!(!cluster.lost_writes, "acknowledged writes were restored over");
+        assert!(
+            !cluster.touched,
+            "a stranger's cluster was touched (invariant 9)"
+        );
+        assert!(
+            !cluster.lost_writes,
+            "acknowledged writes were restored over"
+        );
         if !self.good_backup && !cluster.stranger {
-            assert!(cluster.cluster_id.is_none(), "an unreadable backup was handed over");
+            assert!(
+                cluster.cluster_id.is_none(),
+                "an unreadable backup was handed over"
+            );
         }
         if !cluster.claim && !cluster.stranger {
-            assert!(cluster.cluster_id.is_some(), "released without a cluster ID (invariant 10)");
+            assert!(
+                cluster.cluster_id.is_some(),
+                "released without a cluster ID (invariant 10)"
+            );
         }
     }
 

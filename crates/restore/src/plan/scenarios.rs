@@ -88,7 +88,9 @@ fn check(restore: &EtcdRestore, observed: &Observed, step: &Step) -> Plan {
 
 fn reason(plan: &Plan) -> Reason {
     match &plan.outlook {
-        Outlook::Working(trouble) | Outlook::Stuck(trouble) | Outlook::Halted(trouble) => trouble.reason.clone(),
+        Outlook::Working(trouble) | Outlook::Stuck(trouble) | Outlook::Halted(trouble) => {
+            trouble.reason.clone()
+        }
         Outlook::Complete => Reason::Succeeded,
     }
 }
@@ -98,17 +100,29 @@ fn reason(plan: &Plan) -> Reason {
 fn records_its_intent_before_it_creates_anything() {
     let restore = restore(|_| {});
     let seed = naming::seed(&restore);
-    check(&restore, &absent(Source::NotAsked), &Step::RecordIntent(seed.clone()));
+    check(
+        &restore,
+        &absent(Source::NotAsked),
+        &Step::RecordIntent(seed.clone()),
+    );
     check(&restore, &present(claimed()), &Step::RecordIntent(seed));
 }
 
 #[test]
 fn creates_the_cluster_only_when_the_backup_was_found() {
     let missing = Trouble::new(Reason::BackupMissing, "no object");
-    let plan = check(&intended(), &absent(Source::Unavailable(missing)), &Step::Nothing);
+    let plan = check(
+        &intended(),
+        &absent(Source::Unavailable(missing)),
+        &Step::Nothing,
+    );
     assert_eq!(reason(&plan), Reason::BackupMissing);
     let spec = Box::new(EtcdClusterSpec::default());
-    check(&intended(), &absent(Source::Ready(spec.clone())), &Step::CreateCluster(spec));
+    check(
+        &intended(),
+        &absent(Source::Ready(spec.clone())),
+        &Step::CreateCluster(spec),
+    );
 }
 
 /// Invariant 1.
@@ -131,20 +145,38 @@ fn refuses_a_cluster_that_exists_and_touches_nothing() {
         });
         let plan = check(&intended(), &observed, &Step::Nothing);
         assert_eq!(reason(&plan), Reason::ClusterExists);
-        assert!(matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("nothing was changed")));
+        assert!(
+            matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("nothing was changed"))
+        );
     }
 }
 
 #[test]
 fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     let mut restore = intended();
-    let refused = conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
-    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
-    conditions::set(&mut restore.status.get_or_insert_default().conditions, &refused, Some(1), &now);
-    let plan = check(&restore, &absent(Source::Ready(Box::default())), &Step::Nothing);
+    let refused =
+        conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+    );
+    conditions::set(
+        &mut restore.status.get_or_insert_default().conditions,
+        &refused,
+        Some(1),
+        &now,
+    );
+    let plan = check(
+        &restore,
+        &absent(Source::Ready(Box::default())),
+        &Step::Nothing,
+    );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    check(&restore, &absent(Source::Ready(Box::default())), &Step::CreateCluster(Box::default()));
+    check(
+        &restore,
+        &absent(Source::Ready(Box::default())),
+        &Step::CreateCluster(Box::default()),
+    );
 }
 
 #[test]
@@ -177,18 +209,34 @@ fn waits_for_leftovers_of_the_seeds_name() {
 #[test]
 fn records_nothing_before_the_data_directory_is_verified() {
     let running = Pod::Present(PodFacts::default());
-    check(&intended(), &claimed_with(running, serves(100)), &Step::Nothing);
-    check(&intended(), &claimed_with(restored_pod(), Serving::Unknown("refused".into())), &Step::Nothing);
+    check(
+        &intended(),
+        &claimed_with(running, serves(100)),
+        &Step::Nothing,
+    );
+    check(
+        &intended(),
+        &claimed_with(restored_pod(), Serving::Unknown("refused".into())),
+        &Step::Nothing,
+    );
     let record = Step::RecordRestored {
         cluster_id: ID.into(),
         revision: 100,
     };
-    check(&intended(), &claimed_with(restored_pod(), serves(100)), &record);
+    check(
+        &intended(),
+        &claimed_with(restored_pod(), serves(100)),
+        &record,
+    );
 }
 
 #[test]
 fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
-    let plan = check(&intended(), &claimed_with(restored_pod(), serves(99)), &Step::Nothing);
+    let plan = check(
+        &intended(),
+        &claimed_with(restored_pod(), serves(99)),
+        &Step::Nothing,
+    );
     assert_eq!(reason(&plan), Reason::SeedFailed);
 }
 
@@ -198,7 +246,11 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
         trouble: Some(Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
         restored: None,
     });
-    let plan = check(&intended(), &claimed_with(pod, Serving::NotAsked), &Step::Nothing);
+    let plan = check(
+        &intended(),
+        &claimed_with(pod, Serving::NotAsked),
+        &Step::Nothing,
+    );
     assert_eq!(reason(&plan), Reason::SnapshotUnreadable);
     assert!(plan.requeue.is_some());
 }
@@ -207,7 +259,13 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
 fn hands_over_in_three_writes_and_the_claim_last() {
     let id = || Some(ID.to_owned());
     let observed = claimed_with(restored_pod(), serves(100));
-    check(&seed_verified(), &observed, &Step::RecordFormed { cluster_id: ID.into() });
+    check(
+        &seed_verified(),
+        &observed,
+        &Step::RecordFormed {
+            cluster_id: ID.into(),
+        },
+    );
     let formed = present(ClusterFacts {
         cluster_id: id(),
         ..claimed()
@@ -244,7 +302,10 @@ fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
         ..claimed()
     });
     for restore in [intended(), seed_verified()] {
-        assert_eq!(reason(&check(&restore, &observed, &Step::Nothing)), Reason::SeedFailed);
+        assert_eq!(
+            reason(&check(&restore, &observed, &Step::Nothing)),
+            Reason::SeedFailed
+        );
     }
 }
 
@@ -275,7 +336,11 @@ fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
 
 #[test]
 fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
-    let plan = check(&seed_verified(), &absent(Source::Ready(Box::default())), &Step::Nothing);
+    let plan = check(
+        &seed_verified(),
+        &absent(Source::Ready(Box::default())),
+        &Step::Nothing,
+    );
     assert_eq!(reason(&plan), Reason::ClusterMissing);
 }
 
@@ -285,13 +350,21 @@ fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
         r.spec.bump_revision = Some(1000);
         r.spec.mark_compacted = true;
     });
-    assert_eq!(reason(&check(&bump, &absent(Source::NotAsked), &Step::Nothing)), Reason::NotSupported);
+    assert_eq!(
+        reason(&check(&bump, &absent(Source::NotAsked), &Step::Nothing)),
+        Reason::NotSupported
+    );
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotAsked), &Step::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
-    assert!(matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("spec.backupStorageType")));
+    assert!(
+        matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("spec.backupStorageType"))
+    );
     let long = restore(|r| r.spec.etcd_cluster.name = "x".repeat(53));
-    assert_eq!(reason(&check(&long, &absent(Source::NotAsked), &Step::Nothing)), Reason::InvalidSpec);
+    assert_eq!(
+        reason(&check(&long, &absent(Source::NotAsked), &Step::Nothing)),
+        Reason::InvalidSpec
+    );
 }
 
 #[test]
@@ -300,12 +373,18 @@ fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..claimed()
     });
-    assert_eq!(reason(&check(&intended(), &observed, &Step::Nothing)), Reason::InvalidSpec);
+    assert_eq!(
+        reason(&check(&intended(), &observed, &Step::Nothing)),
+        Reason::InvalidSpec
+    );
 }
 
 #[test]
 fn a_finished_restore_stays_finished() {
     let mut restore = seed_verified();
     restore.status.get_or_insert_default().succeeded = true;
-    assert_eq!(plan(&restore, &absent(Source::NotAsked)).outlook, Outlook::Complete);
+    assert_eq!(
+        plan(&restore, &absent(Source::NotAsked)).outlook,
+        Outlook::Complete
+    );
 }

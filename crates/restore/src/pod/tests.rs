@@ -26,16 +26,27 @@ fn built(cluster: Value, source: &S3Source) -> Value {
 }
 
 fn with_secret() -> S3Source {
-    source(json!({ "path": "b/k", "awsSecret": "aws", "endpoint": "http://s3:9000", "forcePathStyle": true }))
+    source(
+        json!({ "path": "b/k", "awsSecret": "aws", "endpoint": "http://s3:9000", "forcePathStyle": true }),
+    )
 }
 
 /// Defect 6 of the old operator: an untagged third-party image in the data path.
 #[test]
 fn the_data_path_runs_our_image_and_the_members_own() {
-    let pod = built(json!({ "version": "3.6.16", "repository": "registry.local/etcd" }), &with_secret());
+    let pod = built(
+        json!({ "version": "3.6.16", "repository": "registry.local/etcd" }),
+        &with_secret(),
+    );
     let init = &pod["spec"]["initContainers"];
-    assert_eq!((&init[0]["name"], &init[0]["image"]), (&json!("fetch"), &json!("localhost/etcd-operator:dev")));
-    assert_eq!((&init[1]["name"], &init[1]["image"]), (&json!("restore"), &json!("registry.local/etcd:v3.6.16")));
+    assert_eq!(
+        (&init[0]["name"], &init[0]["image"]),
+        (&json!("fetch"), &json!("localhost/etcd-operator:dev"))
+    );
+    assert_eq!(
+        (&init[1]["name"], &init[1]["image"]),
+        (&json!("restore"), &json!("registry.local/etcd:v3.6.16"))
+    );
     assert_eq!(init[1]["command"], json!(["/tools/etcd-restore-operator"]));
 }
 
@@ -45,15 +56,23 @@ fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
     let pod = built(json!({}), &with_secret());
     let mounts = |container: &Value| {
         let all = container["volumeMounts"].as_array().unwrap();
-        all.iter().filter(|mount| mount["name"] == "restore-secret").count()
+        all.iter()
+            .filter(|mount| mount["name"] == "restore-secret")
+            .count()
     };
     let spec = &pod["spec"];
     assert_eq!(mounts(&spec["initContainers"][0]), 1);
     assert_eq!(mounts(&spec["initContainers"][1]), 0);
     assert_eq!(mounts(&spec["containers"][0]), 0);
     let volumes = spec["volumes"].as_array().unwrap();
-    let secret = volumes.iter().find(|volume| volume["name"] == "restore-secret").unwrap();
-    assert_eq!(secret["secret"], json!({ "secretName": "aws", "optional": true, "defaultMode": 0o440 }));
+    let secret = volumes
+        .iter()
+        .find(|volume| volume["name"] == "restore-secret")
+        .unwrap();
+    assert_eq!(
+        secret["secret"],
+        json!({ "secretName": "aws", "optional": true, "defaultMode": 0o440 })
+    );
     for container in spec["initContainers"].as_array().unwrap() {
         assert_eq!(container["env"], Value::Null);
     }
@@ -61,7 +80,10 @@ fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
 
 #[test]
 fn ambient_identity_needs_no_secret() {
-    for source in [source(json!({ "path": "b/k" })), source(json!({ "path": "b/k", "awsSecret": "" }))] {
+    for source in [
+        source(json!({ "path": "b/k" })),
+        source(json!({ "path": "b/k", "awsSecret": "" })),
+    ] {
         let pod = built(json!({}), &source);
         assert!(!pod.to_string().contains("restore-secret"));
         assert!(!pod.to_string().contains("--secret"));
@@ -70,7 +92,10 @@ fn ambient_identity_needs_no_secret() {
 
 #[test]
 fn a_certificate_authority_is_mounted_where_one_is_named() {
-    let pod = built(json!({}), &source(json!({ "path": "b/k", "caSecret": "ca" })));
+    let pod = built(
+        json!({}),
+        &source(json!({ "path": "b/k", "caSecret": "ca" })),
+    );
     let arguments = pod["spec"]["initContainers"][0]["args"].to_string();
     assert!(arguments.contains("--ca=/run/restore/ca"));
 }
@@ -79,13 +104,19 @@ fn a_certificate_authority_is_mounted_where_one_is_named() {
 #[test]
 fn invariant_6_the_seed_is_never_started_as_a_new_cluster() {
     let arguments = built(json!({}), &with_secret())["spec"]["containers"][0]["args"].to_string();
-    assert!(arguments.contains("--initial-cluster-state=existing"), "{arguments}");
+    assert!(
+        arguments.contains("--initial-cluster-state=existing"),
+        "{arguments}"
+    );
     assert!(!arguments.contains("--initial-cluster-state=new"));
 }
 
 #[test]
 fn the_tool_is_the_one_of_the_members_version() {
-    for (version, tool) in [("3.4.23", "/usr/local/bin/etcdctl"), ("3.5.35", "/usr/local/bin/etcdutl")] {
+    for (version, tool) in [
+        ("3.4.23", "/usr/local/bin/etcdctl"),
+        ("3.5.35", "/usr/local/bin/etcdutl"),
+    ] {
         let pod = built(json!({ "version": version }), &with_secret());
         let arguments = pod["spec"]["initContainers"][1]["args"].to_string();
         assert!(arguments.contains(&format!("--tool={tool}")), "{arguments}");
@@ -98,14 +129,23 @@ fn the_seed_uses_the_clusters_own_volumes() {
     let claim = json!({ "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } });
     let pod = built(claim, &with_secret());
     let volume = &pod["spec"]["volumes"][0];
-    assert_eq!(volume["persistentVolumeClaim"]["claimName"], "main-aaaaaaaaaa");
+    assert_eq!(
+        volume["persistentVolumeClaim"]["claimName"],
+        "main-aaaaaaaaaa"
+    );
 }
 
 #[test]
 fn users_init_containers_come_after_the_restore() {
-    let pod = built(json!({ "pod": { "initContainers": [{ "name": "own", "image": "a" }] } }), &with_secret());
+    let pod = built(
+        json!({ "pod": { "initContainers": [{ "name": "own", "image": "a" }] } }),
+        &with_secret(),
+    );
     let init = pod["spec"]["initContainers"].as_array().unwrap();
-    let names: Vec<_> = init.iter().map(|container| container["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = init
+        .iter()
+        .map(|container| container["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["fetch", "restore", "own"]);
 }
 
@@ -113,9 +153,15 @@ fn users_init_containers_come_after_the_restore() {
 fn the_containers_before_etcd_are_as_restricted_as_etcd() {
     let pod = built(json!({}), &with_secret());
     for container in pod["spec"]["initContainers"].as_array().unwrap() {
-        assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+        assert_eq!(
+            container["securityContext"]["allowPrivilegeEscalation"],
+            false
+        );
         assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
-        assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+        assert_eq!(
+            container["securityContext"]["capabilities"]["drop"],
+            json!(["ALL"])
+        );
     }
 }
 
@@ -134,14 +180,24 @@ fn the_arguments_are_those_the_program_takes() {
     }
     let pod = built(json!({ "version": "3.6.16" }), &with_secret());
     let parsed = |index: usize| {
-        let arguments = pod["spec"]["initContainers"][index]["args"].as_array().unwrap().clone();
-        let arguments = arguments.iter().map(|argument| argument.as_str().unwrap().to_owned());
-        let Seed::Seed(command) = Program::parse_from(std::iter::once("program".to_owned()).chain(arguments)).command;
+        let arguments = pod["spec"]["initContainers"][index]["args"]
+            .as_array()
+            .unwrap()
+            .clone();
+        let arguments = arguments
+            .iter()
+            .map(|argument| argument.as_str().unwrap().to_owned());
+        let Seed::Seed(command) =
+            Program::parse_from(std::iter::once("program".to_owned()).chain(arguments)).command;
         command
     };
-    let crate::seed::Command::Fetch(fetch) = parsed(0) else { panic!("not fetch") };
+    let crate::seed::Command::Fetch(fetch) = parsed(0) else {
+        panic!("not fetch")
+    };
     assert_eq!(fetch.source, with_secret());
-    let crate::seed::Command::Restore(restore) = parsed(1) else { panic!("not restore") };
+    let crate::seed::Command::Restore(restore) = parsed(1) else {
+        panic!("not restore")
+    };
     assert_eq!(restore.peer_url, "http://main-aaaaaaaaaa.prod.svc:2380");
 }
 
@@ -161,8 +217,17 @@ fn ended(code: i32, message: &str) -> Value {
 #[test]
 fn a_finished_restore_tells_its_revision() {
     let done = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
-    let facts = reported(json!([container("fetch", ended(0, done), json!({})), container("restore", ended(0, done), json!({}))]));
-    assert_eq!(facts, PodFacts { trouble: None, restored: Some(7) });
+    let facts = reported(json!([
+        container("fetch", ended(0, done), json!({})),
+        container("restore", ended(0, done), json!({}))
+    ]));
+    assert_eq!(
+        facts,
+        PodFacts {
+            trouble: None,
+            restored: Some(7)
+        }
+    );
     let only_fetched = reported(json!([container("fetch", ended(0, done), json!({}))]));
     assert_eq!(only_fetched.restored, None);
 }
@@ -173,7 +238,10 @@ fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
     let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
     let expected = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
     for (state, last) in [(ended(1, failed), json!({})), (waiting, ended(1, failed))] {
-        assert_eq!(reported(json!([container("fetch", state, last)])).trouble, Some(expected.clone()));
+        assert_eq!(
+            reported(json!([container("fetch", state, last)])).trouble,
+            Some(expected.clone())
+        );
     }
     let again = container("fetch", json!({ "running": {} }), ended(1, failed));
     assert_eq!(reported(json!([again])).trouble, None);
@@ -182,12 +250,18 @@ fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
 #[test]
 fn what_the_kubelet_cannot_start_is_said() {
     let pull = json!({ "waiting": { "reason": "ImagePullBackOff", "message": "not found" } });
-    let trouble = reported(json!([container("restore", pull, json!({}))])).trouble.unwrap();
+    let trouble = reported(json!([container("restore", pull, json!({}))]))
+        .trouble
+        .unwrap();
     assert_eq!(trouble.reason, Reason::ImageNotFound);
-    let killed = reported(json!([container("restore", ended(137, ""), json!({}))])).trouble.unwrap();
+    let killed = reported(json!([container("restore", ended(137, ""), json!({}))]))
+        .trouble
+        .unwrap();
     assert_eq!(killed.reason, Reason::SeedFailed);
     let pod = json!({ "status": { "conditions": [
         { "type": "PodScheduled", "status": "False", "message": "no node" }] } });
-    let trouble = facts(&serde_json::from_value(pod).unwrap()).trouble.unwrap();
+    let trouble = facts(&serde_json::from_value(pod).unwrap())
+        .trouble
+        .unwrap();
     assert_eq!(trouble.reason, Reason::PodNotStarting);
 }

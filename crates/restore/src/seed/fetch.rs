@@ -13,7 +13,10 @@ use etcd::{Inspected, Inspector};
 use futures::StreamExt;
 use store::Store;
 
-use super::{Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble, write_json};
+use super::{
+    Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
+    write_json,
+};
 use crate::observed::Trouble;
 use crate::source::{self, Place, SecretData};
 
@@ -59,7 +62,8 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
     let ca = mounted(arguments.ca.as_deref())?;
     let place = source::open(&arguments.source, secret.as_ref(), ca.as_ref()).await?;
     let manifest = place.manifest().await?;
-    fs::create_dir_all(paths.work()).map_err(|error| volume_trouble("create", &paths.work(), &error))?;
+    fs::create_dir_all(paths.work())
+        .map_err(|error| volume_trouble("create", &paths.work(), &error))?;
     let unfinished = paths.work().join("snapshot.unfinished");
     let inspected = download(&place, &unfinished).await?;
     let contents = verify(&inspected, manifest.as_ref())?;
@@ -85,7 +89,9 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
 
 /// A mounted Secret's files. Kubernetes mounts the keys as links beside directories whose names begin with dots.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
-    let Some(directory) = directory else { return Ok(None) };
+    let Some(directory) = directory else {
+        return Ok(None);
+    };
     let trouble = |error| volume_trouble("read", directory, &error);
     let mut data = SecretData::new();
     for entry in fs::read_dir(directory).map_err(trouble)? {
@@ -99,24 +105,40 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
 }
 
 async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
-    let mut object = place.store.get(&place.key).await.map_err(|error| source::trouble(&error))?;
-    let mut file = File::create(target).map_err(|error| volume_trouble("create", target, &error))?;
+    let mut object = place
+        .store
+        .get(&place.key)
+        .await
+        .map_err(|error| source::trouble(&error))?;
+    let mut file =
+        File::create(target).map_err(|error| volume_trouble("create", target, &error))?;
     let mut inspector = Inspector::new();
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk.map_err(|error| source::trouble(&error))?;
         inspector.push(&chunk);
-        file.write_all(&chunk).map_err(|error| volume_trouble("write", target, &error))?;
+        file.write_all(&chunk)
+            .map_err(|error| volume_trouble("write", target, &error))?;
     }
-    file.sync_all().map_err(|error| volume_trouble("write", target, &error))?;
+    file.sync_all()
+        .map_err(|error| volume_trouble("write", target, &error))?;
     if inspector.size() != object.size {
-        let message = format!("the store sent {} bytes of {}", inspector.size(), object.size);
+        let message = format!(
+            "the store sent {} bytes of {}",
+            inspector.size(),
+            object.size
+        );
         return Err(Trouble::new(Reason::StoreUnreachable, message));
     }
-    inspector.finish().map_err(|error| unreadable(&error.to_string()))
+    inspector
+        .finish()
+        .map_err(|error| unreadable(&error.to_string()))
 }
 
 /// Invariant 12, from the other side: what is stored is what etcd sent, and what the manifest says.
-pub(super) fn verify(inspected: &Inspected, manifest: Option<&BackupManifest>) -> Result<Contents, Trouble> {
+pub(super) fn verify(
+    inspected: &Inspected,
+    manifest: Option<&BackupManifest>,
+) -> Result<Contents, Trouble> {
     if !inspected.trailer {
         return Err(unreadable("etcd's checksum is missing at its end"));
     }
@@ -156,5 +178,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
 }
 
 pub(super) fn unreadable(why: &str) -> Trouble {
-    Trouble::new(Reason::SnapshotUnreadable, format!("the backup cannot be restored: {why}; restore another backup"))
+    Trouble::new(
+        Reason::SnapshotUnreadable,
+        format!("the backup cannot be restored: {why}; restore another backup"),
+    )
 }

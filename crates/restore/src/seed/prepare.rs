@@ -11,7 +11,10 @@ use clap::Args;
 use etcd::{Inspected, Inspector};
 
 use super::fetch::unreadable;
-use super::{Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble, write_json};
+use super::{
+    Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
+    write_json,
+};
 use crate::observed::Trouble;
 
 /// How much of the tool's output is reported, in bytes.
@@ -43,8 +46,12 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
-    let expected: Contents = read_json(&paths.expected())?
-        .ok_or_else(|| Trouble::new(Reason::SeedFailed, "nothing was fetched; the fetch container must run first"))?;
+    let expected: Contents = read_json(&paths.expected())?.ok_or_else(|| {
+        Trouble::new(
+            Reason::SeedFailed,
+            "nothing was fetched; the fetch container must run first",
+        )
+    })?;
     check_snapshot(&paths.snapshot(), &expected)?;
     let made = paths.work().join("data");
     remove_dir(&made)?;
@@ -56,7 +63,8 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
         fs::rename(&made, paths.data())?;
         sync_parent(&paths.data())
     };
-    commit().map_err(|error| volume_trouble("rename the data directory to", &paths.data(), &error))?;
+    commit()
+        .map_err(|error| volume_trouble("rename the data directory to", &paths.data(), &error))?;
     if let Err(error) = fs::remove_dir_all(paths.work()) {
         tracing::warn!(%error, "the fetched snapshot stays on the volume");
     }
@@ -95,18 +103,28 @@ fn inspect(path: &Path) -> Result<Inspected, Trouble> {
             read => inspector.push(&buffer[..read]),
         }
     }
-    inspector.finish().map_err(|error| unreadable(&error.to_string()))
+    inspector
+        .finish()
+        .map_err(|error| unreadable(&error.to_string()))
 }
 
 fn remove_dir(path: &Path) -> Result<(), Trouble> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(volume_trouble("remove", path, &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(volume_trouble("remove", path, &error))
+        }
         _ => Ok(()),
     }
 }
 
 fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
-    let Prepare { tool, name, peer_url, token, paths } = arguments;
+    let Prepare {
+        tool,
+        name,
+        peer_url,
+        token,
+        paths,
+    } = arguments;
     let output = Command::new(tool)
         // etcdctl before 3.4 speaks the old API unless told otherwise.
         .env("ETCDCTL_API", "3")
@@ -121,7 +139,10 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         .map_err(|error| {
             Trouble::new(
                 Reason::SeedFailed,
-                format!("cannot run {}: {error}; spec.repository must hold etcd's own images", tool.display()),
+                format!(
+                    "cannot run {}: {error}; spec.repository must hold etcd's own images",
+                    tool.display()
+                ),
             )
         })?;
     if output.status.success() {
@@ -129,5 +150,10 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let start = said.ceil_char_boundary(said.len().saturating_sub(OUTPUT_LIMIT));
-    Err(unreadable(&format!("{} ended with {}: {}", tool.display(), output.status, said[start..].trim())))
+    Err(unreadable(&format!(
+        "{} ended with {}: {}",
+        tool.display(),
+        output.status,
+        said[start..].trim()
+    )))
 }

@@ -103,6 +103,12 @@ impl Place {
                 field: "region".to_owned(),
                 problem: format!("the bucket is in another one: set it ({})", shown()),
             },
+            (
+                // The last is versitygw's word for an unknown key, with status 404.
+                "AccessDenied" | "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken"
+                | "ExpiredToken" | "AllAccessDisabled" | "XAdminUserNotFound",
+                _,
+            ) => Error::AccessDenied(shown()),
             ("NoSuchUpload", _) => Error::Other(shown()),
             (_, Some(401 | 403)) => Error::AccessDenied(shown()),
             (_, Some(404)) => Error::NoSuchObject {

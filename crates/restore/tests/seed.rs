@@ -1,0 +1,524 @@
+//! What runs in the seed's pod, against real servers: backups in a real S3 server, data directories made by etcd's
+//! own tools, real etcd started on them as a member's pod starts it. Without the programs the tests fail and name
+//! the command that brings them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::conditions::Reason;
+use api::manifest::manifest_key;
+use bytes::Bytes;
+use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
+use etcd::{Access, Etcd, EtcdClient, Status};
+use futures::TryStreamExt;
+use restore::seed::{Contents, Fetch, Paths, Prepare, Report, fetch, prepare, run};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use store::testing::{ACCESS_KEY, S3Server, SECRET_KEY};
+use store::{S3Store, Store};
+use tempfile::TempDir;
+
+const KEYS: usize = 500;
+
+/// A backup of a real cluster in a real bucket, and an empty data volume.
+struct World {
+    server: S3Server,
+    volume: TempDir,
+    secret: TempDir,
+    programs: Programs,
+    tool: PathBuf,
+    revision: i64,
+    snapshot: Bytes,
+}
+
+fn tool(programs: &Programs, minor: &str) -> PathBuf {
+    if minor != "3.4" {
+        return programs.etcdutl();
+    }
+    let beside = programs.etcd.with_file_name("etcdctl");
+    if beside.exists() {
+        beside
+    } else {
+        on_path("etcdctl").expect("etcdctl 3.4: `apt-get install etcd-client`")
+    }
+}
+
+async fn take_snapshot(programs: &Programs) -> (Bytes, i64) {
+    let etcd = EtcdProcess::start(programs, &Start::default()).await;
+    let mut client = etcd_client::Client::connect([&etcd.client_url], None)
+        .await
+        .unwrap();
+    for index in 0..KEYS {
+        client
+            .put(format!("/key/{index:05}"), format!("value {index}"), None)
+            .await
+            .unwrap();
+    }
+    let port = EtcdClient::new(Access::default());
+    let revision = port.status(&etcd.client_url).await.unwrap().revision;
+    let snapshot = port.snapshot(&etcd.client_url).await.unwrap();
+    let chunks: Vec<Bytes> = snapshot.chunks.try_collect().await.unwrap();
+    (chunks.concat().into(), revision)
+}
+
+impl World {
+    async fn new(minor: &str) -> Self {
+        let programs = Programs::find(minor);
+        let (snapshot, revision) = take_snapshot(&programs).await;
+        let server = S3Server::start(&["bucket"]);
+        let secret = tempfile::tempdir().unwrap();
+        let credentials = format!(
+            "[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+        );
+        std::fs::write(secret.path().join("credentials"), credentials).unwrap();
+        let world = Self {
+            tool: tool(&programs, minor),
+            volume: tempfile::tempdir().unwrap(),
+            server,
+            secret,
+            programs,
+            revision,
+            snapshot,
+        };
+        world.put("a/backup", &world.snapshot).await;
+        world.put_manifest(&world.manifest()).await;
+        world
+    }
+
+    async fn store(&self) -> S3Store {
+        S3Store::new(self.server.config("bucket")).await.unwrap()
+    }
+
+    async fn put(&self, key: &str, content: &Bytes) {
+        self.store().await.put(key, content.clone()).await.unwrap();
+    }
+
+    async fn put_manifest(&self, manifest: &Value) {
+        self.put(&manifest_key("a/backup"), &manifest.to_string().into())
+            .await;
+    }
+
+    fn manifest(&self) -> Value {
+        json!({
+            "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "00000000000000ab", "revision": self.revision,
+            "size": self.snapshot.len(), "sha256": format!("{:x}", Sha256::digest(&self.snapshot)),
+            "compression": "none", "createdAt": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    fn paths(&self) -> Paths {
+        Paths {
+            volume: self.volume.path().to_owned(),
+            report: self.volume.path().join("report"),
+        }
+    }
+
+    fn fetch_from(&self, path: &str) -> Fetch {
+        let source = json!({ "path": path, "awsSecret": "aws", "endpoint": self.server.endpoint, "forcePathStyle": true });
+        Fetch {
+            source: serde_json::from_value(source).unwrap(),
+            secret: Some(self.secret.path().to_owned()),
+            ca: None,
+            copy_to: None,
+            paths: self.paths(),
+        }
+    }
+
+    fn fetch(&self) -> Fetch {
+        self.fetch_from("bucket/a/backup")
+    }
+
+    fn prepare(&self, peer_url: &str) -> Prepare {
+        Prepare {
+            tool: self.tool.clone(),
+            name: "main-aaaaaaaaaa".into(),
+            peer_url: peer_url.into(),
+            token: "restore-uid".into(),
+            paths: self.paths(),
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.volume.path().join("data")
+    }
+
+    async fn refuses(&self, arguments: &Fetch, reason: &Reason, says: &str) {
+        let trouble = fetch(arguments).await.unwrap_err();
+        assert_eq!(trouble.reason, *reason, "{}", trouble.message);
+        assert!(trouble.message.contains(says), "{}", trouble.message);
+        assert!(!self.data().exists() && !self.volume.path().join("restore/snapshot.db").exists());
+    }
+}
+
+/// An etcd started as the pod of a member that is back on its disk.
+struct Member {
+    child: Child,
+    client_url: String,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Member {
+    /// With the state and the list `runtime::member::Start::OnDisk` gives.
+    fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
+        let client_url = format!("http://127.0.0.1:{}", free_port());
+        let name = "main-aaaaaaaaaa";
+        let child = Command::new(&programs.etcd)
+            .args([
+                format!("--name={name}"),
+                format!("--data-dir={}", data.display()),
+                format!("--listen-peer-urls={peer_url}"),
+                format!("--initial-advertise-peer-urls={peer_url}"),
+                format!("--listen-client-urls={client_url}"),
+                format!("--advertise-client-urls={client_url}"),
+                format!("--initial-cluster={name}={peer_url}"),
+                "--initial-cluster-state=existing".into(),
+                "--initial-cluster-token=restore-uid".into(),
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child, client_url }
+    }
+
+    /// What it serves, or `None` if it ended instead.
+    async fn serves(&mut self) -> Option<Status> {
+        let client = EtcdClient::new(Access::default());
+        let end = Instant::now() + Duration::from_secs(30);
+        while Instant::now() < end {
+            if self.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            if let Ok(status) = client.status(&self.client_url).await
+                && status.leader.is_some()
+            {
+                return Some(status);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("etcd neither serves nor ends");
+    }
+
+    async fn value(&self, key: &str) -> Option<String> {
+        let mut client = etcd_client::Client::connect([&self.client_url], None)
+            .await
+            .unwrap();
+        let answer = client.get(key, None).await.unwrap();
+        answer
+            .kvs()
+            .first()
+            .map(|kv| kv.value_str().unwrap().to_owned())
+    }
+}
+
+async fn brings_every_key_back(minor: &str) {
+    let world = World::new(minor).await;
+    let fetched = fetch(&world.fetch()).await.unwrap();
+    assert_eq!(fetched.revision, world.revision);
+    assert!(
+        !world.data().exists(),
+        "a data directory before it was verified"
+    );
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let restored = prepare(&world.prepare(&peer_url)).unwrap();
+    assert_eq!(restored, fetched);
+    assert!(
+        !world.volume.path().join("restore").exists(),
+        "the snapshot is left on the volume"
+    );
+
+    let mut member = Member::start(&world.programs, &world.data(), &peer_url);
+    let status = member
+        .serves()
+        .await
+        .expect("etcd starts on the restored directory");
+    assert_eq!(status.revision, world.revision);
+    for index in [0, KEYS / 2, KEYS - 1] {
+        assert_eq!(
+            member.value(&format!("/key/{index:05}")).await,
+            Some(format!("value {index}"))
+        );
+    }
+}
+
+#[tokio::test]
+async fn etcd_3_4_is_restored_with_its_own_tool() {
+    brings_every_key_back("3.4").await;
+}
+
+#[tokio::test]
+async fn etcd_3_5_is_restored_with_its_own_tool() {
+    brings_every_key_back("3.5").await;
+}
+
+#[tokio::test]
+async fn etcd_3_6_is_restored_with_its_own_tool() {
+    brings_every_key_back("3.6").await;
+}
+
+#[tokio::test]
+async fn etcd_3_7_is_restored_with_its_own_tool() {
+    brings_every_key_back("3.7").await;
+}
+
+/// Invariant 6: a member back on its disk without its data does not come up empty.
+#[tokio::test]
+async fn invariant_6_a_seed_without_its_data_does_not_start() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let (programs, empty) = (Programs::find(minor), tempfile::tempdir().unwrap());
+        let peer_url = format!("http://127.0.0.1:{}", free_port());
+        let mut member = Member::start(&programs, &empty.path().join("data"), &peer_url);
+        assert_eq!(member.serves().await, None, "etcd {minor}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_start_touches_nothing_of_the_live_data() {
+    let world = World::new("3.6").await;
+    fetch(&world.fetch()).await.unwrap();
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let first = prepare(&world.prepare(&peer_url)).unwrap();
+    std::fs::write(world.data().join("mark"), "live").unwrap();
+    // The node has restarted; the Secret and the backup are long gone.
+    let mut again = world.fetch_from("gone/nothing");
+    again.secret = None;
+    assert_eq!(fetch(&again).await.unwrap(), first);
+    assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
+    assert_eq!(
+        std::fs::read_to_string(world.data().join("mark")).unwrap(),
+        "live"
+    );
+}
+
+#[tokio::test]
+async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
+    let world = World::new("3.6").await;
+    let fetched = fetch(&world.fetch()).await.unwrap();
+    let half = world.volume.path().join("restore/data/member/snap");
+    std::fs::create_dir_all(&half).unwrap();
+    std::fs::write(half.join("db"), "half").unwrap();
+    // Fetched once is enough.
+    assert_eq!(
+        fetch(&world.fetch_from("gone/nothing")).await.unwrap(),
+        fetched
+    );
+    prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
+    assert!(world.data().join("member/snap/db").exists());
+}
+
+#[tokio::test]
+async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
+    let world = World::new("3.6").await;
+    std::fs::create_dir(world.data()).unwrap();
+    let trouble = fetch(&world.fetch()).await.unwrap_err();
+    assert_eq!(trouble.reason, Reason::SeedFailed);
+    assert!(prepare(&world.prepare("http://127.0.0.1:1")).is_err());
+    assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn an_old_backup_without_a_manifest_is_restored() {
+    let world = World::new("3.5").await;
+    world
+        .store()
+        .await
+        .delete(&manifest_key("a/backup"))
+        .await
+        .unwrap();
+    assert_eq!(
+        fetch(&world.fetch()).await.unwrap().revision,
+        world.revision
+    );
+    prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
+}
+
+/// Invariant 9: a backup that is not what etcd sent never becomes a data directory.
+#[tokio::test]
+async fn a_damaged_backup_is_refused() {
+    let world = World::new("3.6").await;
+    let mut damaged = world.snapshot.to_vec();
+    damaged[20_000] ^= 1;
+    world.put("a/backup", &damaged.into()).await;
+    world
+        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "SHA-256")
+        .await;
+    let cut = world.snapshot.slice(..world.snapshot.len() - 4096);
+    world.put("a/backup", &cut).await;
+    world
+        .refuses(
+            &world.fetch(),
+            &Reason::SnapshotUnreadable,
+            "another backup",
+        )
+        .await;
+    // A database copied from a disk has no checksum.
+    let bare = world.snapshot.slice(..world.snapshot.len() - 32);
+    world.put("a/backup", &bare).await;
+    world
+        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "checksum")
+        .await;
+    world
+        .put("a/backup", &Bytes::from_static(b"not a database"))
+        .await;
+    world
+        .refuses(
+            &world.fetch(),
+            &Reason::SnapshotUnreadable,
+            "another backup",
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn a_snapshot_damaged_on_the_volume_is_refused() {
+    let world = World::new("3.6").await;
+    fetch(&world.fetch()).await.unwrap();
+    let snapshot = world.volume.path().join("restore/snapshot.db");
+    let mut bytes = std::fs::read(&snapshot).unwrap();
+    bytes[20_000] ^= 1;
+    std::fs::write(&snapshot, bytes).unwrap();
+    let trouble = prepare(&world.prepare("http://127.0.0.1:1")).unwrap_err();
+    assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+    assert!(!world.data().exists());
+}
+
+#[tokio::test]
+async fn a_manifest_that_does_not_fit_is_refused() {
+    let world = World::new("3.6").await;
+    for (field, value, says) in [
+        ("sha256", json!("ab".repeat(32)), "SHA-256"),
+        ("revision", json!(world.revision + 1), "revision"),
+        ("revision", json!(world.revision - 1), "revision"),
+        ("size", json!(1), "bytes"),
+    ] {
+        let mut manifest = world.manifest();
+        manifest[field] = value;
+        world.put_manifest(&manifest).await;
+        world
+            .refuses(&world.fetch(), &Reason::SnapshotUnreadable, says)
+            .await;
+    }
+    let mut compressed = world.manifest();
+    compressed["compression"] = json!("zstd");
+    world.put_manifest(&compressed).await;
+    world
+        .refuses(&world.fetch(), &Reason::NotSupported, "zstd")
+        .await;
+    world
+        .put(&manifest_key("a/backup"), &Bytes::from_static(b"{garbage"))
+        .await;
+    world
+        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "manifest")
+        .await;
+}
+
+#[tokio::test]
+async fn wrong_places_and_secrets_are_named_with_their_remedy() {
+    let world = World::new("3.6").await;
+    world
+        .refuses(
+            &world.fetch_from("bucket/a/other"),
+            &Reason::BackupMissing,
+            "a/other",
+        )
+        .await;
+    world
+        .refuses(
+            &world.fetch_from("nowhere/a/backup"),
+            &Reason::BucketMissing,
+            "nowhere",
+        )
+        .await;
+    world
+        .refuses(&world.fetch_from("bucket"), &Reason::InvalidSpec, "path")
+        .await;
+    std::fs::write(
+        world.secret.path().join("credentials"),
+        "[default]\naws_access_key_id = x\n",
+    )
+    .unwrap();
+    world
+        .refuses(
+            &world.fetch(),
+            &Reason::SecretMissing,
+            "aws_secret_access_key",
+        )
+        .await;
+    std::fs::remove_file(world.secret.path().join("credentials")).unwrap();
+    world
+        .refuses(&world.fetch(), &Reason::SecretMissing, "credentials")
+        .await;
+    let wrong = "[default]\naws_access_key_id = x\naws_secret_access_key = THE-SECRET\n";
+    std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
+    let trouble = fetch(&world.fetch()).await.unwrap_err();
+    assert_eq!(trouble.reason, Reason::AccessDenied, "{}", trouble.message);
+    // Invariant 14.
+    assert!(!trouble.message.contains("THE-SECRET"));
+    let wrong = format!(
+        "[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = THE-SECRET\n"
+    );
+    std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
+    world
+        .refuses(&world.fetch(), &Reason::AccessDenied, "credentials")
+        .await;
+}
+
+#[tokio::test]
+async fn the_result_goes_out_through_the_termination_message() {
+    let world = World::new("3.6").await;
+    let copied = world.volume.path().join("copied");
+    let mut good = world.fetch();
+    good.copy_to = Some(copied.clone());
+    assert!(run(&restore::seed::Command::Fetch(good)).await);
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
+    assert!(
+        matches!(report, Report::Done(Contents { revision, .. }) if revision == world.revision)
+    );
+    assert!(
+        copied.metadata().unwrap().len() > 0,
+        "the program for the next container"
+    );
+
+    let empty = tempfile::tempdir().unwrap();
+    let mut bad = world.fetch_from("nowhere/a/backup");
+    bad.paths.volume = empty.path().to_owned();
+    assert!(!run(&restore::seed::Command::Fetch(bad)).await);
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
+    assert!(matches!(report, Report::Failed { reason, .. } if reason == "BucketMissing"));
+}
+
+#[tokio::test]
+async fn a_tool_that_is_missing_or_fails_is_named() {
+    let world = World::new("3.6").await;
+    let mut arguments = world.prepare("http://127.0.0.1:1");
+    let trouble = prepare(&arguments).unwrap_err();
+    assert!(
+        trouble.message.contains("nothing was fetched"),
+        "{}",
+        trouble.message
+    );
+    fetch(&world.fetch()).await.unwrap();
+    arguments.tool = "/nowhere/etcdutl".into();
+    let trouble = prepare(&arguments).unwrap_err();
+    assert!(
+        trouble.message.contains("/nowhere/etcdutl"),
+        "{}",
+        trouble.message
+    );
+    arguments.tool = on_path("false").unwrap();
+    assert_eq!(
+        prepare(&arguments).unwrap_err().reason,
+        Reason::SnapshotUnreadable
+    );
+    assert!(!world.data().exists());
+}
