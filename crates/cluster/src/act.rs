@@ -5,6 +5,8 @@
 
 mod send;
 
+use std::time::{Duration, Instant};
+
 use api::EtcdCluster;
 use api::names;
 use etcd::{Error as EtcdError, Etcd};
@@ -14,6 +16,10 @@ use runtime::outcome::Failure;
 
 use crate::observed::Observed;
 use crate::write::{Change, Draw, Step, Write, chains};
+
+/// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
+/// lease does not finish what it began (invariant 11).
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Why a write was not done.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +39,9 @@ pub enum Error {
         /// Kind and name.
         what: String,
     },
+    /// The process slept: what the step was planned from is too old to act upon.
+    #[error("the step is older than {} seconds and is planned again", LONGEST.as_secs())]
+    TooOld,
     /// The member list is not the one the change was planned from.
     #[error("the member list has changed since it was read")]
     ListChanged,
@@ -60,7 +69,7 @@ impl Error {
     /// A race was lost or etcd is not ready: planned again shortly, and no failure.
     pub fn is_passing(&self) -> bool {
         match self {
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged => true,
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
             Self::Etcd { source, .. } => !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_)),
             Self::Api(error) => error.reason() == "Conflict",
             Self::Version { .. } => false,
@@ -77,7 +86,7 @@ impl Failure for Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Api(error) => error.reason(),
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged => "Conflict",
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => "Conflict",
             Self::Etcd { source, .. } => match source {
                 EtcdError::Unreachable(_) | EtcdError::Timeout(_) => "EtcdUnreachable",
                 EtcdError::Unavailable(_) => "EtcdRefused",
@@ -122,6 +131,8 @@ pub struct Actor<'a> {
     pub cluster: &'a EtcdCluster,
     /// What the step was planned from.
     pub observed: &'a Observed,
+    /// When that was read.
+    pub since: Instant,
 }
 
 impl Actor<'_> {

@@ -1,7 +1,7 @@
 //! The driver: observe, plan, act, status.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{EtcdCluster, names};
 use etcd::Etcd;
@@ -32,13 +32,14 @@ impl Reconcile for ClusterOperator {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, Error> {
+        let since = Instant::now();
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let Some(objects) = observe::objects(&self.client, &namespace, &name).await? else { return Ok(Done::default()) };
         let (cluster, etcd) = (&objects.cluster, self.etcd.as_ref());
         let observed = observe::observe(etcd, &objects).await;
         let desired = desired(cluster);
         let plan = plan(&desired, &observed);
-        let acted = Actor { client: &self.client, etcd, cluster, observed: &observed }.act(&plan.step).await;
+        let acted = Actor { client: &self.client, etcd, cluster, observed: &observed, since }.act(&plan.step).await;
         let report = Report { cluster, desired: &desired, observed: &observed, plan: &plan, failure: acted.in_words() };
         let status = report.status(&Time(jiff::Timestamp::now()));
         let api: Api<EtcdCluster> = Api::namespaced(self.client.clone(), &namespace);

@@ -63,17 +63,14 @@ pub async fn objects(client: &Client, namespace: &str, name: &str) -> Result<Opt
         let services = Api::<Service>::namespaced(client.clone(), namespace);
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
         let budget_name = names::disruption_budget(name);
-        let (cluster, pods, claims, services, budget) = tokio::join!(
-            clusters.get_opt(name),
-            pods.list(&of_cluster),
-            claims.list(&of_cluster),
-            services.list(&of_cluster),
-            budgets.get_opt(&budget_name),
-        );
         let read = |what| move |source| Error::Read { what, source };
-        let pods = pods.map_err(read("pods"))?.items;
+        // In this order a second operator's work in between is never mistaken for a loss: the mark on a Service
+        // is set before its pod is made, the claim is made before the pod, the intent is recorded before all.
+        let services = services.list(&of_cluster).await.map_err(read("services"))?.items;
+        let pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
+        let (cluster, claims, budget) =
+            tokio::join!(clusters.get_opt(name), claims.list(&of_cluster), budgets.get_opt(&budget_name));
         let claims = claims.map_err(read("volume claims"))?.items;
-        let services = services.map_err(read("services"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
         Ok(cluster.map(|cluster| Objects { cluster, pods, claims, services, budget }))

@@ -178,6 +178,8 @@ impl Write {
     /// not created is no reason to give its member up.
     pub fn after_refusal(&self) -> Option<Write> {
         match self {
+            // A pod on a claim is tried again on that claim, which exists by now.
+            Self::CreatePod(start) if start.durable => None,
             Self::CreatePod(start) | Self::CreateDisk(start) => {
                 Some(Self::MarkService { member: start.member.clone(), started: false, over: None })
             }

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
-use crate::act::{Actor, Error};
+use crate::act::{Actor, Error, LONGEST};
 use crate::observed::{Intent, Role};
 use crate::write::{Label, Start, State, Write};
 
@@ -29,6 +29,9 @@ const MANAGER_IDENTITY: &str = "etcd-operator-identity";
 impl Actor<'_> {
     /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
     pub(super) async fn write(&self, write: &Write, via: &[String]) -> Result<Option<String>, Error> {
+        if self.since.elapsed() > LONGEST {
+            return Err(Error::TooOld);
+        }
         match write {
             Write::RecordIntent { intent, cluster_id, over } => {
                 let id = cluster_id.map(|id| id.to_string());

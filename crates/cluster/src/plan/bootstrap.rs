@@ -15,7 +15,11 @@ use crate::write::{Order, Start, State, Write};
 
 /// No bootstrap is recorded: begin one, or find again what the status has forgotten.
 pub(super) fn unrecorded(desired: &Desired, observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) {
-    let traces = traces(observed);
+    let mut traces = traces(observed);
+    if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
+        // The others were never formed.
+        traces.retain(|(.., found)| found.is_some());
+    }
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and disks tells that there is a cluster; it is recorded again.
         draft.say(format!("record the cluster found on {}", join(members)));
@@ -101,10 +105,10 @@ pub(super) fn unformed(desired: &Desired, observed: &Observed, intent: &Intent, 
     waiting(observed, intent, quorum, draft);
 }
 
+/// Only pods with the recorded token are asked; one of the first members in the list is the last doubt.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
-    names.filter_map(|url| api::names::member_of_url(url)).all(|name| intent.members.contains(name))
-        && !list.members.is_empty()
+    names.filter_map(|url| api::names::member_of_url(url)).any(|name| intent.members.contains(name))
 }
 
 /// Whether pods or disks carry a cluster ID: `Some(Some(id))` of this bootstrap, `Some(None)` of another one,
@@ -206,7 +210,7 @@ fn start_first(
             objects::serve(name, service, draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
-                draft.order(Order::Writes(vec![Write::CreatePod(start)]));
+                draft.order(objects::pod_on_disk(service, start));
             }
         }
         // Invariant 6: it may have voted already, so it is not started again under its name.
@@ -229,17 +233,19 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draf
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    let pods = observed.pods.iter().map(|(name, pod)| (name, &pod.token, pod.cluster_id));
-    let disks = observed.disks.iter().map(|(name, disk)| (name, &disk.token, disk.cluster_id));
+    // A first member's pod names all first members; those whose pods are gone are members all the same.
+    let named = |name: &String, initial: &BTreeSet<String>| std::iter::once(name).chain(initial).cloned().collect();
+    let pods = observed.pods.iter().map(|(name, pod)| (&pod.token, named(name, &pod.initial), pod.cluster_id));
+    let disks = observed.disks.iter().map(|(name, disk)| (&disk.token, BTreeSet::from([name.clone()]), disk.cluster_id));
     let mut found: Vec<Trace> = Vec::new();
-    for (name, token, cluster_id) in pods.chain(disks) {
+    for (token, names, cluster_id) in pods.chain(disks) {
         let token = token.clone().unwrap_or_default();
         match found.iter_mut().find(|(known, ..)| *known == token) {
             Some((_, members, id)) => {
-                members.insert(name.clone());
+                members.extend(names);
                 *id = id.or(cluster_id);
             }
-            None => found.push((token, BTreeSet::from([name.clone()]), cluster_id)),
+            None => found.push((token, names, cluster_id)),
         }
     }
     found

@@ -7,7 +7,7 @@ use etcd::ClusterId;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::quorum::quorum_of;
-use crate::plan::view::{Data, Health, Seat, VersionRules, View};
+use crate::plan::view::{self, Data, Health, Seat, VersionRules, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
 use crate::write::{Change, Label, Order, Start, State, Write};
 
@@ -42,7 +42,7 @@ pub(super) fn blind(
                 cluster_id: Some(cluster_id),
             };
             draft.say(format!("start {name} again on its disk"));
-            draft.order(Order::Writes(vec![Write::CreatePod(start)]));
+            draft.order(objects::pod_on_disk(observed.services.get(name), start));
         }
     }
     objects::troubles(observed, draft);
@@ -52,8 +52,8 @@ pub(super) fn blind(
 /// Whether there is a way back without the user.
 fn outlook(observed: &Observed, why: &str, draft: &mut Draft) {
     let keeps = |name: &&String| {
-        observed.disks.get(*name).is_some_and(|disk| !disk.terminating)
-            || observed.pods.get(*name).is_some_and(Pod::stays)
+        let (pod, disk) = (observed.pods.get(*name), observed.disks.get(*name));
+        view::data(pod, disk, observed.services.get(*name), true) == Data::There
     };
     let voters = &observed.reported_voters;
     let left: Vec<&str> = voters.iter().filter(keeps).map(String::as_str).collect();
@@ -137,7 +137,7 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the disk is there, so the member gets its pod back and its membership stays.
                 draft.say(format!("start {} again on its disk", seat.name));
-                draft.order(Order::Writes(vec![Write::CreatePod(start)]));
+                draft.order(objects::pod_on_disk(seat.service, start));
             }
             (Data::NeverMade, Some(service), None) if !adding => {
                 let mut writes = vec![objects::mark(&seat.name, service)];
@@ -158,6 +158,7 @@ fn changes(draft: &Draft) -> impl Iterator<Item = &Write> {
 pub(super) fn change(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
     let rules = VersionRules::new(observed, &current_version(desired, observed));
     let reserved = reserve(desired, observed, view, rules, draft);
+    renew(view, draft);
     let _decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
         || shrink(desired, observed, view, draft)
@@ -209,13 +210,21 @@ fn reserve(desired: &Desired, observed: &Observed, view: &View, rules: VersionRu
 
 /// Learners that will never catch up: they have no vote, so nothing is asked before they go.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
+    let lost = view.learners().find(|seat| seat.data == Data::Gone);
+    lost.is_some_and(|seat| remove(view, seat, "a learner without a disk", draft))
+}
+
+/// A pod made for an older list of members, whose etcd has refused it, is made again on its disk. Without a
+/// disk of its own the member counts as gone.
+fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
-    let lost = view.learners().find_map(|seat| match seat.data {
-        Data::Gone => Some((seat, "a learner without a disk")),
-        Data::There if seat.cannot_join(&names) => Some((seat, "a learner made for an older list of members")),
-        _ => None,
-    });
-    lost.is_some_and(|(seat, why)| remove(view, seat, why, draft))
+    for seat in view.seats.iter().filter(|seat| seat.disk.is_some() && seat.cannot_join(&names)) {
+        if let Some(pod) = seat.pod.filter(|pod| pod.durable && pod.stays()) {
+            draft.say(format!("make the pod of {} again for the current list of members", seat.name));
+            let write = Write::DeletePod { member: seat.name.clone(), uid: pod.uid.clone() };
+            draft.order(Order::Writes(vec![write]));
+        }
+    }
 }
 
 /// Invariant 5: a voter whose disk is gone is removed before its replacement is added.

@@ -102,6 +102,12 @@ pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
     }
 }
 
+/// A pod on a disk that is there. The mark is set before it, as before every pod.
+pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Order {
+    let mark = service.filter(|service| !service.started).map(|service| mark(&start.member, service));
+    Order::Writes(mark.into_iter().chain([Write::CreatePod(start)]).collect())
+}
+
 /// Every name a member's object has.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
     let pods = observed.pods.keys();
@@ -132,8 +138,11 @@ fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// A Service made for a member to come: no mark, no pod, no disk.
+/// A Service made for a member to come: no mark, no pod, no disk, and not a first member's, whose name was used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
+    if observed.intent.as_ref().is_some_and(|intent| intent.members.contains(name)) {
+        return false;
+    }
     let unused = !observed.pods.contains_key(name) && !observed.disks.contains_key(name);
     unused && observed.services.get(name).is_some_and(|service| !service.started && service.owned)
 }

@@ -94,7 +94,14 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// Puts list and Kubernetes objects together.
     pub fn new(list: &'a Members, observed: &'a Observed) -> Self {
-        let seats = list.members.iter().map(|member| seat(member, observed)).collect();
+        let mut seats: Vec<Seat> = list.members.iter().map(|member| seat(member, observed)).collect();
+        let names = seats.iter().map(|seat| seat.name.clone()).collect();
+        for seat in &mut seats {
+            // What is in an `emptyDir` of a member that can never join is of no use to anybody.
+            if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
+                seat.data = Data::Gone;
+            }
+        }
         Self { list, seats, leader: observed.leader() }
     }
 
@@ -146,7 +153,9 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
 
 /// What became of a member's data. `may_have_run`: etcd knows it has joined, or it belonged to the bootstrap.
 pub(super) fn data(pod: Option<&Pod>, disk: Option<&Disk>, service: Option<&Service>, may_have_run: bool) -> Data {
-    if disk.is_some_and(|disk| !disk.terminating) || pod.is_some_and(Pod::stays) {
+    // A claim that is being deleted stays as long as its pod; a pod on a claim that is gone has nothing.
+    let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
+    if disk.is_some_and(|disk| !disk.terminating) || pod_keeps {
         return Data::There;
     }
     match service {
