@@ -162,6 +162,16 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
 
 /// The fields of an S3 block that are accepted and have no effect in this release.
 pub(crate) fn s3_not_in_effect(s3: &S3Source) -> Vec<String> {
+    let mut fields = unprotected(s3);
+    if s3.insecure_skip_verify {
+        // Ignoring it is safe: the certificate is checked.
+        fields.push("spec.s3.insecureSkipVerify".to_owned());
+    }
+    fields
+}
+
+/// The fields of an S3 block that protect the stored object and have no effect in this release.
+fn unprotected(s3: &S3Source) -> Vec<String> {
     let fields = [
         (
             "spec.s3.serverSideEncryption",
@@ -202,7 +212,7 @@ pub fn unsafe_to_ignore(spec: &EtcdBackupSpec) -> Vec<Problem> {
         .as_ref()
         .filter(|_| spec.storage_type == StorageType::S3)
     {
-        for field in s3_not_in_effect(s3) {
+        for field in unprotected(s3) {
             problems.push(Problem::new(
                 field,
                 "is not in effect in this release, and the backup would lie there less protected than asked for",
@@ -288,6 +298,26 @@ mod tests {
             ["spec.storageType"]
         );
         assert_eq!(not_in_effect(&backup.spec), ["spec.storageType"]);
+    }
+
+    #[test]
+    fn a_certificate_is_checked_even_when_it_should_not_be() {
+        let backup = backup(
+            r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k","insecureSkipVerify":true}}"#,
+        );
+        assert_eq!(not_in_effect(&backup.spec), ["spec.s3.insecureSkipVerify"]);
+        assert_eq!(unsafe_to_ignore(&backup.spec), []);
+    }
+
+    #[test]
+    fn an_object_is_not_stored_less_protected_than_asked_for() {
+        let backup = backup(
+            r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7}}}"#,
+        );
+        assert_eq!(
+            fields(&unsafe_to_ignore(&backup.spec)),
+            ["spec.s3.objectLock"]
+        );
     }
 
     #[test]
