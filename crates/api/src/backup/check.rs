@@ -153,9 +153,6 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
         .filter(|_| spec.storage_type == StorageType::S3)
     {
         fields.extend(s3_not_in_effect(s3));
-        if s3.insecure_skip_verify {
-            fields.push("spec.s3.insecureSkipVerify".to_owned());
-        }
     }
     fields
 }
