@@ -65,12 +65,12 @@ pub async fn act(
         }
         Step::RecordFormed { cluster_id } => {
             let cluster = known_cluster(seen)?;
-            let seed = naming::seed(restore);
+            let first = naming::seed(restore);
             let formed = EtcdClusterStatus {
                 cluster_id: Some(cluster_id.clone()),
                 bootstrap: Some(BootstrapStatus {
-                    token: seed.token,
-                    members: vec![seed.member],
+                    token: first.token,
+                    members: vec![first.member],
                 }),
                 ..EtcdClusterStatus::default()
             };
@@ -126,7 +126,7 @@ fn cluster_with_claim(
 async fn create_child(
     hands: &Hands<'_>,
     restore: &EtcdRestore,
-    seen: &Seen,
+    observed: &Seen,
     cluster: &EtcdCluster,
     step: &Step,
 ) -> Result<(), Error> {
@@ -147,7 +147,7 @@ async fn create_child(
             None => Ok(()),
         },
         _ => {
-            let place = seen
+            let place = observed
                 .place
                 .as_ref()
                 .map_err(|trouble| Error::Missing(trouble.message.clone()))?;

@@ -133,7 +133,7 @@ impl Reconcile for Restorer {
             client: &self.client,
             etcd: &self.etcd,
         };
-        let seen = observe(&eyes, &restore).await;
+        let seen = Box::pin(observe(&eyes, &restore)).await;
         let plan = plan(&restore, &seen.observed);
         let hands = Hands {
             client: &self.client,

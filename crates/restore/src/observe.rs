@@ -332,12 +332,13 @@ async fn seed(
         Ok(Some(pod)) if is_in_the_way(&pod, owner) => Pod::InTheWay,
         Ok(Some(pod)) => Pod::Present(pod::facts(&pod)),
     };
-    let claim = match cluster.spec.is_durable() {
-        true => child(
+    let claim = if cluster.spec.is_durable() {
+        child(
             read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await,
             owner,
-        ),
-        false => Child::Absent,
+        )
+    } else {
+        Child::Absent
     };
     Seed {
         service: child(service, owner),
@@ -357,11 +358,11 @@ fn child<K: Resource>(found: Result<Option<K>, String>, owner: &str) -> Child {
 
 /// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
 fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
-    let owned = object
+    let is_child = object
         .owner_references()
         .iter()
         .any(|reference| reference.uid == owner);
-    object.meta().deletion_timestamp.is_some() || !owned
+    object.meta().deletion_timestamp.is_some() || !is_child
 }
 
 fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {

@@ -113,6 +113,17 @@ impl Plan {
         }
     }
 
+    /// Trouble that passes by itself is waited for; the rest is reported as a failure until it is put right.
+    fn trouble(trouble: &Trouble) -> Self {
+        match trouble.reason {
+            Reason::PodNotStarting
+            | Reason::StoreUnreachable
+            | Reason::StepFailed
+            | Reason::Unknown_ => Self::wait(trouble.clone()),
+            _ => Self::stuck(trouble.clone()),
+        }
+    }
+
     fn halt(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             step: Step::Nothing,
@@ -225,7 +236,7 @@ fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     }
     match source {
         Source::NotAsked => Plan::wait_for("the backup to be looked at"),
-        Source::Unavailable(trouble) => Plan::stuck(trouble.clone()),
+        Source::Unavailable(trouble) => Plan::trouble(trouble),
         Source::Ready(spec) => Plan::step(
             Step::CreateCluster(spec.clone()),
             "creating the EtcdCluster",
@@ -299,7 +310,7 @@ fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
 
 fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> Plan {
     if let Some(trouble) = &pod.trouble {
-        return Plan::stuck(trouble.clone());
+        return Plan::trouble(trouble);
     }
     // Invariant 9: only a data directory that was verified counts, whatever answers at the seed's address.
     let Some(restored) = pod.restored else {

@@ -158,6 +158,10 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Restore",
             format!("{}: {}", trouble.reason, trouble.message),
         )),
+        Outlook::Working(trouble) if trouble.reason != Reason::InProgress => {
+            let note = format!("{}: {}", trouble.reason, trouble.message);
+            Some(Notice::warning("RestoreWaits", "Restore", note))
+        }
         Outlook::Complete
             if !restore
                 .status

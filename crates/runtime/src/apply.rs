@@ -41,7 +41,7 @@ pub enum Error {
         name: String,
         /// The answer.
         #[source]
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
 }
 
@@ -224,7 +224,8 @@ where
     S: Serialize,
 {
     let name = object.name_any();
-    let status = serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
+    let status =
+        serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
     // The uid keeps a status from landing on a namesake created in between.
     let mut body = json!({ "metadata": { "name": name, "uid": object.uid() }, "status": status });
     if let Some(version) = resource_version {
@@ -240,7 +241,13 @@ where
 
 /// Sets or removes (`None`) one annotation of exactly the object that was seen; refused with a conflict when it
 /// changed since.
-pub async fn annotate<K>(api: &Api<K>, manager: &str, seen: &K, key: &str, value: Option<&str>) -> Result<(), Error>
+pub async fn annotate<K>(
+    api: &Api<K>,
+    manager: &str,
+    seen: &K,
+    key: &str,
+    value: Option<&str>,
+) -> Result<(), Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
@@ -250,7 +257,10 @@ where
         "resourceVersion": seen.resource_version(),
         "annotations": { key: value },
     }});
-    let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+    let params = PatchParams {
+        field_manager: Some(manager.to_owned()),
+        ..PatchParams::default()
+    };
     api.patch(&name, &params, &Patch::Merge(&body))
         .await
         .map(|_| ())
@@ -288,6 +298,6 @@ fn failed<K: Resource<DynamicType = ()>>(
         verb,
         kind: K::kind(&()).into_owned(),
         name: name.to_owned(),
-        source,
+        source: Box::new(source),
     }
 }

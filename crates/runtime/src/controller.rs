@@ -38,7 +38,7 @@ pub const UNREADABLE: &str = "Unreadable";
 /// How many objects are reconciled at the same time.
 const CONCURRENCY: u16 = 16;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-const LAST_BACKOFF: Duration = Duration::from_secs(120);
+const LAST_BACKOFF: Duration = Duration::from_mins(2);
 
 /// Which objects an operator takes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_leader_gives_up_before_its_lease_runs_out() {
         let renewed = Instant::now();
-        let first = renewed + (DURATION - GRACE) + CALL_TIMEOUT;
+        let first = renewed + DURATION.saturating_sub(GRACE) + CALL_TIMEOUT;
         let mut outage = Outage::default();
         let mut gave_up = first;
         while !outage.is_over_limit(gave_up) {

@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use tracing::{debug, info, warn};
 
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
-const REPEAT_AFTER: Duration = Duration::from_secs(30 * 60);
+const REPEAT_AFTER: Duration = Duration::from_mins(30);
 /// What fits into the note of an Event (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 

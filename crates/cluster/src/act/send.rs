@@ -273,7 +273,7 @@ fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
 }
 
 fn failed(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
-    Error::Api(apply::Error::Api { verb, kind: kind.to_owned(), name: name.to_owned(), source })
+    Error::Api(apply::Error::Api { verb, kind: kind.to_owned(), name: name.to_owned(), source: Box::new(source) })
 }
 
 /// A patch over another version, or of another object of the same name, is a lost race.

@@ -1,4 +1,8 @@
 //! What is read out of objects, without a server.
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "JSON literals read best where they are passed"
+)]
 
 use serde_json::{Value, json};
 

@@ -39,6 +39,10 @@ enum Fate {
     StrangerCreates,
 }
 
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "what exists and what happened, one by one"
+)]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
     /// Whose it is, for the model's own checks only.
@@ -93,9 +97,10 @@ impl World {
         let hidden = |what: u8| blind.is_some_and(|mask| mask & (1 << what) != 0);
         let mut observed = Observed {
             cluster: Cluster::Absent,
-            source: match self.store_up {
-                true => Source::Ready(Box::default()),
-                false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
+            source: if self.store_up {
+                Source::Ready(Box::default())
+            } else {
+                Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down"))
             },
             seed: Seed::not_asked(),
             serving: Serving::NotAsked,

@@ -388,3 +388,18 @@ fn a_finished_restore_stays_finished() {
         Outlook::Complete
     );
 }
+
+#[test]
+fn trouble_that_passes_by_itself_is_no_failure() {
+    for (reason, failure) in [
+        (Reason::PodNotStarting, false),
+        (Reason::StoreUnreachable, false),
+        (Reason::SecretMissing, true),
+        (Reason::BackupMissing, true),
+    ] {
+        let source = Source::Unavailable(Trouble::new(reason, "x"));
+        let plan = check(&intended(), &absent(source), &Step::Nothing);
+        assert_eq!(matches!(plan.outlook, Outlook::Stuck(_)), failure);
+        assert!(plan.requeue.is_some(), "it is looked at again");
+    }
+}

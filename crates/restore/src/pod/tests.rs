@@ -1,4 +1,8 @@
 //! The built pod, and pods as kubelets report them.
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "JSON literals read best where they are passed"
+)]
 
 use api::EtcdCluster;
 use serde_json::{Value, json};

@@ -106,21 +106,19 @@ mod tests {
 
     #[test]
     fn the_client_service_has_no_endpoints_before_the_cluster_id_is_recorded() {
-        let mut fixture = Fixture::default();
-        fixture.cluster_id = None;
-        let before = client_service(&fixture.members())
-            .spec
-            .unwrap()
-            .selector
-            .unwrap();
-        assert_eq!(before["etcd.database.coreos.com/formed"], "true");
-        fixture.cluster_id = Some("abc");
-        let after = client_service(&fixture.members())
-            .spec
-            .unwrap()
-            .selector
-            .unwrap();
-        assert_eq!(after, names::cluster_labels("db"));
+        let selector = |cluster_id| {
+            let fixture = Fixture {
+                cluster_id,
+                ..Fixture::default()
+            };
+            client_service(&fixture.members())
+                .spec
+                .unwrap()
+                .selector
+                .unwrap()
+        };
+        assert_eq!(selector(None)["etcd.database.coreos.com/formed"], "true");
+        assert_eq!(selector(Some("abc")), names::cluster_labels("db"));
     }
 
     #[test]

@@ -14,7 +14,8 @@ pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVol
         .persistent_volume_claim_spec
         .clone()?;
     // The API server demands one, and a member's disk has one user.
-    spec.access_modes.get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
+    spec.access_modes
+        .get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
     let mut metadata = members.metadata(
         member.to_owned(),
         names::member_labels(members.cluster, member),

@@ -61,9 +61,10 @@ fn a_pod_has_no_token_and_no_variables_of_services() {
 
 #[test]
 fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
-    let mut fixture = Fixture::default();
-    fixture.role = Role::Learner;
-    let pod = built(&fixture);
+    let pod = built(&Fixture {
+        role: Role::Learner,
+        ..Fixture::default()
+    });
     let labels = json!({
         "app": "etcd",
         "etcd_cluster": "db",
