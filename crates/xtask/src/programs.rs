@@ -18,6 +18,21 @@ const RECIPE: &str = "2";
 /// The version of etcd that comes as a Debian package; the other versions are Go modules.
 const DEBIAN_ETCD: &str = "3.4.23";
 
+/// Where its packages are for a machine whose apt does not offer them, with their SHA-256.
+const DEBIAN_POOL: &str = "http://deb.debian.org/debian/pool/main/e/etcd";
+const DEBIAN_PACKAGES: &[(&str, &str, &str)] = &[
+    (
+        "etcd-server",
+        "etcd-server_3.4.23-4+b4_amd64.deb",
+        "3a9445d4560ad6de1c375756b2a17d97713df44cbd20a658c871fe108af7ef5d",
+    ),
+    (
+        "etcd-client",
+        "etcd-client_3.4.23-4+b4_amd64.deb",
+        "db3a484d5d924b50bf71f459ee544ecd7b11c25dc2f6becc0c50352d67299cc8",
+    ),
+];
+
 /// One `go build`.
 struct Build {
     /// The folder below the module's folder in the cache, and the file name if it is not the package's.
@@ -159,6 +174,8 @@ pub(crate) struct Programs {
     pub(crate) etcd: PathBuf,
     /// Archives every node gets.
     pub(crate) images: Vec<PathBuf>,
+    /// The versions of etcd among them, oldest first.
+    pub(crate) etcd_versions: Vec<String>,
 }
 
 /// Builds what the cache does not have.
@@ -205,24 +222,30 @@ pub(crate) fn ensure() -> Result<Programs> {
     );
     let bin = link_all(&cache, &folders)?;
     let mut images = vec![cached_image(&cache, "pause", &pause_image(&init))?];
+    let mut etcd_versions = Vec::new();
     match etcd_34 {
-        Ok(folder) => images.push(etcd_image(&cache, DEBIAN_ETCD, &folder)?),
+        Ok(folder) => {
+            images.push(etcd_image(&cache, DEBIAN_ETCD, &folder)?);
+            etcd_versions.push(DEBIAN_ETCD.to_owned());
+        }
         Err(error) => progress::say(&format!(
             "without the image of etcd {DEBIAN_ETCD}: {error:#}"
         )),
     }
     for (name, version) in go_etcd_versions()? {
         images.push(etcd_image(&cache, &version, &of(name)?)?);
+        etcd_versions.push(version);
     }
     Ok(Programs {
         bin,
         init,
         etcd: of("etcd-3.6")?.join("etcd"),
         images,
+        etcd_versions,
     })
 }
 
-/// The versions of etcd the testbed has images of, oldest first.
+/// The versions of etcd the testbed has images of where nothing is missing, oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![DEBIAN_ETCD.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
@@ -353,18 +376,8 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
 fn unpack_debian_etcd(folder: &Path) -> Result<()> {
     let download = folder.join("download");
     fs::create_dir_all(&download)?;
-    for package in ["etcd-server", "etcd-client"] {
-        shell::output(
-            Command::new("apt-get")
-                .args([
-                    "download",
-                    "-o",
-                    "APT::Sandbox::User=root",
-                    &format!("{package}={DEBIAN_ETCD}*"),
-                ])
-                .current_dir(&download),
-        )
-        .context("Debian 12 has the packages; `apt-get update` may be needed")?;
+    for (package, file, sum) in DEBIAN_PACKAGES {
+        download_package(package, file, sum, &download)?;
     }
     for entry in fs::read_dir(&download)? {
         shell::output(
@@ -378,6 +391,31 @@ fn unpack_debian_etcd(folder: &Path) -> Result<()> {
         fs::copy(download.join("usr/bin").join(program), folder.join(program)).context(program)?;
     }
     fs::remove_dir_all(&download)?;
+    Ok(())
+}
+
+/// Takes a package from apt, which checks it, or from Debian's pool, where we do.
+fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
+    let wanted = format!("{package}={DEBIAN_ETCD}*");
+    let mut apt = Command::new("apt-get");
+    apt.args(["download", "-o", "APT::Sandbox::User=root", &wanted])
+        .current_dir(folder);
+    if shell::output(&mut apt).is_ok() {
+        return Ok(());
+    }
+    let url = format!("{DEBIAN_POOL}/{file}");
+    let path = folder.join(file);
+    let mut curl = Command::new("curl");
+    curl.args(["-fsSL", "-o"]).arg(&path).arg(&url);
+    let mut wget = Command::new("wget");
+    wget.args(["-q", "-O"]).arg(&path).arg(&url);
+    shell::output(&mut curl)
+        .or_else(|_| shell::output(&mut wget))
+        .with_context(|| format!("{package} {DEBIAN_ETCD}: neither apt has it (`apt-get update` may help) nor could {url} be fetched"))?;
+    let found = checkout::hex(&Sha256::digest(fs::read(&path)?));
+    if found != sum {
+        bail!("{url}: SHA-256 is {found}, not {sum}");
+    }
     Ok(())
 }
 

@@ -91,7 +91,11 @@ pub(crate) fn up(options: Options) -> Result<Env> {
         testbed
             .wait_ready()
             .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
-        return Env::of(&testbed.run_folder, &testbed.state, &testbed.programs);
+        return Ok(Env::of(
+            &testbed.run_folder,
+            &testbed.state,
+            &testbed.programs,
+        ));
     }
     clean(&run_folder)?;
     let found = preflight::check(&run_folder)?;
@@ -114,7 +118,11 @@ pub(crate) fn is_up() -> bool {
 /// The environment of the running testbed.
 pub(crate) fn env() -> Result<Env> {
     let testbed = Testbed::running()?;
-    Env::of(&testbed.run_folder, &testbed.state, &testbed.programs)
+    Ok(Env::of(
+        &testbed.run_folder,
+        &testbed.state,
+        &testbed.programs,
+    ))
 }
 
 /// Ends the testbed of this checkout and removes all it made. The logs stay in `target/testbed-logs`.
@@ -303,7 +311,7 @@ fn begin(
     testbed.start()?;
     testbed.state.ready = true;
     testbed.state.write(run_folder)?;
-    Env::of(run_folder, &testbed.state, &testbed.programs)
+    Ok(Env::of(run_folder, &testbed.state, &testbed.programs))
 }
 
 impl Testbed {

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
 use serde::Serialize;
 
 use super::Dns;
 use super::state::State;
-use crate::programs::{self, Programs};
+use crate::programs::Programs;
 
 /// The way to a running testbed.
 #[derive(Debug, Clone, Serialize)]
@@ -28,8 +27,8 @@ pub(crate) struct Env {
 }
 
 impl Env {
-    pub(super) fn of(run_folder: &Path, state: &State, programs: &Programs) -> Result<Self> {
-        Ok(Self {
+    pub(super) fn of(run_folder: &Path, state: &State, programs: &Programs) -> Self {
+        Self {
             kubeconfig: run_folder.join("kubeconfig"),
             bin: programs.bin.clone(),
             run_folder: run_folder.to_path_buf(),
@@ -41,14 +40,14 @@ impl Env {
             s3_access_key: state.s3_access_key.clone(),
             s3_secret_key: state.s3_secret_key.clone(),
             s3_region: super::control::S3_REGION.into(),
-            etcd_versions: programs::etcd_versions()?,
+            etcd_versions: programs.etcd_versions.clone(),
             nodes: (0..state.nodes)
                 .map(|index| format!("node-{index}"))
                 .collect(),
             dns: state.dns,
             pods: format!("{}/16", state.slot.pods(0, 0)),
             services: format!("{}/16", state.slot.services(0)),
-        })
+        }
     }
 
     /// The variables to give to a program that works on the testbed.
