@@ -1,1 +1,28 @@
-fn main() {}
+//! The binary `etcd-backup-operator`.
+
+use api::EtcdBackup;
+use clap::Parser;
+use kube::CustomResourceExt;
+use runtime::cli::{self, Common};
+use runtime::process::Definition;
+
+/// Backs up etcd clusters to object stores.
+#[derive(Parser)]
+#[command(name = "etcd-backup-operator", version)]
+struct Options {
+    #[command(flatten)]
+    common: Common,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options: Options = cli::parse();
+    #[cfg(feature = "failpoints")]
+    let _failpoints = fail::FailScenario::setup();
+    let definition = Definition {
+        name: "etcd-backup-operator",
+        word: "backup",
+        crd: EtcdBackup::crd(),
+    };
+    runtime::run(definition, options.common, backup::app::work)?;
+    Ok(())
+}

@@ -40,6 +40,14 @@ pub struct Inspected {
     pub compacted: i64,
 }
 
+impl Inspected {
+    /// The revision an etcd that is started from it serves: that of an empty store is 1, and after a compaction
+    /// etcd never counts from below it.
+    pub fn store_revision(&self) -> i64 {
+        self.revision.max(self.compacted).max(1)
+    }
+}
+
 /// Why a stream is no whole snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InspectError {

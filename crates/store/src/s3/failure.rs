@@ -105,8 +105,13 @@ impl Place {
             },
             (
                 // The last is versitygw's word for an unknown key, with status 404.
-                "AccessDenied" | "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken"
-                | "ExpiredToken" | "AllAccessDisabled" | "XAdminUserNotFound",
+                "AccessDenied"
+                | "InvalidAccessKeyId"
+                | "SignatureDoesNotMatch"
+                | "InvalidToken"
+                | "ExpiredToken"
+                | "AllAccessDisabled"
+                | "XAdminUserNotFound",
                 _,
             ) => Error::AccessDenied(shown()),
             ("NoSuchUpload", _) => Error::Other(shown()),

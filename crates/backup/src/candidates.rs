@@ -1,0 +1,175 @@
+//! Which member a snapshot is taken from: the healthiest that is not the leader. Pure.
+
+use std::collections::BTreeMap;
+
+use api::conditions::Reason;
+use etcd::{ClusterId, MemberId, Status};
+
+use crate::observed::Trouble;
+
+/// A follower that is further behind than this many raft entries is taken only when there is nothing better.
+const NEAR: u64 = 1000;
+
+/// A member that answered, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its client URL.
+    pub url: String,
+    /// What it says of itself.
+    pub status: Status,
+}
+
+/// The members to try, best first. Learners refuse snapshots and are left out.
+pub fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
+    let clusters: BTreeMap<ClusterId, String> = answers
+        .iter()
+        .map(|answer| (answer.status.cluster_id, answer.url.clone()))
+        .collect();
+    if clusters.len() > 1 {
+        let listed: Vec<String> = clusters
+            .iter()
+            .map(|(id, url)| format!("{url} belongs to {id}"))
+            .collect();
+        return Err(Trouble::new(
+            Reason::InvalidSpec,
+            format!(
+                "spec.etcdEndpoints names members of different clusters: {}; give those of one",
+                listed.join(", ")
+            ),
+        ));
+    }
+    // One member may answer at several URLs.
+    let members: BTreeMap<MemberId, Candidate> = answers
+        .into_iter()
+        .rev()
+        .filter(|answer| !answer.status.is_learner)
+        .map(|answer| (answer.status.member_id, answer))
+        .collect();
+    let newest = members
+        .values()
+        .map(|candidate| candidate.status.raft_applied_index)
+        .max()
+        .unwrap_or_default();
+    let mut ranked: Vec<Candidate> = members.into_values().collect();
+    ranked.sort_by_key(|candidate| {
+        let status = &candidate.status;
+        let corrupt = status.errors.iter().any(|error| error.contains("CORRUPT"));
+        let behind = newest - status.raft_applied_index;
+        let leads = status.leader == Some(status.member_id);
+        (
+            corrupt,
+            status.leader.is_none(),
+            behind > NEAR,
+            leads,
+            behind,
+        )
+    });
+    if ranked.is_empty() {
+        return Err(Trouble::new(
+            Reason::EtcdUnreachable,
+            "no voter of the etcd cluster answered: check spec.etcdEndpoints or the cluster",
+        ));
+    }
+    Ok(ranked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(url: &str, id: u64, applied: u64) -> Candidate {
+        Candidate {
+            url: url.to_owned(),
+            status: Status {
+                cluster_id: ClusterId(1),
+                member_id: MemberId(id),
+                version: "3.6.16".to_owned(),
+                leader: Some(MemberId(1)),
+                is_learner: false,
+                revision: 1,
+                raft_term: 2,
+                raft_index: applied,
+                raft_applied_index: applied,
+                db_size: 0,
+                db_size_in_use: 0,
+                errors: Vec::new(),
+            },
+        }
+    }
+
+    fn order(answers: Vec<Candidate>) -> Vec<String> {
+        ranked(answers)
+            .unwrap()
+            .into_iter()
+            .map(|candidate| candidate.url)
+            .collect()
+    }
+
+    #[test]
+    fn takes_the_most_advanced_follower_and_the_leader_last() {
+        let answers = vec![
+            answer("leader", 1, 500),
+            answer("b", 2, 480),
+            answer("c", 3, 490),
+        ];
+        assert_eq!(order(answers), ["c", "b", "leader"]);
+    }
+
+    #[test]
+    fn prefers_the_leader_to_a_follower_that_lags() {
+        let answers = vec![answer("leader", 1, 5000), answer("b", 2, 100)];
+        assert_eq!(order(answers), ["leader", "b"]);
+    }
+
+    #[test]
+    fn a_single_member_is_the_leader_and_is_taken() {
+        assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
+    }
+
+    #[test]
+    fn takes_a_corrupt_member_and_one_without_a_leader_last() {
+        let mut corrupt = answer("corrupt", 2, 500);
+        corrupt.status.errors.push("alarm:CORRUPT".to_owned());
+        let mut alone = answer("alone", 3, 500);
+        alone.status.leader = None;
+        assert_eq!(
+            order(vec![corrupt, alone, answer("leader", 1, 500)]),
+            ["leader", "alone", "corrupt"]
+        );
+    }
+
+    #[test]
+    fn never_takes_a_learner() {
+        let mut learner = answer("learner", 2, 500);
+        learner.status.is_learner = true;
+        assert_eq!(
+            order(vec![learner.clone(), answer("leader", 1, 500)]),
+            ["leader"]
+        );
+        assert_eq!(
+            ranked(vec![learner]).unwrap_err().reason,
+            Reason::EtcdUnreachable
+        );
+    }
+
+    #[test]
+    fn a_member_at_two_urls_is_one_member() {
+        assert_eq!(
+            order(vec![answer("service", 1, 5), answer("own", 1, 5)]),
+            ["service"]
+        );
+    }
+
+    #[test]
+    fn refuses_endpoints_of_different_clusters() {
+        let mut other = answer("other", 2, 5);
+        other.status.cluster_id = ClusterId(2);
+        let trouble = ranked(vec![answer("one", 1, 5), other]).unwrap_err();
+        assert_eq!(trouble.reason, Reason::InvalidSpec);
+        assert!(
+            trouble.message.contains("other belongs to 2"),
+            "{}",
+            trouble.message
+        );
+    }
+}

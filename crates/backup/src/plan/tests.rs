@@ -1,0 +1,429 @@
+//! The plan, told as cases: a backup, what is known, what happens next.
+
+use api::EtcdBackup;
+use api::conditions::{ConditionType, Reason, find, is_true};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{Plan, Step, Verdict, needs_place, plan};
+use crate::observed::{Moved, Observed, Place, Stored, Trouble, Work};
+use crate::status::{notices, status};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn with(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+    let mut object = json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2",
+        "kind": "EtcdBackup",
+        "metadata": { "name": "b", "namespace": "n", "uid": "u", "generation": 1 },
+        "spec": {
+            "etcdEndpoints": ["http://example-client:2379"],
+            "storageType": "S3",
+            "s3": { "path": "bucket/key", "awsSecret": "aws" },
+        },
+    });
+    change(&mut object);
+    serde_json::from_value(object).unwrap()
+}
+
+fn fresh() -> EtcdBackup {
+    with(|_| ())
+}
+
+/// After one round: the status the plan leads to, written.
+fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
+    backup.status = Some(status(&backup, plan, now));
+    backup
+}
+
+/// The intent was recorded at second 0.
+fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+    let backup = with(change);
+    let plan = plan(&backup, &Observed::default(), at(0));
+    assert_eq!(plan.step, Step::RecordIntent);
+    after(backup, &plan, at(0))
+}
+
+fn stored() -> Stored {
+    Stored {
+        location: "s3://bucket/key".to_owned(),
+        etcd_version: "3.6.16".to_owned(),
+        cluster_id: "00000000000000aa".to_owned(),
+        revision: 42,
+        size: 20_512,
+        sha256: "ab".repeat(32),
+        created_at: at(5),
+    }
+}
+
+fn known(work: Work, place: Place) -> Observed {
+    Observed {
+        work,
+        not_before: None,
+        place,
+    }
+}
+
+fn refused() -> Trouble {
+    Trouble::new(Reason::AccessDenied, "access denied: 403")
+}
+
+/// Invariant 10.
+#[test]
+fn invariant_10_the_intent_is_recorded_before_anything_else() {
+    let backup = fresh();
+    let observed = known(Work::Idle, Place::Free);
+    assert!(!needs_place(&backup, &observed, at(0)));
+    let plan = plan(&backup, &observed, at(0));
+    assert_eq!(plan.step, Step::RecordIntent);
+    let status = status(&backup, &plan, at(0));
+    assert_eq!(status.start_time.map(|time| time.0), Some(at(0)));
+    assert_eq!(status.observed_generation, Some(1));
+    assert!(!status.succeeded);
+}
+
+#[test]
+fn begins_when_the_place_is_free() {
+    let backup = begun(|_| ());
+    assert!(needs_place(&backup, &Observed::default(), at(1)));
+    let plan = plan(&backup, &known(Work::Idle, Place::Free), at(1));
+    assert_eq!((plan.step, plan.verdict), (Step::Begin, Verdict::Begun));
+}
+
+/// Invariant 1.
+#[test]
+fn invariant_1_does_not_begin_while_the_store_is_unknown() {
+    let backup = begun(|_| ());
+    let unknown = known(Work::Idle, Place::Unknown(refused()));
+    let plan = plan(&backup, &unknown, at(1));
+    assert_eq!(plan.step, Step::Nothing);
+    assert_eq!(plan.verdict, Verdict::Waiting(refused()));
+    assert!(plan.requeue.is_some());
+    let status = status(&backup, &plan, at(1));
+    assert_eq!(status.reason.as_deref(), Some("access denied: 403"));
+    let complete = find(&status.conditions, &ConditionType::Complete).unwrap();
+    assert_eq!(
+        (complete.status.as_str(), complete.reason.as_str()),
+        ("False", "AccessDenied")
+    );
+    assert!(!is_true(&status.conditions, &ConditionType::Failed));
+    assert!(notices(&backup, &plan).iter().all(|notice| notice.warning));
+}
+
+#[test]
+fn adopts_what_an_operator_wrote_that_stopped_before_it_said_so() {
+    let backup = begun(|_| ());
+    let plan = plan(&backup, &known(Work::Idle, Place::Written(stored())), at(9));
+    assert_eq!(plan.step, Step::Nothing);
+    let status = status(&backup, &plan, at(9));
+    assert!(status.succeeded);
+    assert_eq!(status.etcd_revision, Some(42));
+    assert_eq!(status.last_success_date.map(|time| time.0), Some(at(5)));
+    assert!(is_true(&status.conditions, &ConditionType::Complete));
+}
+
+#[test]
+fn what_is_complete_is_never_begun_again() {
+    let backup = begun(|_| ());
+    let done = plan(
+        &backup,
+        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        at(9),
+    );
+    let mut backup = after(backup, &done, at(9));
+    // Not after a restart, not years later, not after a change of the spec.
+    for generation in [1, 2] {
+        backup.metadata.generation = Some(generation);
+        let observed = Observed::default();
+        assert!(!needs_place(&backup, &observed, at(1_000_000)));
+        let plan = plan(&backup, &observed, at(1_000_000));
+        assert_eq!(
+            (plan.step, plan.verdict.clone()),
+            (Step::Nothing, Verdict::Settled)
+        );
+        assert_eq!(Some(status(&backup, &plan, at(1_000_000))), backup.status);
+        assert!(notices(&backup, &plan).is_empty());
+    }
+}
+
+#[test]
+fn shows_progress_while_bytes_move() {
+    let backup = begun(|_| ());
+    let moved = Moved {
+        bytes: 10,
+        total: Some(100),
+    };
+    let observed = known(Work::Running(moved), Place::NotAsked);
+    assert!(!needs_place(&backup, &observed, at(1)));
+    let plan = plan(&backup, &observed, at(1));
+    assert_eq!(plan.step, Step::Nothing);
+    let progress = status(&backup, &plan, at(1)).progress.unwrap();
+    assert_eq!((progress.bytes, progress.total_bytes), (10, Some(100)));
+}
+
+#[test]
+fn a_failed_attempt_is_repeated_after_a_pause() {
+    let backup = begun(|_| ());
+    let observed = Observed {
+        work: Work::Ended(Err(refused())),
+        not_before: Some(at(20)),
+        place: Place::NotAsked,
+    };
+    assert!(!needs_place(&backup, &observed, at(10)));
+    let early = plan(&backup, &observed, at(10));
+    assert_eq!(early.step, Step::Nothing);
+    assert_eq!(early.requeue, Some(std::time::Duration::from_secs(10)));
+    assert!(needs_place(&backup, &observed, at(20)));
+    let due = Observed {
+        place: Place::Free,
+        ..observed
+    };
+    let due = plan(&backup, &due, at(20));
+    assert_eq!(
+        (due.step, due.verdict),
+        (Step::Begin, Verdict::Waiting(refused()))
+    );
+}
+
+#[test]
+fn fails_at_the_deadline_and_says_what_was_wrong() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
+    let observed = known(Work::Ended(Err(refused())), Place::Free);
+    assert_eq!(plan(&backup, &observed, at(60)).step, Step::Begin);
+    let late = plan(&backup, &observed, at(61));
+    assert_eq!(late.step, Step::Nothing);
+    let failed = after(backup, &late, at(61));
+    let condition = find(failed.conditions(), &ConditionType::Failed)
+        .unwrap()
+        .clone();
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("True", "DeadlineExceeded")
+    );
+    assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
+    // And stays failed, until the spec is changed.
+    assert_eq!(
+        plan(&failed, &Observed::default(), at(99)).verdict,
+        Verdict::Settled
+    );
+    let mut changed = failed;
+    changed.metadata.generation = Some(2);
+    assert_eq!(
+        plan(&changed, &Observed::default(), at(99)).step,
+        Step::RecordIntent
+    );
+}
+
+#[test]
+fn a_transfer_that_takes_too_long_is_given_up() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
+    let observed = known(Work::Running(Moved::default()), Place::NotAsked);
+    let late = plan(&backup, &observed, at(61));
+    assert_eq!(late.step, Step::Abandon);
+    assert!(matches!(late.verdict, Verdict::Failed(_)));
+}
+
+#[test]
+fn the_time_allowed_grows_with_the_database_and_can_be_unlimited() {
+    let moved = Moved {
+        bytes: 1,
+        total: Some(4 << 30),
+    };
+    let observed = known(Work::Running(moved), Place::NotAsked);
+    let minutes = |minutes| at(SignedDuration::from_mins(minutes).as_secs());
+    let default = begun(|_| ());
+    assert_eq!(plan(&default, &observed, minutes(60)).step, Step::Nothing);
+    assert_eq!(plan(&default, &observed, minutes(90)).step, Step::Abandon);
+    // The size is remembered in the status: a restart does not shorten the time.
+    let shown = after(
+        default.clone(),
+        &plan(&default, &observed, minutes(1)),
+        minutes(1),
+    );
+    let again = known(Work::Idle, Place::Free);
+    assert_eq!(plan(&shown, &again, minutes(60)).step, Step::Begin);
+    let unlimited =
+        begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 }));
+    assert_eq!(
+        plan(&unlimited, &observed, minutes(100_000)).step,
+        Step::Nothing
+    );
+}
+
+#[test]
+fn what_is_complete_counts_also_when_it_is_found_late() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
+    let plan = plan(
+        &backup,
+        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        at(999),
+    );
+    assert_eq!(plan.verdict, Verdict::Succeeded(stored()));
+}
+
+#[test]
+fn a_deleted_backup_gives_its_transfer_up() {
+    let mut backup = begun(|_| ());
+    backup.metadata.deletion_timestamp = Some(at(1).into());
+    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    assert_eq!(plan(&backup, &running, at(1)).step, Step::Abandon);
+    assert_eq!(
+        plan(&backup, &known(Work::Idle, Place::Free), at(1)).step,
+        Step::Nothing
+    );
+}
+
+#[test]
+fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
+    let mut backup = begun(|_| ());
+    backup.metadata.generation = Some(2);
+    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    let first = plan(&backup, &running, at(10));
+    assert_eq!(first.step, Step::Abandon);
+    // Giving up is not yet the record: that comes when nothing runs any more.
+    let unchanged = after(backup, &first, at(10));
+    assert_eq!(
+        unchanged.status.as_ref().unwrap().observed_generation,
+        Some(1)
+    );
+    let idle = known(Work::Ended(Ok(stored())), Place::NotAsked);
+    let second = plan(&unchanged, &idle, at(11));
+    assert_eq!(second.step, Step::RecordIntent);
+    let recorded = after(unchanged, &second, at(11));
+    assert_eq!(super::intent(&recorded), Some(at(11)));
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_field_and_remedy() {
+    type Change = fn(&mut Value);
+    let cases: [(Change, &str, &[&str]); 9] = [
+        (
+            |o| o["spec"]["storageType"] = json!("Floppy"),
+            "InvalidSpec",
+            &["spec.storageType", "Floppy", "S3"],
+        ),
+        (
+            |o| o["spec"]["s3"] = Value::Null,
+            "InvalidSpec",
+            &["spec.s3", "missing"],
+        ),
+        (
+            |o| o["spec"]["s3"]["path"] = json!("bucket"),
+            "InvalidSpec",
+            &["spec.s3.path", "<bucket>/<key>"],
+        ),
+        (
+            |o| o["spec"]["s3"]["path"] = json!("/key"),
+            "InvalidSpec",
+            &["spec.s3.path", "bucket"],
+        ),
+        (
+            |o| o["spec"]["etcdEndpoints"] = json!([]),
+            "InvalidSpec",
+            &["spec.etcdEndpoints", "give at least one"],
+        ),
+        (
+            |o| o["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]),
+            "NotSupported",
+            &["spec.etcdEndpoints", "https"],
+        ),
+        (
+            |o| o["spec"]["clientTLSSecret"] = json!("tls"),
+            "NotSupported",
+            &["spec.clientTLSSecret"],
+        ),
+        (
+            |o| {
+                o["spec"]["storageType"] = json!("GCS");
+                o["spec"]["gcs"] = json!({ "path": "bucket/key" });
+            },
+            "NotSupported",
+            &["spec.storageType", "GCS"],
+        ),
+        (
+            |o| o["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": -1 }),
+            "InvalidSpec",
+            &["spec.backupPolicy.backupIntervalInSecond", "negative"],
+        ),
+    ];
+    for (change, reason, fragments) in cases {
+        let backup = with(change);
+        let observed = known(Work::Idle, Place::Free);
+        assert!(!needs_place(&backup, &observed, at(0)), "{fragments:?}");
+        let plan = plan(&backup, &observed, at(0));
+        assert_eq!(plan.step, Step::Nothing, "{fragments:?}");
+        let told = notices(&backup, &plan);
+        let after = after(backup, &plan, at(0));
+        let failed = find(after.conditions(), &ConditionType::Failed).unwrap();
+        assert_eq!(
+            (failed.status.as_str(), failed.reason.as_str()),
+            ("True", reason),
+            "{}",
+            failed.message
+        );
+        assert!(
+            told.iter()
+                .any(|notice| notice.warning && notice.reason == reason),
+            "{told:?}"
+        );
+        for fragment in fragments {
+            assert!(
+                failed.message.contains(fragment),
+                "{fragment} is not in {}",
+                failed.message
+            );
+        }
+        // A spec that is put right goes on, as the same object.
+        let mut mended = fresh();
+        mended.metadata.generation = Some(2);
+        mended.status = after.status;
+        let plan = super::plan(&mended, &Observed::default(), at(5));
+        assert_eq!(plan.step, Step::RecordIntent);
+        let status = status(&mended, &plan, at(5));
+        assert!(!is_true(&status.conditions, &ConditionType::Failed));
+        assert_eq!(status.reason, None);
+    }
+}
+
+#[test]
+fn a_refusal_is_judged_anew_by_a_later_release() {
+    let backup = with(|object| object["spec"]["clientTLSSecret"] = json!("tls"));
+    let refused = after(
+        backup.clone(),
+        &plan(&backup, &Observed::default(), at(0)),
+        at(0),
+    );
+    // The same spec as a release sees it that has no objection.
+    let mut accepted = fresh();
+    accepted.status = refused.status;
+    assert_eq!(
+        plan(&accepted, &Observed::default(), at(1)).step,
+        Step::RecordIntent
+    );
+}
+
+#[test]
+fn a_periodic_backup_is_made_once_and_says_that_it_is_not_repeated() {
+    let backup =
+        with(|object| object["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": 60 }));
+    let plan = plan(&backup, &Observed::default(), at(0));
+    assert_eq!(plan.step, Step::RecordIntent);
+    let told = notices(&backup, &plan);
+    assert!(
+        told.iter()
+            .any(|notice| notice.warning && notice.note.contains("not repeated")),
+        "{told:?}"
+    );
+    let status = status(&backup, &plan, at(0));
+    let effect = find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
+    assert_eq!(effect.status, "False");
+    assert!(
+        effect
+            .message
+            .contains("spec.backupPolicy.backupIntervalInSecond"),
+        "{}",
+        effect.message
+    );
+}

@@ -1,0 +1,319 @@
+//! The transfer itself: a member's snapshot stream, looked at as it passes, into the store, in constant memory.
+//!
+//! It knows no Kubernetes. Given up or failed, it leaves nothing in the store that looks like a backup: the
+//! manifest is written last, and a backup without its manifest is not one of ours.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api::conditions::Reason;
+use api::manifest::{BackupManifest, ManifestCluster, manifest_key};
+use etcd::{Etcd, InspectError, Inspected, Inspector};
+use futures::StreamExt;
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use store::{Store, Upload};
+use tokio_util::sync::CancellationToken;
+
+use crate::candidates::{Candidate, ranked};
+use crate::observed::{Moved, Stored, Trouble};
+
+/// Everything a transfer needs.
+#[derive(Clone)]
+pub struct Transfer {
+    /// Reaches the cluster.
+    pub etcd: Arc<dyn Etcd>,
+    /// Client URLs to begin with; the members they know are asked too.
+    pub endpoints: Vec<String>,
+    /// Reaches the bucket.
+    pub store: Arc<dyn Store>,
+    /// The object to write.
+    pub key: String,
+    /// The EtcdBackup's UID, for the manifest.
+    pub uid: String,
+    /// For the manifest, where it is known.
+    pub cluster: Option<ManifestCluster>,
+}
+
+/// How far a transfer is; shared with those who report it.
+#[derive(Debug, Default)]
+pub struct Meter {
+    bytes: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Meter {
+    /// The state now.
+    pub fn read(&self) -> Moved {
+        let total = self.total.load(Ordering::Relaxed);
+        Moved {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            total: (total > 0).then_some(total),
+        }
+    }
+}
+
+/// The manifest's form.
+const FORMAT: u32 = 1;
+
+impl Transfer {
+    /// Takes one snapshot and stores it; `cancelled` gives it up.
+    pub async fn run(
+        &self,
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<Stored, Trouble> {
+        let candidates = tokio::select! {
+            candidates = self.candidates() => candidates?,
+            () = cancelled.cancelled() => return Err(given_up()),
+        };
+        let mut last = None;
+        for candidate in candidates {
+            match self.from(&candidate, meter, cancelled).await {
+                // Another member may do what this one could not.
+                Err(trouble)
+                    if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
+                {
+                    last = Some(trouble);
+                }
+                outcome => return outcome,
+            }
+        }
+        Err(last.unwrap_or_else(given_up))
+    }
+
+    /// Every member that can be found is asked at the same time: one that is dead costs nothing.
+    async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
+        let mut urls = self.endpoints.clone();
+        // Without a quorum there is no list, and still a member to save.
+        if let Ok(members) = self.etcd.members(&self.endpoints).await {
+            let known = members
+                .members
+                .into_iter()
+                .flat_map(|member| member.client_urls);
+            urls.extend(known);
+        }
+        urls.sort();
+        urls.dedup();
+        let asked = urls.into_iter().map(|url| async {
+            let status = self.etcd.status(&url).await;
+            (url, status)
+        });
+        let mut answers = Vec::new();
+        let mut silent = Vec::new();
+        for (url, status) in join_all(asked).await {
+            match status {
+                Ok(status) => answers.push(Candidate { url, status }),
+                Err(error) => silent.push(error.to_string()),
+            }
+        }
+        if answers.is_empty() {
+            return Err(Trouble::new(
+                Reason::EtcdUnreachable,
+                format!(
+                    "no etcd member answered: check spec.etcdEndpoints or the cluster ({})",
+                    silent.join("; ")
+                ),
+            ));
+        }
+        ranked(answers)
+    }
+
+    async fn from(
+        &self,
+        member: &Candidate,
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<Stored, Trouble> {
+        meter.bytes.store(0, Ordering::Relaxed);
+        let expected = u64::try_from(member.status.db_size).unwrap_or_default();
+        meter.total.store(expected, Ordering::Relaxed);
+        let mut upload = self
+            .store
+            .begin(&self.key)
+            .await
+            .map_err(|error| in_store(&error))?;
+        let passed = tokio::select! {
+            passed = self.pass(member, upload.as_mut(), meter) => passed,
+            () = cancelled.cancelled() => Err(given_up()),
+        };
+        let inspected = match passed {
+            Ok(inspected) => inspected,
+            Err(trouble) => {
+                if let Err(error) = upload.abort().await {
+                    tracing::warn!(%error, key = self.key, "an unfinished upload could not be removed");
+                }
+                return Err(trouble);
+            }
+        };
+        // Invariant 12: the checksum etcd sent has matched; now the store acknowledges the whole object.
+        let committed = upload.commit().await.map_err(|error| in_store(&error))?;
+        if committed.size != inspected.size {
+            return Err(Trouble::new(
+                Reason::ChecksumMismatch,
+                format!(
+                    "the store holds {} bytes of the {} that were sent",
+                    committed.size, inspected.size
+                ),
+            ));
+        }
+        fail::fail_point!("backup-before-manifest");
+        let manifest = self.manifest(member, &inspected);
+        let text = serde_json::to_vec_pretty(&manifest)
+            .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
+        self.store
+            .put(&manifest_key(&self.key), text.into())
+            .await
+            .map_err(|error| in_store(&error))?;
+        fail::fail_point!("backup-after-manifest");
+        Ok(stored(self.store.as_ref(), &self.key, &manifest))
+    }
+
+    async fn pass(
+        &self,
+        member: &Candidate,
+        upload: &mut dyn Upload,
+        meter: &Meter,
+    ) -> Result<Inspected, Trouble> {
+        let mut snapshot = self
+            .etcd
+            .snapshot(&member.url)
+            .await
+            .map_err(|error| in_etcd(&error))?;
+        let mut inspector = Inspector::new();
+        while let Some(chunk) = snapshot.chunks.next().await {
+            let chunk = chunk.map_err(|error| in_etcd(&error))?;
+            inspector.push(&chunk);
+            meter.bytes.store(inspector.size(), Ordering::Relaxed);
+            upload
+                .write(chunk)
+                .await
+                .map_err(|error| in_store(&error))?;
+        }
+        let inspected = inspector
+            .finish()
+            .map_err(|error| unreadable(&member.url, error))?;
+        if !inspected.trailer {
+            return Err(Trouble::new(
+                Reason::ChecksumMismatch,
+                format!("{} sent no checksum with its snapshot", member.url),
+            ));
+        }
+        if inspected.store_revision() < member.status.revision {
+            return Err(Trouble::new(
+                Reason::SnapshotUnreadable,
+                format!(
+                    "{} sent revision {} after it had said {}",
+                    member.url,
+                    inspected.store_revision(),
+                    member.status.revision
+                ),
+            ));
+        }
+        Ok(inspected)
+    }
+
+    fn manifest(&self, member: &Candidate, inspected: &Inspected) -> BackupManifest {
+        let now = Timestamp::now();
+        BackupManifest {
+            format_version: FORMAT,
+            etcd_version: member.status.version.clone(),
+            cluster_id: format!("{:016x}", member.status.cluster_id.0),
+            revision: inspected.store_revision(),
+            size: i64::try_from(inspected.size).unwrap_or(i64::MAX),
+            sha256: hexadecimal(&inspected.sha256),
+            hash: None,
+            compression: "none".to_owned(),
+            created_at: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
+            backup_uid: Some(self.uid.clone()),
+            cluster: self.cluster.clone(),
+        }
+    }
+}
+
+/// What a manifest says about the backup beside it.
+fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
+    Stored {
+        location: format!("{}/{key}", store.location()),
+        etcd_version: manifest.etcd_version.clone(),
+        cluster_id: manifest.cluster_id.clone(),
+        revision: manifest.revision,
+        size: manifest.size,
+        sha256: manifest.sha256.clone(),
+        created_at: manifest.created_at.0,
+    }
+}
+
+/// The backup that was written for this EtcdBackup since `begun`, if the store holds it whole.
+pub async fn written(
+    store: &dyn Store,
+    key: &str,
+    uid: &str,
+    begun: Timestamp,
+) -> Result<Option<Stored>, Trouble> {
+    /// More than any manifest has.
+    const LIMIT: u64 = 4 << 20;
+    let mut object = match store.get(&manifest_key(key)).await {
+        Ok(object) => object,
+        Err(store::Error::NoSuchObject { .. }) => return Ok(None),
+        Err(error) => return Err(in_store(&error)),
+    };
+    if object.size > LIMIT {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    while let Some(chunk) = object.chunks.next().await {
+        text.extend_from_slice(&chunk.map_err(|error| in_store(&error))?);
+    }
+    // Somebody else's object of this name is no manifest of ours, and will be replaced with the backup.
+    let Ok(manifest) = serde_json::from_slice::<BackupManifest>(&text) else {
+        return Ok(None);
+    };
+    if manifest.backup_uid.as_deref() != Some(uid) || manifest.created_at.0 < begun {
+        return Ok(None);
+    }
+    let held = store.head(key).await.map_err(|error| in_store(&error))?;
+    let whole = held.is_some_and(|held| i64::try_from(held.size) == Ok(manifest.size));
+    Ok(whole.then(|| stored(store, key, &manifest)))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn given_up() -> Trouble {
+    Trouble::new(Reason::StepFailed, "the backup was given up")
+}
+
+fn in_etcd(error: &etcd::Error) -> Trouble {
+    let reason = match error {
+        etcd::Error::AccessDenied(_) => Reason::AccessDenied,
+        _ => Reason::EtcdUnreachable,
+    };
+    Trouble::new(reason, format!("no snapshot from etcd: {error}"))
+}
+
+/// What a failure of the store means for the backup.
+pub fn in_store(error: &store::Error) -> Trouble {
+    let reason = match error {
+        store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
+        store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
+        store::Error::Invalid { .. } => Reason::InvalidSpec,
+        _ => Reason::StoreUnreachable,
+    };
+    Trouble::new(reason, error.to_string())
+}
+
+fn unreadable(member: &str, error: InspectError) -> Trouble {
+    let reason = match error {
+        InspectError::ChecksumMismatch | InspectError::Truncated { .. } => Reason::ChecksumMismatch,
+        InspectError::NotADatabase | InspectError::Broken { .. } => Reason::SnapshotUnreadable,
+    };
+    Trouble::new(reason, format!("the snapshot of {member}: {error}"))
+}
