@@ -20,7 +20,7 @@ const DEADLINES: Deadlines = Deadlines {
     call: Duration::from_secs(3),
     hedge: Duration::from_millis(300),
     progress: Duration::from_secs(30),
-    idle: Duration::from_secs(120),
+    idle: Duration::from_mins(2),
 };
 
 /// Runs until the operator is told to stop. Every child's event leads to its cluster.

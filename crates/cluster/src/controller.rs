@@ -7,6 +7,7 @@ use api::{EtcdCluster, names};
 use etcd::Etcd;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
+use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
 
 use crate::act::{Acted, Actor};
@@ -44,8 +45,11 @@ impl Reconcile for ClusterOperator {
         let status = report.status(&Time(jiff::Timestamp::now()));
         let api: Api<EtcdCluster> = Api::namespaced(self.client.clone(), &namespace);
         let current = report.current();
-        runtime::apply::status(&api, names::MANAGER_CLUSTER, cluster, Some(&current), &status).await?;
-        done(&plan, acted)
+        match runtime::apply::status(&api, names::MANAGER_CLUSTER, cluster, Some(&current), &status).await {
+            // Deleted meanwhile.
+            Err(error) if error.reason() == "NotFound" => Ok(Done::default()),
+            written => written.map_err(Error::Status).and_then(|_| done(&plan, acted)),
+        }
     }
 }
 

@@ -36,6 +36,7 @@ pub struct Intent {
 }
 
 /// A member's pod.
+#[allow(clippy::struct_excessive_bools)] // Each is a fact of its own; none excludes another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Of the pod object; deletes name it.

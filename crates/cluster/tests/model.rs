@@ -6,6 +6,8 @@
 //! events: they are the whole story and replay it. `PROPTEST_CASES=20000 cargo test -p cluster --test model` runs
 //! longer.
 
+#![allow(clippy::panic, clippy::unwrap_used)]
+
 #[path = "model/etcd.rs"]
 mod etcd_model;
 #[path = "model/invariants.rs"]
@@ -71,7 +73,9 @@ proptest! {
     #[test]
     fn no_fault_breaks_an_invariant_and_the_cluster_converges(setup in setup(), events in vec(event(), 1..60)) {
         let mut run = Run::new(&setup);
-        events.iter().for_each(|event| run.event(*event));
+        for event in events {
+            run.event(event);
+        }
         run.converges();
     }
 
@@ -80,7 +84,9 @@ proptest! {
     fn invariant_11_two_operators_at_once_do_no_harm(setup in setup(), events in vec(event_of_two(), 1..60)) {
         let mut run = Run::new(&setup);
         run.two_operators();
-        events.iter().for_each(|event| run.event(*event));
+        for event in events {
+            run.event(event);
+        }
         run.converges();
     }
 }

@@ -192,9 +192,7 @@ impl<R: Reconcile> Driver<R> {
                 self.readable_again(&reference, readable).await;
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
-                self.report
-                    .outcome(&reference, started.elapsed(), &result)
-                    .await;
+                self.report.outcome(&reference, started.elapsed(), &result);
                 let done = result?;
                 self.backoff.reset(object.as_ref());
                 Ok(done
@@ -219,12 +217,10 @@ impl<R: Reconcile> Driver<R> {
             "the object cannot be read and is left alone: {}; correct that field",
             invalid.error
         );
-        self.report
-            .tell(
-                reference,
-                &Notice::warning(UNREADABLE, "Read", note.clone()),
-            )
-            .await;
+        self.report.tell(
+            reference,
+            &Notice::warning(UNREADABLE, "Read", note.clone()),
+        );
         let condition = json!([{
             "type": UNREADABLE,
             "status": "True",

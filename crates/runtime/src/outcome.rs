@@ -171,7 +171,7 @@ impl Report {
     }
 
     /// Reports one reconcile of one object. A failed publication of an Event fails nothing.
-    pub async fn outcome<F: Failure>(
+    pub fn outcome<F: Failure>(
         &self,
         object: &ObjectReference,
         took: Duration,
@@ -188,7 +188,7 @@ impl Report {
             Ok(done) => {
                 debug!(?took, requeue = ?done.requeue, "reconciled");
                 for notice in &done.notices {
-                    self.tell(object, notice).await;
+                    self.tell(object, notice);
                 }
             }
             Err(error) => {
@@ -199,13 +199,13 @@ impl Report {
                     .inc();
                 let notice = Notice::warning(reason, "Reconcile", Chain(error).to_string());
                 warn!(reason, error = notice.note, ?took, "reconcile failed");
-                self.tell(object, &notice).await;
+                self.tell(object, &notice);
             }
         }
     }
 
     /// Tells the user one thing: an Event and a log line, unless just that was told already.
-    pub async fn tell(&self, object: &ObjectReference, notice: &Notice) {
+    pub fn tell(&self, object: &ObjectReference, notice: &Notice) {
         let Some(recorder) = self.recorder_if_new(object, notice, Instant::now()) else {
             return;
         };
@@ -233,12 +233,16 @@ impl Report {
             action: notice.action.to_owned(),
             secondary: None,
         };
-        if let Err(error) = recorder.publish(&event, object).await {
-            debug!(
-                error = Chain(&error).to_string(),
-                "the Event was not accepted"
-            );
-        }
+        // Nobody waits for an Event: the next step is worth more than the word about the last one.
+        let object = object.clone();
+        tokio::spawn(async move {
+            if let Err(error) = recorder.publish(&event, &object).await {
+                debug!(
+                    error = Chain(&error).to_string(),
+                    "the Event was not accepted"
+                );
+            }
+        });
     }
 
     /// A recorder remembers what it published by reason alone and repeats the first note; a changed note

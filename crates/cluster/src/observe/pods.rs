@@ -53,8 +53,8 @@ fn is_durable(pod: &KubePod) -> bool {
 }
 
 fn initial_members(container: &Container) -> BTreeSet<String> {
-    let words = container.command.iter().chain(&container.args).flatten();
-    let list = words.filter_map(|word| word.strip_prefix("--initial-cluster=")).next().unwrap_or_default();
+    let mut words = container.command.iter().chain(&container.args).flatten();
+    let list = words.find_map(|word| word.strip_prefix("--initial-cluster=")).unwrap_or_default();
     list.split(',').filter_map(|part| part.split_once('=')).map(|(name, _)| name.to_owned()).collect()
 }
 
@@ -66,8 +66,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
         let why = condition.message.clone().or(condition.reason.clone()).unwrap_or_default();
         return Some(Trouble::Unschedulable(why));
     }
-    let containers = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
-    containers.filter_map(|container| container_trouble(container)).next()
+    let mut containers = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    containers.find_map(container_trouble)
 }
 
 fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {

@@ -74,13 +74,7 @@ pub(super) fn unformed(desired: &Desired, observed: &Observed, intent: &Intent, 
         objects::shared_services(observed, false, draft);
         return;
     }
-    if let Some(known) = known_elsewhere(observed, intent, draft) {
-        if let Some(cluster_id) = known {
-            // Invariant 7: a pod or disk of this bootstrap carries the ID; the status has lost it.
-            let over = observed.resource_version.clone();
-            draft.say(format!("record cluster ID {cluster_id} found on its pods and volume claims"));
-            draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
-        }
+    if remember(observed, intent, draft) {
         return;
     }
     let first: Vec<(&String, Data)> = intent.members.iter().map(|name| (name, first_data(observed, name))).collect();
@@ -111,24 +105,27 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
     names.filter_map(|url| api::names::member_of_url(url)).any(|name| intent.members.contains(name))
 }
 
-/// Whether pods or disks carry a cluster ID: `Some(Some(id))` of this bootstrap, `Some(None)` of another one,
-/// which is a problem for people.
-fn known_elsewhere(observed: &Observed, intent: &Intent, draft: &mut Draft) -> Option<Option<ClusterId>> {
+/// Whether pods or disks carry a cluster ID. Invariant 7: that of this bootstrap is recorded again; another one's
+/// is a problem for people.
+fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
     let pods = observed.pods.iter().map(|(name, pod)| (name, &pod.token, pod.cluster_id));
     let disks = observed.disks.iter().map(|(name, disk)| (name, &disk.token, disk.cluster_id));
     for (name, token, cluster_id) in pods.chain(disks) {
         let Some(cluster_id) = cluster_id else { continue };
         if token.as_ref() == Some(&intent.token) {
-            return Some(Some(cluster_id));
+            let over = observed.resource_version.clone();
+            draft.say(format!("record cluster ID {cluster_id} found on {name}"));
+            draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
+            return true;
         }
         let text = format!(
             "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: nothing is started; \
              delete {name}, or the status, so that the cluster is found again"
         );
         draft.problem("IdentityUnknown", text);
-        return Some(None);
+        return true;
     }
-    None
+    false
 }
 
 fn first_data(observed: &Observed, name: &str) -> Data {

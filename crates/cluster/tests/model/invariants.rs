@@ -25,7 +25,7 @@ pub(crate) struct Witness {
 
 impl Witness {
     /// Invariant 1: unknown is not empty. Without a member list nothing is destroyed and no member changed.
-    pub(crate) fn plan_is_careful(&self, observed: &Observed, plan: &Plan, world: &World) {
+    pub(crate) fn plan_is_careful(observed: &Observed, plan: &Plan, world: &World) {
         if observed.cluster_id.is_none() {
             return;
         }
@@ -45,7 +45,7 @@ impl Witness {
     }
 
     /// Invariants 5, 6 and 10: whose pod is made, and how it begins.
-    pub(crate) fn pod_is_created(&self, start: &Start, world: &World) {
+    pub(crate) fn pod_is_created(start: &Start, world: &World) {
         let intended = world.intent.as_ref().is_some_and(|intent| intent.members.contains(&start.member));
         let listed = world.clusters.values().any(|cluster| cluster.by_name(&start.member).is_some());
         let known = intended || listed || world.disks.contains_key(&start.member) || world.witness.two_operators();
@@ -95,7 +95,7 @@ impl Witness {
                 // Invariants 5 and 8: a member's disk goes when the member has gone, never before.
                 assert!(listed.is_none() || keeps || !fresh, "invariant 5: {member} is a member and its disk is deleted");
             }
-            Write::AddMember { learner, .. } => self.judge_addition(*learner, world, fresh),
+            Write::AddMember { learner, .. } => Self::judge_addition(*learner, world, fresh),
             Write::Remove { id, .. } => self.judge_removal(id.0, world, fresh),
             Write::Promote { id, .. } => self.judge_promotion(id.0, world, fresh),
             _ => {}
@@ -111,7 +111,7 @@ impl Witness {
         assert!(found || beside.is_none(), "invariant 7: bootstrapped beside {beside:?}");
     }
 
-    fn judge_addition(&self, learner: bool, world: &World, fresh: bool) {
+    fn judge_addition(learner: bool, world: &World, fresh: bool) {
         let Some(cluster) = world.recorded() else { return };
         // Invariant 4.
         let old = world.version.starts_with("3.3");

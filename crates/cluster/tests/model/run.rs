@@ -6,7 +6,7 @@ use cluster::observed::{Kept, Observed, Pod, Seen, Service};
 use cluster::plan::{Plan, plan};
 use cluster::write::{Write, chains};
 
-use crate::invariants::is_lost;
+use crate::invariants::{Witness, is_lost};
 use crate::world::{Answer, World, list};
 
 #[derive(Clone, Copy, Debug)]
@@ -235,7 +235,7 @@ impl Run {
 
     fn plan(&mut self, observed: &Observed) -> Plan {
         let plan = plan(&self.world.desired(), observed);
-        self.world.witness.plan_is_careful(observed, &plan, &self.world);
+        Witness::plan_is_careful(observed, &plan, &self.world);
         plan
     }
 

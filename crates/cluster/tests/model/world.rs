@@ -521,7 +521,7 @@ impl World {
         if self.pods.contains_key(&start.member) {
             return Answer::Failed;
         }
-        self.witness.pod_is_created(start, &self.clone());
+        Witness::pod_is_created(start, self);
         let pod = WorldPod {
             uid: self.next(),
             start: start.clone(),
