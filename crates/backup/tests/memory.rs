@@ -1,0 +1,76 @@
+//! The memory a transfer takes does not depend on the size of the database. Alone in its binary, so that nothing
+//! else in the process is measured.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use backup::transfer::{Meter, Transfer};
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, EtcdClient};
+use store::S3Store;
+use store::testing::S3Server;
+use tokio_util::sync::CancellationToken;
+
+const MIB: u64 = 1 << 20;
+
+/// Four parts of 8 MiB, what the HTTP client holds of them, and the heap's slack. It is the same for every size.
+const BUDGET: u64 = 80 * MIB;
+
+/// From `/proc/self/status`, in bytes.
+fn memory(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_database_takes_no_more_memory_than_a_small_one() {
+    let start = Start {
+        flags: vec!["--unsafe-no-fsync".to_owned()],
+        ..Start::default()
+    };
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
+    {
+        let mut client = etcd_client::Client::connect([&etcd.client_url], None)
+            .await
+            .unwrap();
+        let value = vec![b'v'; 1 << 20];
+        for index in 0..320 {
+            client
+                .put(format!("/k/{index:05}"), value.clone(), None)
+                .await
+                .unwrap();
+        }
+    }
+    let server = S3Server::start(&["bucket"]);
+    let transfer = Transfer {
+        etcd: Arc::new(EtcdClient::new(Access::default())),
+        endpoints: vec![etcd.client_url.clone()],
+        store: Arc::new(S3Store::new(server.config("bucket")).await.unwrap()),
+        key: "large".to_owned(),
+        uid: "uid".to_owned(),
+        cluster: None,
+    };
+    // The peak counts from here on.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = memory("VmRSS");
+    let began = std::time::Instant::now();
+    let stored = transfer
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    let grown = memory("VmHWM").saturating_sub(before);
+    println!(
+        "{} MiB in {:?}, the process grew by {} MiB at most",
+        stored.size >> 20,
+        began.elapsed(),
+        grown / MIB
+    );
+    assert!(stored.size > 300 << 20, "{}", stored.size);
+    assert!(grown < BUDGET, "grew by {} MiB", grown / MIB);
+}

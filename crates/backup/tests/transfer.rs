@@ -1,0 +1,455 @@
+//! The transfer against a real etcd and a real S3 server: what lies in the bucket can be restored, and what goes
+//! wrong leaves nothing that looks like a backup.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::conditions::Reason;
+use api::manifest::{BackupManifest, manifest_key};
+use backup::transfer::{Meter, Transfer, written};
+use bytes::Bytes;
+use etcd::fake::FakeEtcd;
+use etcd::testing::{EtcdProcess, Programs, Start, free_port};
+use etcd::{Access, Etcd, EtcdClient};
+use jiff::Timestamp;
+use store::fake::{Call, FaultyStore};
+use store::testing::{S3Server, download};
+use store::{LocalStore, S3Store, Store};
+use tokio_util::sync::CancellationToken;
+
+const KEY: &str = "daily/etcd.backup";
+
+fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) -> Transfer {
+    Transfer {
+        etcd,
+        endpoints,
+        store,
+        key: KEY.to_owned(),
+        uid: "uid-1".to_owned(),
+        cluster: None,
+    }
+}
+
+fn client() -> Arc<dyn Etcd> {
+    Arc::new(EtcdClient::new(Access::default()))
+}
+
+async fn s3(server: &S3Server) -> Arc<dyn Store> {
+    Arc::new(S3Store::new(server.config("bucket")).await.unwrap())
+}
+
+fn long_ago() -> Timestamp {
+    Timestamp::from_second(1_000_000_000).unwrap()
+}
+
+/// Keys and values of 3 MiB and more: several parts when it is 20.
+async fn fill(url: &str, mebibytes: usize) -> i64 {
+    let mut client = etcd_client::Client::connect([url], None).await.unwrap();
+    let value = vec![b'v'; 1 << 18];
+    for index in 0..mebibytes * 4 {
+        client
+            .put(format!("/k/{index:05}"), value.clone(), None)
+            .await
+            .unwrap();
+    }
+    let answer = client.put("last", "key", None).await.unwrap();
+    answer.header().unwrap().revision()
+}
+
+/// The store revision and the value of a key, read from an etcd that was started from the backup.
+async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let restored = Command::new(programs.etcdutl())
+        .args([
+            "snapshot",
+            "restore",
+            "--name=r",
+            "--initial-cluster=r=http://127.0.0.1:1",
+        ])
+        .args([
+            "--initial-advertise-peer-urls=http://127.0.0.1:1",
+            "--data-dir",
+        ])
+        .arg(&data)
+        .arg(file)
+        .output()
+        .unwrap();
+    assert!(
+        restored.status.success(),
+        "{}",
+        String::from_utf8_lossy(&restored.stderr)
+    );
+    let url = format!("http://127.0.0.1:{}", free_port());
+    let mut etcd = Command::new(&programs.etcd)
+        .args(["--name=r", "--listen-peer-urls=http://127.0.0.1:0"])
+        .arg(format!("--data-dir={}", data.display()))
+        .arg(format!("--listen-client-urls={url}"))
+        .arg(format!("--advertise-client-urls={url}"))
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut answer = None;
+    for _ in 0..200 {
+        if let Ok(mut client) = etcd_client::Client::connect([&url], None).await
+            && let Ok(got) = client.get(key, None).await
+        {
+            let value = got.kvs()[0].value().to_vec();
+            answer = Some((got.header().unwrap().revision(), value));
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    etcd.kill().unwrap();
+    etcd.wait().unwrap();
+    answer.expect("the restored etcd serves")
+}
+
+#[tokio::test]
+async fn what_lies_in_the_bucket_can_be_restored() {
+    for minor in ["3.5", "3.6", "3.7"] {
+        let programs = Programs::find(minor);
+        let etcd = EtcdProcess::start(&programs, &Start::default()).await;
+        let server = S3Server::start(&["bucket"]);
+        let revision = fill(&etcd.client_url, 20).await;
+        let transfer = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
+        let meter = Meter::default();
+        let stored = transfer
+            .run(&meter, &CancellationToken::new())
+            .await
+            .unwrap();
+
+        assert_eq!(stored.revision, revision);
+        assert!(stored.etcd_version.starts_with(minor));
+        assert_eq!(stored.location, format!("s3://bucket/{KEY}"));
+        let bytes = download(transfer.store.as_ref(), KEY).await.unwrap();
+        assert_eq!(bytes.len() as i64, stored.size);
+        assert_eq!(meter.read().bytes, bytes.len() as u64);
+        let sum = Command::new("sha256sum")
+            .arg(server.bucket_dir("bucket").join(KEY))
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&sum.stdout).starts_with(&stored.sha256));
+        let manifest = download(transfer.store.as_ref(), &manifest_key(KEY))
+            .await
+            .unwrap();
+        let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!(
+            (manifest.revision, manifest.size),
+            (stored.revision, stored.size)
+        );
+        assert_eq!(manifest.backup_uid.as_deref(), Some("uid-1"));
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let (again, value) = restored(&programs, file.path(), "last").await;
+        assert_eq!((again, value.as_slice()), (revision, &b"key"[..]));
+        assert_eq!(
+            server.unfinished("bucket"),
+            Vec::<std::path::PathBuf>::new()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_dead_endpoint_costs_nothing_and_a_lost_quorum_prevents_no_backup() {
+    let programs = Programs::find("3.6");
+    let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+    let port = client();
+    let server = S3Server::start(&["bucket"]);
+    // One endpoint that is dead from the start, one that lives: the third is found through the list.
+    let lives = members
+        .iter()
+        .position(|member| member.name == "m1")
+        .unwrap();
+    let dead = format!("http://127.0.0.1:{}", free_port());
+    let endpoints = vec![dead, members[lives].client_url.clone()];
+    let run = transfer(port.clone(), endpoints.clone(), s3(&server).await);
+    let began = std::time::Instant::now();
+    run.run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        began.elapsed()
+    );
+
+    // Without a quorum there is no member list, and still a backup.
+    for member in &mut members {
+        if member.name != "m1" {
+            member.kill();
+        }
+    }
+    let last = transfer(port, endpoints, s3(&server).await);
+    let stored = last
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    assert!(stored.size > 0);
+}
+
+#[tokio::test]
+async fn is_found_again_by_the_operator_that_comes_after() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    let find =
+        async |uid: &'static str, begun| written(store.as_ref(), KEY, uid, begun).await.unwrap();
+    assert_eq!(find("uid-1", long_ago()).await, None);
+    let transfer = transfer(client(), vec![etcd.client_url.clone()], store.clone());
+    let stored = transfer
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
+    // Not for another EtcdBackup, nor for one that began later.
+    assert_eq!(find("uid-2", long_ago()).await, None);
+    let later = stored.created_at + jiff::SignedDuration::from_secs(1);
+    assert_eq!(find("uid-1", later).await, None);
+    // Nor if the object is another one by now, or the manifest is nobody's.
+    store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
+    assert_eq!(find("uid-1", long_ago()).await, None);
+    store
+        .put(&manifest_key(KEY), Bytes::from_static(b"{}"))
+        .await
+        .unwrap();
+    assert_eq!(find("uid-1", long_ago()).await, None);
+}
+
+#[tokio::test]
+async fn given_up_midway_it_leaves_nothing_behind() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    fill(&etcd.client_url, 60).await;
+    let server = S3Server::start(&["bucket"]);
+    let transfer = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
+    let cancelled = CancellationToken::new();
+    let meter = Meter::default();
+    let watch = async {
+        while meter.read().bytes < 30 << 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        cancelled.cancel();
+    };
+    let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), watch);
+    assert!(outcome.is_err());
+    assert_eq!(transfer.store.list("").await.unwrap(), []);
+    assert_eq!(
+        server.unfinished("bucket"),
+        Vec::<std::path::PathBuf>::new()
+    );
+}
+
+#[tokio::test]
+async fn a_member_that_dies_midway_is_no_backup_and_the_next_attempt_is() {
+    let programs = Programs::find("3.6");
+    let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+    fill(&members[0].client_url, 60).await;
+    let server = S3Server::start(&["bucket"]);
+    let endpoints: Vec<String> = members
+        .iter()
+        .map(|member| member.client_url.clone())
+        .collect();
+    let transfer = transfer(client(), endpoints, s3(&server).await);
+    let leader = client()
+        .status(&members[0].client_url)
+        .await
+        .unwrap()
+        .leader;
+    let meter = Meter::default();
+    let cancelled = CancellationToken::new();
+    let kill = async {
+        while meter.read().bytes < 10 << 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // One of the followers is being read; both go.
+        for member in &mut members {
+            let status = client().status(&member.client_url).await;
+            if status.is_ok_and(|status| Some(status.member_id) != leader) {
+                member.kill();
+            }
+        }
+    };
+    let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
+    // The leader is left and is taken in the same run, or the run says what happened.
+    let stored = match outcome {
+        Ok(stored) => stored,
+        Err(trouble) => {
+            assert_eq!(trouble.reason, Reason::EtcdUnreachable, "{trouble:?}");
+            assert_eq!(transfer.store.head(KEY).await.unwrap(), None);
+            transfer
+                .run(&Meter::default(), &CancellationToken::new())
+                .await
+                .unwrap()
+        }
+    };
+    let head = transfer.store.head(KEY).await.unwrap().unwrap();
+    assert_eq!(head.size as i64, stored.size);
+    assert_eq!(
+        server.unfinished("bucket"),
+        Vec::<std::path::PathBuf>::new()
+    );
+}
+
+#[tokio::test]
+async fn says_what_is_wrong_with_etcd_and_with_the_store() {
+    let server = S3Server::start(&["bucket"]);
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let run = transfer(client(), vec![nobody.clone()], s3(&server).await);
+    let trouble = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap_err();
+    assert_eq!(trouble.reason, Reason::EtcdUnreachable);
+    assert!(
+        trouble.message.contains(&nobody) && trouble.message.contains("spec.etcdEndpoints"),
+        "{trouble:?}"
+    );
+
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let store = Arc::new(S3Store::new(server.config("missing")).await.unwrap());
+    let run = transfer(client(), vec![etcd.client_url.clone()], store.clone());
+    let trouble = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap_err();
+    assert_eq!(trouble.reason, Reason::BucketMissing, "{trouble:?}");
+    let trouble = written(store.as_ref(), KEY, "uid-1", long_ago()).await;
+    assert!(
+        matches!(&trouble, Ok(None))
+            || matches!(&trouble, Err(t) if t.reason == Reason::BucketMissing),
+        "{trouble:?}"
+    );
+}
+
+/// A snapshot as a member would send it, in chunks.
+async fn recorded() -> Vec<Bytes> {
+    use futures::TryStreamExt;
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let snapshot = client().snapshot(&etcd.client_url).await.unwrap();
+    snapshot.chunks.try_collect().await.unwrap()
+}
+
+/// Invariant 12.
+#[tokio::test]
+async fn invariant_12_what_does_not_match_its_checksum_is_not_committed() {
+    let whole = recorded().await;
+    let cut: Vec<Bytes> = whole[..whole.len() - 1].to_vec();
+    let mut damaged = whole.clone();
+    let mut page = damaged[1].to_vec();
+    page[7] ^= 1;
+    damaged[1] = page.into();
+    let mut short = cut.clone();
+    short.push(Bytes::from_static(b"half a checksum"));
+    for (snapshot, good) in [
+        (whole, true),
+        (cut, false),
+        (damaged, false),
+        (short, false),
+        (Vec::new(), false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(LocalStore::new(dir.path()));
+        let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
+        etcd.with(|state| state.snapshot = snapshot);
+        let run = transfer(
+            Arc::new(etcd),
+            vec!["http://a:2379".to_owned()],
+            store.clone(),
+        );
+        let outcome = run.run(&Meter::default(), &CancellationToken::new()).await;
+        assert_eq!(outcome.is_ok(), good, "{outcome:?}");
+        if let Err(trouble) = outcome {
+            assert_eq!(trouble.reason, Reason::ChecksumMismatch);
+            assert_eq!(store.list("").await.unwrap(), []);
+        }
+    }
+}
+
+/// Invariant 12.
+#[tokio::test]
+async fn invariant_12_no_failure_of_the_store_is_a_success() {
+    let whole = recorded().await;
+    let denied = || store::Error::AccessDenied("403".to_owned());
+    for call in [
+        Call::Begin,
+        Call::Write,
+        Call::Commit,
+        Call::CommitAnswer,
+        Call::Put,
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FaultyStore::new(LocalStore::new(dir.path()));
+        store.fail(call, denied());
+        let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
+        etcd.with(|state| state.snapshot.clone_from(&whole));
+        let run = transfer(
+            Arc::new(etcd),
+            vec!["http://a:2379".to_owned()],
+            Arc::new(store.clone()),
+        );
+        let outcome = run.run(&Meter::default(), &CancellationToken::new()).await;
+        assert_eq!(
+            outcome.unwrap_err().reason,
+            Reason::AccessDenied,
+            "{call:?}"
+        );
+        // Without its manifest nothing is taken for a backup.
+        assert_eq!(
+            written(&store, KEY, "uid-1", long_ago()).await.unwrap(),
+            None
+        );
+        // And the next attempt goes through.
+        run.run(&Meter::default(), &CancellationToken::new())
+            .await
+            .unwrap();
+        assert!(
+            written(&store, KEY, "uid-1", long_ago())
+                .await
+                .unwrap()
+                .is_some()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_older_than_its_member_said_is_refused() {
+    let whole = recorded().await;
+    let dir = tempfile::tempdir().unwrap();
+    let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
+    etcd.with(|state| {
+        state.snapshot = whole;
+        state.members[0].revision = 1000;
+    });
+    let store = Arc::new(LocalStore::new(dir.path()));
+    let run = transfer(Arc::new(etcd), vec!["http://a:2379".to_owned()], store);
+    let trouble = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap_err();
+    assert_eq!(trouble.reason, Reason::SnapshotUnreadable, "{trouble:?}");
+}
+
+#[tokio::test]
+async fn endpoints_of_two_clusters_are_refused() {
+    let programs = Programs::find("3.6");
+    let other = Start {
+        flags: vec!["--initial-cluster-token=other".to_owned()],
+        ..Start::default()
+    };
+    let (one, two) = (
+        EtcdProcess::start(&programs, &Start::default()).await,
+        EtcdProcess::start(&programs, &other).await,
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let endpoints = vec![one.client_url.clone(), two.client_url.clone()];
+    let run = transfer(client(), endpoints, Arc::new(LocalStore::new(dir.path())));
+    let trouble = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap_err();
+    assert_eq!(trouble.reason, Reason::InvalidSpec, "{trouble:?}");
+}
