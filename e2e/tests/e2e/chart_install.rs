@@ -9,6 +9,9 @@ use crate::fixtures::cluster;
 /// Whether a ServiceAccount of the namespace may do something there.
 async fn may(sandbox: &Sandbox, account: &str, verb: &str, resource: &str) -> Result<bool> {
     let user = format!("--as=system:serviceaccount:{}:{account}", sandbox.namespace);
+    // `kubectl` takes what follows a slash for the name of an object.
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let subresource = format!("--subresource={subresource}");
     let answer = kubectl::run(
         &sandbox.env,
         &[
@@ -18,6 +21,7 @@ async fn may(sandbox: &Sandbox, account: &str, verb: &str, resource: &str) -> Re
             "can-i",
             verb,
             resource,
+            &subresource,
             &user,
         ],
     )
