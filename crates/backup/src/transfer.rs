@@ -129,11 +129,7 @@ impl Transfer {
         meter.bytes.store(0, Ordering::Relaxed);
         let expected = u64::try_from(member.status.db_size).unwrap_or_default();
         meter.total.store(expected, Ordering::Relaxed);
-        let mut upload = self
-            .store
-            .begin(&self.key)
-            .await
-            .map_err(|error| in_store(&error))?;
+        let mut upload = unless(cancelled, self.store.begin(&self.key)).await?;
         let passed = tokio::select! {
             passed = self.pass(member, upload.as_mut(), meter) => passed,
             () = cancelled.cancelled() => Err(given_up()),
@@ -148,7 +144,7 @@ impl Transfer {
             }
         };
         // Invariant 12: the checksum etcd sent has matched; now the store acknowledges the whole object.
-        let committed = upload.commit().await.map_err(|error| in_store(&error))?;
+        let committed = unless(cancelled, upload.commit()).await?;
         if committed.size != inspected.size {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
@@ -162,10 +158,7 @@ impl Transfer {
         let manifest = self.manifest(member, &inspected);
         let text = serde_json::to_vec_pretty(&manifest)
             .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
-        self.store
-            .put(&manifest_key(&self.key), text.into())
-            .await
-            .map_err(|error| in_store(&error))?;
+        unless(cancelled, self.store.put(&manifest_key(&self.key), text.into())).await?;
         fail::fail_point!("backup-after-manifest");
         Ok(stored(self.store.as_ref(), &self.key, &manifest))
     }
@@ -285,6 +278,18 @@ fn hexadecimal(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// A call to the store that is not waited for any longer once the transfer is given up; an upload that is dropped
+/// takes itself back.
+async fn unless<T>(
+    cancelled: &CancellationToken,
+    call: impl Future<Output = Result<T, store::Error>>,
+) -> Result<T, Trouble> {
+    tokio::select! {
+        answer = call => answer.map_err(|error| in_store(&error)),
+        () = cancelled.cancelled() => Err(given_up()),
+    }
 }
 
 fn given_up() -> Trouble {

@@ -207,3 +207,187 @@ impl Workers {
         self.tasks.wait().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use api::conditions::Reason;
+    use async_trait::async_trait;
+    use bytes::Bytes;
+    use etcd::fake::FakeEtcd;
+    use store::{Error, LocalStore, Object, ObjectStream, Store, Upload};
+
+    use super::*;
+
+    /// A store that takes nothing until the gate is opened.
+    struct Gated {
+        inner: LocalStore,
+        gate: Arc<Semaphore>,
+    }
+
+    #[async_trait]
+    impl Store for Gated {
+        fn location(&self) -> String {
+            self.inner.location()
+        }
+        async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+            let _open = self.gate.acquire().await;
+            self.inner.begin(key).await
+        }
+        async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
+            self.inner.put(key, content).await
+        }
+        async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
+            self.inner.get(key).await
+        }
+        async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+            self.inner.head(key).await
+        }
+        async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+            self.inner.list(prefix).await
+        }
+        async fn delete(&self, key: &str) -> Result<(), Error> {
+            self.inner.delete(key).await
+        }
+    }
+
+    struct Case {
+        workers: Arc<Workers>,
+        news: mpsc::UnboundedReceiver<()>,
+        gate: Arc<Semaphore>,
+        shutdown: CancellationToken,
+        dir: tempfile::TempDir,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let (sender, news) = mpsc::unbounded_channel();
+            let shutdown = CancellationToken::new();
+            Self {
+                workers: Workers::new(shutdown.clone(), sender),
+                news,
+                gate: Arc::new(Semaphore::new(0)),
+                shutdown,
+                dir: tempfile::tempdir().unwrap(),
+            }
+        }
+
+        /// The snapshot is empty: every attempt fails once the gate is open.
+        fn begin(&self, uid: &str, wanted: impl Fn() -> bool + Send + Sync + 'static) {
+            let url = |name: &str| format!("http://{name}:2379");
+            let transfer = Transfer {
+                etcd: Arc::new(FakeEtcd::formed(1, &["a"], url)),
+                endpoints: vec![url("a")],
+                store: Arc::new(Gated {
+                    inner: LocalStore::new(self.dir.path()),
+                    gate: self.gate.clone(),
+                }),
+                key: uid.to_owned(),
+                uid: uid.to_owned(),
+                cluster: None,
+            };
+            self.workers.begin(uid, transfer, wanted);
+        }
+
+        fn count(&self, running: bool) -> usize {
+            let all = (0..20).map(|index| self.workers.observe(&index.to_string()).work);
+            all.filter(|work| match work {
+                Work::Queued => !running,
+                Work::Running(_) => running,
+                _ => false,
+            })
+            .count()
+        }
+
+        async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+            for _ in 0..300 {
+                if holds(self) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            panic!("not within 3 s: {what}");
+        }
+    }
+
+    #[tokio::test]
+    async fn runs_a_few_at_a_time_and_the_others_after_them() {
+        let mut case = Case::new();
+        for index in 0..7 {
+            case.begin(&index.to_string(), || true);
+        }
+        case.until("four run", |case| case.count(true) == AT_A_TIME).await;
+        assert_eq!(case.count(false), 3);
+        case.gate.add_permits(1);
+        for _ in 0..7 {
+            case.news.recv().await.unwrap();
+        }
+        assert_eq!(case.count(true) + case.count(false), 0);
+        for index in 0..7 {
+            let observed = case.workers.observe(&index.to_string());
+            assert!(matches!(observed.work, Work::Ended(Err(_))), "{observed:?}");
+            assert!(observed.not_before.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_transfer_that_is_under_way_is_not_begun_twice() {
+        let mut case = Case::new();
+        case.begin("0", || true);
+        case.begin("0", || true);
+        case.gate.add_permits(1);
+        case.news.recv().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(case.news.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn the_pause_grows_with_each_failure() {
+        let mut case = Case::new();
+        case.gate.add_permits(1);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            case.begin("0", || true);
+            case.news.recv().await.unwrap();
+            let not_before = case.workers.observe("0").not_before.unwrap();
+            // Rounded up: a moment has passed since.
+            pauses.push(not_before.duration_since(Timestamp::now()).as_secs() + 1);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
+        // One that is done with begins from the shortest again.
+        case.workers.forget("0");
+        assert_eq!(case.workers.observe("0"), Observed::default());
+    }
+
+    #[tokio::test]
+    async fn a_deleted_backups_transfer_is_given_up_and_forgotten() {
+        let mut case = Case::new();
+        let there = Arc::new(AtomicBool::new(true));
+        let wanted = there.clone();
+        case.begin("0", move || wanted.load(Ordering::SeqCst));
+        case.until("it runs", |case| case.count(true) == 1).await;
+        there.store(false, Ordering::SeqCst);
+        case.news.recv().await.unwrap();
+        assert_eq!(case.workers.observe("0"), Observed::default());
+        assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
+    }
+
+    #[tokio::test]
+    async fn one_that_is_abandoned_ends_and_so_do_all_at_the_shutdown() {
+        let mut case = Case::new();
+        case.begin("0", || true);
+        case.until("it runs", |case| case.count(true) == 1).await;
+        case.workers.abandon("0");
+        case.news.recv().await.unwrap();
+        match case.workers.observe("0").work {
+            Work::Ended(Err(trouble)) => assert_eq!(trouble.reason, Reason::StepFailed),
+            other => panic!("{other:?}"),
+        }
+        for index in 1..9 {
+            case.begin(&index.to_string(), || true);
+        }
+        case.shutdown.cancel();
+        tokio::time::timeout(Duration::from_secs(3), case.workers.ended()).await.unwrap();
+    }
+}
