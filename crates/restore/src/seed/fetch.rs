@@ -146,7 +146,7 @@ pub(super) fn verify(
         compare(inspected, manifest)?;
     }
     Ok(Contents {
-        revision: inspected.revision,
+        revision: inspected.store_revision(),
         size: inspected.size,
         sha256: hexadecimal(&inspected.sha256),
     })
@@ -166,9 +166,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // etcd counts on from the greater of the last revision and the compacted one.
-    let next = inspected.revision.max(inspected.compacted);
-    if !(inspected.revision..=next).contains(&manifest.revision) {
+    // An empty or compacted store serves more than its last revision.
+    if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "it holds revision {}, and the manifest says {}",
             inspected.revision, manifest.revision
@@ -182,4 +181,35 @@ pub(super) fn unreadable(why: &str) -> Trouble {
         Reason::SnapshotUnreadable,
         format!("the backup cannot be restored: {why}; restore another backup"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(revision: i64, compacted: i64, recorded: i64) -> bool {
+        let inspected = Inspected {
+            size: 1,
+            sha256: [0; 32],
+            trailer: true,
+            revision,
+            compacted,
+        };
+        let manifest = format!(
+            r#"{{"formatVersion":1,"etcdVersion":"3.7.3","clusterID":"1","revision":{recorded},"size":1,"sha256":"",
+                "compression":"none","createdAt":"2026-01-01T00:00:00Z"}}"#
+        );
+        compare(&inspected, &serde_json::from_str(&manifest).unwrap()).is_ok()
+    }
+
+    #[test]
+    fn the_recorded_revision_is_that_of_the_store_or_of_its_last_key() {
+        assert!(check(21, 0, 21));
+        assert!(check(0, 0, 1), "an empty store is at revision 1");
+        assert!(
+            check(10, 15, 15) && check(10, 15, 10),
+            "compacted beyond its last key"
+        );
+        assert!(!check(21, 0, 22) && !check(21, 0, 20));
+    }
 }
