@@ -72,7 +72,7 @@ impl Paths {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
-    /// The newest revision in it.
+    /// The revision an etcd that is started from it serves.
     pub revision: i64,
     /// Bytes of the stored object.
     pub size: u64,

@@ -522,3 +522,22 @@ async fn a_tool_that_is_missing_or_fails_is_named() {
     );
     assert!(!world.data().exists());
 }
+
+/// A cluster nobody has written to yet can be lost, too.
+#[tokio::test]
+async fn a_backup_of_an_empty_cluster_is_restored() {
+    let mut world = World::new("3.6").await;
+    let etcd = EtcdProcess::start(&world.programs, &Start::default()).await;
+    let port = EtcdClient::new(Access::default());
+    let snapshot = port.snapshot(&etcd.client_url).await.unwrap();
+    let chunks: Vec<Bytes> = snapshot.chunks.try_collect().await.unwrap();
+    world.snapshot = chunks.concat().into();
+    world.revision = port.status(&etcd.client_url).await.unwrap().revision;
+    world.put("a/backup", &world.snapshot).await;
+    world.put_manifest(&world.manifest()).await;
+    assert_eq!(fetch(&world.fetch()).await.unwrap().revision, 1);
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    prepare(&world.prepare(&peer_url)).unwrap();
+    let mut member = Member::start(&world.programs, &world.data(), &peer_url);
+    assert_eq!(member.serves().await.expect("etcd starts").revision, 1);
+}

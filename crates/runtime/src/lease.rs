@@ -13,13 +13,14 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 /// How long a lease is valid after its last renewal.
-const DURATION: Duration = Duration::from_secs(15);
+const DURATION: Duration = Duration::from_secs(20);
 /// How long before its end a lease is renewed; also how long a leader tries in vain before it gives up.
-const GRACE: Duration = Duration::from_secs(7);
+const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby looks.
 const RETRY: Duration = Duration::from_secs(2);
-/// No call about the lease may take longer: a hanging connection must not outlive the lease.
-const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// No call about the lease may take longer: a hanging connection must not outlive the lease. Longer than a standby's
+/// pause, because it also ends idle connections.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the process does not lead.
 #[derive(Debug, thiserror::Error)]

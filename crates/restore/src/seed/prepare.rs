@@ -74,7 +74,8 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
 /// What was fetched may have been damaged since.
 fn check_snapshot(path: &Path, expected: &Contents) -> Result<(), Trouble> {
     let found = inspect(path)?;
-    if hexadecimal(&found.sha256) != expected.sha256 || found.revision != expected.revision {
+    if hexadecimal(&found.sha256) != expected.sha256 || found.store_revision() != expected.revision
+    {
         let _ = fs::remove_file(path);
         return Err(unreadable("it changed on the volume after it was fetched"));
     }
@@ -83,10 +84,11 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<(), Trouble> {
 
 fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
     let found = inspect(path)?;
-    if found.revision != expected.revision {
+    if found.store_revision() != expected.revision {
         return Err(unreadable(&format!(
             "the restored database holds revision {}, the snapshot {}",
-            found.revision, expected.revision
+            found.store_revision(),
+            expected.revision
         )));
     }
     Ok(())
