@@ -77,21 +77,22 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
         summary += unit_tests(options.filter.as_deref())?;
     } else {
         // The testbed comes up while cargo compiles.
-        let (early, units, executable) = thread::scope(|scope| {
+        let (early, units, compiled) = thread::scope(|scope| {
             let early = scope.spawn(|| begin_cluster(&options.place, None));
             let units = if options.e2e {
                 Ok(Summary::default())
             } else {
                 unit_tests(options.filter.as_deref())
             };
-            let executable = test_program();
-            (early.join(), units, executable)
+            let compiled = image::compile().and_then(|built| Ok((built, test_program()?)));
+            (early.join(), units, compiled)
         });
         let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
         let result = units.and_then(|units| {
             summary += units;
-            let prepared = finish(early.clone(), &options.place)?;
-            e2e_tests(options, &prepared, &executable?)
+            let (built, executable) = compiled?;
+            let prepared = finish(early.clone(), &options.place, &built)?;
+            e2e_tests(options, &prepared, &executable)
         });
         end_cluster(&early, &options.place);
         summary += result?;
@@ -106,6 +107,11 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
     for name in &summary.failures {
         println!("failed: {name}");
     }
+    if summary.failed > 0 {
+        progress::say(
+            "the logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
+        );
+    }
     progress::say(&format!("all tests took {}", progress::seconds(took)));
     println!("{}", summary.line());
     if summary.failed == 0 && summary.passed > 0 {
@@ -116,21 +122,33 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
 }
 
 fn unit_tests(filter: Option<&str>) -> Result<Summary> {
-    progress::say("cargo test --workspace --exclude e2e");
-    let mut command = Command::new(cargo());
-    command
-        .args(["test", "--workspace", "--exclude", "e2e", "--no-fail-fast"])
-        .args(filter)
-        .current_dir(checkout::root());
-    run_tests("unit tests", &mut command)
+    // xtask by itself: together, its dependencies' features would have the large ones compiled a second time.
+    let mut summary = Summary::default();
+    for selection in [
+        &["--workspace", "--exclude", "e2e", "--exclude", "xtask"][..],
+        &["-p", "xtask"],
+    ] {
+        progress::say(&format!("cargo test {}", selection.join(" ")));
+        let mut command = Command::new(cargo());
+        command
+            .args(["test", "--no-fail-fast"])
+            .args(selection)
+            .args(filter)
+            .current_dir(checkout::root());
+        summary += run_tests("unit tests", &mut command)?;
+    }
+    Ok(summary)
 }
 
 /// Builds the end-to-end tests; returns their program.
 fn test_program() -> Result<PathBuf> {
-    let built = image::cargo_executables(&["test", "-p", "e2e", "--test", "e2e", "--no-run"])?;
+    let built = image::cargo_executables(
+        &[&["test", "--test", "e2e", "--no-run"], image::SELECTION].concat(),
+    )?;
+    // Beside the tests, cargo names the crate's programs.
     built
         .into_iter()
-        .next()
+        .find(|file| file.parent().is_some_and(|folder| folder.ends_with("deps")))
         .context("cargo built no end-to-end tests")
 }
 
@@ -194,27 +212,22 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     ensure_packages(&[Purpose::Build])?;
     let (early, built) = thread::scope(|scope| {
         let early = scope.spawn(|| begin_cluster(&options.place, options.dns));
-        let built = progress::timed("compiling", || {
-            image::cargo_executables(&["build", "-p", "e2e", "--bin", name])
-        });
+        let built = progress::timed("compiling", image::compile);
         (early.join(), built)
     });
     let mut early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
     let result = built.and_then(|(built, took)| {
         early.steps.push(("compiling", took));
-        let prepared = finish(early.clone(), &options.place)?;
+        let prepared = finish(early.clone(), &options.place, &built)?;
         for (step, took) in &prepared.steps {
             eprintln!("    set-up: {step:24}{:>10}", progress::seconds(*took));
         }
         let executable = built
-            .into_iter()
-            .next()
+            .iter()
+            .find(|file| file.file_name().is_some_and(|file| file == name))
             .with_context(|| format!("cargo built no program {name}"))?;
         let mut command = Command::new(executable);
-        command
-            .args(&options.args)
-            .envs(prepared.vars)
-            .current_dir(std::env::current_dir()?);
+        command.args(&options.args).envs(prepared.vars);
         if options.place.keep && name == "demo" {
             command.arg("--keep");
         }
@@ -288,7 +301,7 @@ fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
 }
 
 /// Adds the image and the chart.
-fn finish(early: Early, place: &Where) -> Result<Prepared> {
+fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
     let Early {
         mut vars,
         mut steps,
@@ -300,7 +313,7 @@ fn finish(early: Early, place: &Where) -> Result<Prepared> {
     let reference = if let Some(reference) = given {
         reference
     } else {
-        let (built, took) = progress::timed("image", image::build)?;
+        let (built, took) = progress::timed("image", || image::build(built))?;
         steps.push(("image", took));
         if place.context.is_some() {
             tell_how_to_load(&built);

@@ -15,8 +15,7 @@ use crate::{checkout, progress, testbed};
 /// The image's name without tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The crates of the operators, and their programs.
-const CRATES: &[&str] = &["cluster", "backup", "restore"];
+/// The operators.
 const PROGRAMS: &[&str] = &[
     "etcd-operator",
     "etcd-backup-operator",
@@ -35,11 +34,19 @@ pub(crate) struct ImageRef {
     pub(crate) archive: PathBuf,
 }
 
-/// Builds the programs and the image, unless the same image is there already.
-pub(crate) fn build() -> Result<ImageRef> {
-    let mut args = vec!["build", "--bins"];
-    args.extend(CRATES.iter().flat_map(|name| ["-p", name]));
-    let built = cargo_executables(&args)?;
+/// Selects the operators' crates and the e2e crate in all calls of cargo: with one selection there is one set of
+/// features, and the large dependencies are compiled once for image, tests and demo.
+pub(crate) const SELECTION: &[&str] = &[
+    "-p", "cluster", "-p", "backup", "-p", "restore", "-p", "e2e",
+];
+
+/// Compiles the operators and the programs of the e2e crate.
+pub(crate) fn compile() -> Result<Vec<PathBuf>> {
+    cargo_executables(&[&["build", "--bins"], SELECTION].concat())
+}
+
+/// Makes the image of the compiled operators, unless the same image is there already.
+pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
     let mut entries = Vec::new();
     for program in PROGRAMS {
         let file = built
@@ -66,7 +73,8 @@ pub(crate) fn build() -> Result<ImageRef> {
         archive: folder.join(format!("etcd-operator-{tag}.tar")),
     };
     if !image.archive.is_file() {
-        let temporary = folder.join("etcd-operator.new");
+        // Two commands at a time may write the same image: each has a temporary of its own.
+        let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
         progress::step("writing the image", || {
             archive_of(&image.reference, entries).write(&temporary)
         })?;

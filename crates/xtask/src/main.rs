@@ -143,7 +143,7 @@ fn run(command: Command) -> Result<ExitCode> {
 
 fn run_image(load: bool) -> Result<()> {
     packages::ensure_packages(&[packages::Purpose::Build])?;
-    let built = image::build()?;
+    let built = image::build(&image::compile()?)?;
     if load {
         image::load(&built)?;
     } else {
