@@ -39,10 +39,11 @@ impl Reconcile for ClusterOperator {
         let (cluster, etcd) = (&objects.cluster, self.etcd.as_ref());
         let observed = observe::observe(etcd, &objects).await;
         let desired = desired(cluster);
-        let plan = plan(&desired, &observed);
+        let now = jiff::Timestamp::now();
+        let plan = plan(&desired, &observed, now);
         let acted = Actor { client: &self.client, etcd, cluster, observed: &observed, since }.act(&plan.step).await;
         let report = Report { cluster, desired: &desired, observed: &observed, plan: &plan, failure: acted.in_words() };
-        let status = report.status(&Time(jiff::Timestamp::now()));
+        let status = report.status(&Time(now));
         let api: Api<EtcdCluster> = Api::namespaced(self.client.clone(), &namespace);
         let current = report.current();
         match runtime::apply::status(&api, names::MANAGER_CLUSTER, cluster, Some(&current), &status).await {

@@ -63,6 +63,8 @@ pub struct Pod {
     pub failed: bool,
     /// Its etcd container runs.
     pub running: bool,
+    /// Since when its etcd container has been running.
+    pub running_since: Option<Timestamp>,
     /// Its readiness probe passes.
     pub ready: bool,
     /// How often its etcd container was started again.

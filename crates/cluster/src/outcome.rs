@@ -46,9 +46,19 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         Some(Notice::normal(reason, action, write.to_string()))
     });
     let refused = acted.failed.iter().filter(|error| error.reason().starts_with("Etcd"));
-    let refused = refused.map(|error| Notice::normal(error.reason(), "Postpone", Chain(error).to_string()));
+    let refused = refused.map(|error| Notice::normal(error.reason(), "Postpone", postponed(error)));
     let problems = plan.problems.iter().map(|problem| Notice::warning(problem.code, "Plan", problem.message.clone()));
     done.chain(refused).chain(problems).collect()
+}
+
+/// Without the member that gave the answer: each gives the same, and each would be an Event of its own.
+fn postponed(error: &act::Error) -> String {
+    match error {
+        act::Error::Etcd { what, source: etcd::Error::Unavailable(text) } => {
+            format!("cannot {what} yet: {}", text.rsplit(": ").next().unwrap_or_default())
+        }
+        other => Chain(other).to_string(),
+    }
 }
 
 /// Reason and action of the Event about a write; `None` for what is of no interest to a user.

@@ -15,6 +15,8 @@ mod tests;
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::observed::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
@@ -28,6 +30,9 @@ const SOON: Duration = Duration::from_millis(100);
 const SHORTLY: Duration = Duration::from_millis(250);
 /// How soon to look again while nothing answers.
 const BLIND: Duration = Duration::from_secs(1);
+/// etcd takes an addition, or the removal of a live voter, when the voters have been connected for so long
+/// (`HealthInterval` in its server); they cannot be connected for longer than they run.
+const CONNECTED: Duration = Duration::from_secs(5);
 /// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -104,7 +109,7 @@ impl Draft {
 }
 
 /// Decides what to do now.
-pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
+pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new();
     if observed.deleting {
         draft.wait("Deleting", "the object is being deleted; garbage collection removes what it owns", STEADY);
@@ -125,7 +130,9 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
     }
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
-        (Some(cluster_id), Some(intent)) => formed(desired, observed, cluster_id, intent, &mut draft),
+        (Some(cluster_id), Some(intent)) => {
+            formed((desired, observed, now), cluster_id, intent, &mut draft);
+        },
         (None, Some(intent)) => bootstrap::unformed(desired, observed, intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
@@ -134,8 +141,7 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
 
 /// A cluster whose ID is recorded.
 fn formed(
-    desired: &Desired,
-    observed: &Observed,
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
     cluster_id: etcd::ClusterId,
     intent: &crate::observed::Intent,
     draft: &mut Draft,
@@ -157,9 +163,9 @@ fn formed(
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services(observed, &view, draft);
             objects::leftovers(observed, &view, draft);
-            membership::change(desired, observed, &view, draft);
+            membership::change((desired, observed, now), &view, draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
-            objects::troubles(observed, draft);
+            objects::troubles(observed, &view.names(), draft);
         }
     }
 }

@@ -54,7 +54,11 @@ impl Report<'_> {
             (None, true) => ClusterPhase::Running,
             (None, false) => ClusterPhase::Creating,
         };
-        let (ready, unready): (Vec<_>, Vec<_>) = observed.pods.iter().partition(|(_, pod)| pod.ready && pod.stays());
+        let (ready, unready): (Vec<_>, Vec<_>) = observed
+            .pods
+            .iter()
+            .filter(|(name, _)| view.as_ref().is_none_or(|view| view.names().contains(*name)))
+            .partition(|(_, pod)| pod.ready && pod.stays());
         let names = |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
         let leader = view.as_ref().and_then(members::leader);
         let running = formed.then(|| current_version(desired, observed));

@@ -33,6 +33,7 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
         running: etcd.and_then(|status| status.state.as_ref()).is_some_and(|state| state.running.is_some()),
+        running_since: etcd.and_then(running_since),
         ready: etcd.is_some_and(|status| status.ready),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod.labels().get(names::LABEL_ROLE).and_then(|label| role(label)),
@@ -45,6 +46,11 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     statuses.iter().find(|status| status.name == names::CONTAINER_ETCD)
+}
+
+fn running_since(status: &ContainerStatus) -> Option<jiff::Timestamp> {
+    let running = status.state.as_ref()?.running.as_ref()?;
+    running.started_at.as_ref().map(|time| time.0)
 }
 
 fn is_durable(pod: &KubePod) -> bool {

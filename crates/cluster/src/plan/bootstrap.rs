@@ -219,7 +219,7 @@ fn start_first(
 }
 
 fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draft) {
-    objects::troubles(observed, draft);
+    objects::troubles(observed, &intent.members, draft);
     let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running).count();
     let look_again = if running >= quorum { SOON } else { SHORTLY.max(BLIND) };
     let first = intent.members.len();

@@ -3,12 +3,15 @@
 //! At most one change a plan (invariant 2); each asks the quorum guard (invariant 3). What etcd's own
 //! `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` would refuse is waited for instead.
 
+use std::time::Duration;
+
 use etcd::ClusterId;
+use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects};
 use crate::write::{Change, Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -45,7 +48,7 @@ pub(super) fn blind(
             draft.order(objects::pod_on_disk(observed.services.get(name), start));
         }
     }
-    objects::troubles(observed, draft);
+    objects::troubles(observed, &initial, draft);
     outlook(observed, why, draft);
 }
 
@@ -155,15 +158,15 @@ fn changes(draft: &Draft) -> impl Iterator<Item = &Write> {
 }
 
 /// The next change of the members, or what it waits for.
-pub(super) fn change(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
+pub(super) fn change((desired, observed, now): (&Desired, &Observed, Timestamp), view: &View, draft: &mut Draft) {
     let rules = VersionRules::new(observed, &current_version(desired, observed));
     let reserved = reserve(desired, observed, view, rules, draft);
     renew(view, draft);
     let _decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
-        || shrink(desired, observed, view, draft)
+        || shrink((desired, observed, now), view, draft)
         || promote(desired, observed, view, draft)
-        || grow(desired, view, rules, &reserved, draft);
+        || grow((desired, now), view, rules, &reserved, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {
         if let (Health::Unhealthy(why), Data::There | Data::Elsewhere) = (&seat.health, seat.data) {
             let look_again = if seat.pod.is_some_and(|pod| pod.running) { BLIND } else { STEADY };
@@ -250,7 +253,7 @@ fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
 }
 
 /// More members than wanted: learners first, then unhealthy voters, then the newest, the leader never.
-fn shrink(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+fn shrink((desired, observed, now): (&Desired, &Observed, Timestamp), view: &View, draft: &mut Draft) -> bool {
     if view.seats.len() <= desired.size {
         return false;
     }
@@ -265,7 +268,10 @@ fn shrink(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft
             return true;
         }
         // Invariant 2: what was changed last is healthy before the next change.
-        if victim.is_healthy() && wait_for_voters(observed, view, "the cluster shrinks", draft) {
+        let waits = |draft: &mut Draft| {
+            wait_for_voters(observed, view, "the cluster shrinks", draft) || wait_for_connections(view, now, draft)
+        };
+        if victim.is_healthy() && waits(draft) {
             return true;
         }
     }
@@ -286,6 +292,19 @@ fn wait_for_voters(observed: &Observed, view: &View, what: &str, draft: &mut Dra
     let look_again = if starts { SHORTLY } else { STEADY };
     draft.wait("VoterNotHealthy", format!("{what} when {} is healthy", seat.name), look_again);
     true
+}
+
+/// What etcd's own rule of five seconds would refuse is waited for.
+fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
+    let young = |seat: &&Seat| seat.pod.and_then(|pod| pod.running_since).is_some_and(|since| age(since, now) < CONNECTED);
+    let Some(seat) = view.voters().find(young) else { return false };
+    let text = format!("etcd takes the next change when all voters have been connected for 5 s; {} is new", seat.name);
+    draft.wait("VotersConnecting", text, SHORTLY);
+    true
+}
+
+fn age(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }
 
 /// Invariant 4: a learner that has caught up becomes a voter, one after the other (invariant 2).
@@ -323,7 +342,7 @@ fn promote(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
 }
 
 /// Fewer members than wanted. Invariant 4: they join as learners where etcd has them.
-fn grow(desired: &Desired, view: &View, rules: VersionRules, reserved: &[String], draft: &mut Draft) -> bool {
+fn grow((desired, now): (&Desired, Timestamp), view: &View, rules: VersionRules, reserved: &[String], draft: &mut Draft) -> bool {
     let missing = desired.size.saturating_sub(view.seats.len());
     let count = if rules.several_learners { missing } else { missing.min(1) };
     let names: Vec<&String> = reserved.iter().take(count).collect();
@@ -336,6 +355,9 @@ fn grow(desired: &Desired, view: &View, rules: VersionRules, reserved: &[String]
     // etcd refuses an addition unless every voter has been connected for 5 s.
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
         draft.wait("VoterNotHealthy", format!("a member is added when {} is healthy", seat.name), BLIND);
+        return true;
+    }
+    if wait_for_connections(view, now, draft) {
         return true;
     }
     let joining = |seat: &&Seat| {

@@ -173,8 +173,9 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
 }
 
 /// Pods that do not run, and why: each is named, none stops anything else.
-pub(super) fn troubles(observed: &Observed, draft: &mut Draft) {
-    for (name, pod) in &observed.pods {
+pub(super) fn troubles(observed: &Observed, members: &BTreeSet<String>, draft: &mut Draft) {
+    let ours = observed.pods.iter().filter(|(name, pod)| members.contains(*name) && pod.stays());
+    for (name, pod) in ours {
         match &pod.trouble {
             Some(Trouble::Image(text)) => draft.problem(
                 "ImageNotAvailable",

@@ -7,7 +7,7 @@ use cluster::plan::{Plan, plan};
 use cluster::write::{Write, chains};
 
 use crate::invariants::{Witness, is_lost};
-use crate::world::{Answer, World, list};
+use crate::world::{Answer, World, list, seconds};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
@@ -234,7 +234,7 @@ impl Run {
     }
 
     fn plan(&mut self, observed: &Observed) -> Plan {
-        let plan = plan(&self.world.desired(), observed);
+        let plan = plan(&self.world.desired(), observed, seconds(self.world.now));
         Witness::plan_is_careful(observed, &plan, &self.world);
         plan
     }

@@ -21,6 +21,7 @@ pub(crate) struct WorldPod {
     pub(crate) owned: bool,
     pub(crate) ends_in: Option<u8>,
     pub(crate) running: bool,
+    pub(crate) running_since: Option<u64>,
     pub(crate) restarts: i32,
     /// What an `emptyDir` holds.
     pub(crate) data: Option<Data>,
@@ -206,7 +207,10 @@ impl World {
     }
 
     fn set_running(&mut self, name: &str) {
-        self.pods.get_mut(name).unwrap().running = true;
+        let now = self.now;
+        let pod = self.pods.get_mut(name).unwrap();
+        pod.running = true;
+        pod.running_since = pod.running_since.or(Some(now));
     }
 
     /// Static discovery: the cluster is made of the token and the first members.
@@ -277,7 +281,7 @@ impl World {
                 owned: true,
                 started: service.started,
                 drifted: service.drifted,
-                created: Timestamp::from_second(i64::try_from(service.created).unwrap()).unwrap(),
+                created: seconds(service.created),
             };
             (name.clone(), seen)
         });
@@ -307,12 +311,13 @@ impl World {
             terminating: pod.ends_in.is_some(),
             failed: false,
             running: pod.running,
+            running_since: pod.running_since.map(seconds),
             ready: pod.running,
             restarts: pod.restarts,
             role: Some(pod.role),
             trouble: held.then(|| Trouble::Unschedulable("no node".to_owned())),
             node: None,
-            created: Timestamp::from_second(i64::try_from(pod.created).unwrap()).unwrap(),
+            created: seconds(pod.created),
         }
     }
 
@@ -530,6 +535,7 @@ impl World {
             owned: true,
             ends_in: None,
             running: false,
+            running_since: None,
             restarts: 0,
             data: None,
             created: self.now,
@@ -574,6 +580,11 @@ impl World {
         }
         Answer::Done(None)
     }
+}
+
+/// A tick is three seconds: two of them are etcd's rule of five.
+pub(crate) fn seconds(ticks: u64) -> Timestamp {
+    Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }
 
 /// The linearizable list.
