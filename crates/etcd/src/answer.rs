@@ -17,6 +17,9 @@ mod code {
 /// What etcd says to the promotion of a member that votes already.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
+/// How the answer to a read ends that an election interrupts.
+pub(crate) const LEADER_CHANGED: &str = "leader changed";
+
 /// What a learner says to everything but `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 

@@ -17,7 +17,7 @@ use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
 use crate::access::Access;
-use crate::answer::{ALREADY_VOTER, NOT_FOR_LEARNER, classify, most_telling};
+use crate::answer::{ALREADY_VOTER, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
 };
@@ -158,6 +158,31 @@ impl EtcdClient {
         answer
     }
 
+    /// A read that an election interrupts is repeated: the next leader is there within a second or so.
+    async fn ask_through_election<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        call: &C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        const PAUSE: Duration = Duration::from_millis(100);
+        let end = Instant::now() + deadline;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.ask(endpoint, left, call).await {
+                Err(Error::Unavailable(text)) if text.ends_with(LEADER_CHANGED) && left > PAUSE => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
     /// The members in the order to try them: those that answered last come first.
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let kept = self.kept();
@@ -184,7 +209,7 @@ impl EtcdClient {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if let Some(endpoint) = waiting.next() {
-                asked.push(self.ask(endpoint, left, &call));
+                asked.push(self.ask_through_election(endpoint, left, &call));
             }
             let patience = if waiting.len() == 0 {
                 left

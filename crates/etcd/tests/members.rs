@@ -78,14 +78,13 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
     // A learner answers no list; the next member does.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
-    while let Err(error) = client.promote_member(&via, added.id).await {
-        assert!(matches!(error, Error::Unavailable(_)), "{error}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    // The second time it votes already, and that does no harm.
+    for _ in 0..2 {
+        while let Err(error) = client.promote_member(&via, added.id).await {
+            assert!(matches!(error, Error::Unavailable(_)), "{error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
-    client
-        .promote_member(&via, added.id)
-        .await
-        .expect("a second promotion does no harm");
 
     let leader = client.status(&via[0]).await.unwrap();
     assert_eq!(leader.leader, Some(leader.member_id));
@@ -160,7 +159,7 @@ async fn a_silent_member_costs_its_deadline_and_delays_no_list() {
 }
 
 #[tokio::test]
-async fn a_member_that_comes_back_is_reached_again() {
+async fn a_dead_member_is_passed_over_and_named() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -171,7 +170,10 @@ async fn a_member_that_comes_back_is_reached_again() {
         client.members(&via).await.unwrap();
     }
     let dead = client.status(&via[0]).await;
-    assert!(matches!(dead, Err(Error::Unreachable(_))), "{dead:?}");
+    assert!(
+        matches!(&dead, Err(Error::Unreachable(text)) if text.contains(&via[0])),
+        "{dead:?}"
+    );
 }
 
 #[tokio::test]
