@@ -107,11 +107,6 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
     for name in &summary.failures {
         println!("failed: {name}");
     }
-    if summary.failed > 0 {
-        progress::say(
-            "the logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
-        );
-    }
     progress::say(&format!("all tests took {}", progress::seconds(took)));
     println!("{}", summary.line());
     if summary.failed == 0 && summary.passed > 0 {
@@ -173,6 +168,11 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, executable: &Path) -> Result<
             .current_dir(checkout::root().join("e2e"))
             .envs(prepared.vars.iter().cloned());
         summary += run_tests(what, &mut command)?;
+    }
+    if summary.failed > 0 {
+        progress::say(
+            "logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
+        );
     }
     Ok(summary)
 }
