@@ -1,29 +1,14 @@
 //! From what a spec names, and what those objects hold, to a transfer that can run. No Secret's content leaves
 //! this module but inside the store it opens (invariant 14).
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use api::EtcdCluster;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
 use api::names::Addresses;
-use api::storage::{ObjectPath, S3Source};
-use store::{S3Access, S3Config, S3Keys, S3Store, Store};
+use api::storage::S3Source;
+pub(crate) use store::{SecretData, Target};
 
 use crate::observed::Trouble;
-
-/// A Secret's data.
-pub(crate) type SecretData = BTreeMap<String, Vec<u8>>;
-
-/// The key of the certificate authority in `caSecret`.
-const CA_KEY: &str = "ca.crt";
-
-/// A store, open, and the key in it.
-pub(crate) struct Target {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) key: String,
-}
 
 /// Opens the bucket of an S3 block; `secret` and `ca` are what the Secrets hold that it names.
 pub(crate) async fn target(
@@ -31,47 +16,16 @@ pub(crate) async fn target(
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
 ) -> Result<Target, Trouble> {
-    let path = ObjectPath::parse(&source.path).map_err(|error| {
-        let message = format!("spec.s3.path is {:?}: {error}", source.path);
-        Trouble::new(Reason::InvalidSpec, message)
-    })?;
-    let access = match secret {
-        Some(data) => S3Access::Keys(S3Keys::from_secret(data).map_err(|error| {
-            let name = source.aws_secret().unwrap_or_default();
-            let message = format!("spec.s3.awsSecret: Secret {name}: {error}");
-            Trouble::new(Reason::SecretMissing, message)
-        })?),
-        None => S3Access::Ambient,
-    };
-    let ca = match ca {
-        Some(data) => Some(data.get(CA_KEY).cloned().ok_or_else(|| {
-            let name = source.ca_secret.as_deref().unwrap_or_default();
-            let message = format!(
-                "spec.s3.caSecret: Secret {name} has no key {CA_KEY}: add the certificate authority under it"
-            );
-            Trouble::new(Reason::SecretMissing, message)
-        })?),
-        None => None,
-    };
-    let config = S3Config {
-        bucket: path.bucket,
-        endpoint: source.endpoint().map(str::to_owned),
-        region: source.region.clone().filter(|region| !region.is_empty()),
-        force_path_style: source.force_path_style,
-        access,
-        ca,
-    };
-    let store = S3Store::new(config).await.map_err(|error| {
-        let field = match &error {
-            store::Error::Invalid { field, .. } if field == CA_KEY => "spec.s3.caSecret: ",
-            store::Error::Invalid { .. } => "spec.s3.",
-            _ => "spec.s3: ",
+    store::open_s3(source, secret, ca).await.map_err(|error| {
+        let reason = match &error {
+            store::Error::Invalid { field, .. }
+                if field == store::AWS_SECRET || field == store::CA_SECRET =>
+            {
+                Reason::SecretMissing
+            }
+            _ => Reason::InvalidSpec,
         };
-        Trouble::new(Reason::InvalidSpec, format!("{field}{error}"))
-    })?;
-    Ok(Target {
-        store: Arc::new(store),
-        key: path.key,
+        Trouble::new(reason, error.to_string())
     })
 }
 
@@ -163,50 +117,5 @@ mod tests {
         for (given, expected) in cases {
             assert_eq!(endpoint(given, "prod"), expected);
         }
-    }
-
-    #[tokio::test]
-    async fn says_which_secret_and_key_are_wrong() {
-        let source = S3Source {
-            path: "bucket/key".to_owned(),
-            aws_secret: Some("aws".to_owned()),
-            ca_secret: Some("authority".to_owned()),
-            endpoint: Some("http://127.0.0.1:1".to_owned()),
-            ..S3Source::default()
-        };
-        let good = SecretData::from([(
-            "credentials".to_owned(),
-            b"[default]\naws_access_key_id=a\naws_secret_access_key=b".to_vec(),
-        )]);
-        let empty = SecretData::new();
-        let nonsense = SecretData::from([("ca.crt".to_owned(), b"nonsense".to_vec())]);
-        let cases = [
-            (
-                &empty,
-                None,
-                "spec.s3.awsSecret: Secret aws: credentials: is missing",
-            ),
-            (
-                &good,
-                Some(&empty),
-                "spec.s3.caSecret: Secret authority has no key ca.crt",
-            ),
-            (&good, Some(&nonsense), "spec.s3.caSecret: ca.crt: "),
-        ];
-        for (secret, ca, expected) in cases {
-            let trouble = target(&source, Some(secret), ca).await.err().unwrap();
-            assert!(trouble.message.starts_with(expected), "{}", trouble.message);
-        }
-        let elsewhere = S3Source {
-            endpoint: Some("minio:9000".to_owned()),
-            ..source.clone()
-        };
-        let trouble = target(&elsewhere, Some(&good), None).await.err().unwrap();
-        assert!(
-            trouble.message.starts_with("spec.s3.endpoint: "),
-            "{}",
-            trouble.message
-        );
-        assert!(target(&source, Some(&good), None).await.is_ok());
     }
 }

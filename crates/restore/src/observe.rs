@@ -201,21 +201,15 @@ async fn backup(
 ) -> Source {
     let look = async {
         let source = place.as_ref().map_err(Clone::clone)?;
-        let secret = secret(
-            eyes,
-            namespace,
-            "spec.s3.awsSecret",
-            source.aws_secret.as_deref(),
-        )
-        .await?;
-        let ca = secret_named(
+        let keys = secret(eyes, namespace, "spec.s3.awsSecret", source.aws_secret()).await?;
+        let ca = secret(
             eyes,
             namespace,
             "spec.s3.caSecret",
             source.ca_secret.as_deref(),
         )
         .await?;
-        let place = source::open(source, secret.as_ref(), ca.as_ref()).await?;
+        let place = source::open(source, keys.as_ref(), ca.as_ref()).await?;
         // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
         place.check().await?;
@@ -233,17 +227,7 @@ async fn backup(
     }
 }
 
-/// v1beta2 wrote an empty name for "none".
 async fn secret(
-    eyes: &Eyes<'_>,
-    namespace: &str,
-    field: &str,
-    name: Option<&str>,
-) -> Result<Option<SecretData>, Trouble> {
-    secret_named(eyes, namespace, field, name.filter(|name| !name.is_empty())).await
-}
-
-async fn secret_named(
     eyes: &Eyes<'_>,
     namespace: &str,
     field: &str,

@@ -70,10 +70,6 @@ pub fn build(
     pod
 }
 
-fn secret_of(source: &S3Source) -> Option<&str> {
-    source.aws_secret.as_deref().filter(|name| !name.is_empty())
-}
-
 fn fetch_container(pod: &PodSpec, source: &S3Source, operator: &OperatorImage) -> Container {
     let mut args = vec![
         "seed".to_owned(),
@@ -89,7 +85,7 @@ fn fetch_container(pod: &PodSpec, source: &S3Source, operator: &OperatorImage) -
         member::data_mount(),
         mount(names::VOLUME_TOOLS, TOOLS, false),
     ];
-    if secret_of(source).is_some() {
+    if source.aws_secret().is_some() {
         args.push(format!("--secret={SECRET}"));
         mounts.push(mount("restore-secret", SECRET, true));
     }
@@ -169,7 +165,7 @@ fn volumes(source: &S3Source) -> Vec<Volume> {
         ..Volume::default()
     }];
     let secrets = [
-        ("restore-secret", secret_of(source)),
+        ("restore-secret", source.aws_secret()),
         ("restore-ca", source.ca_secret.as_deref()),
     ];
     for (volume, secret) in secrets {

@@ -8,9 +8,11 @@ pub mod fake;
 mod local;
 mod port;
 mod s3;
+mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Store};
+pub use source::{AWS_SECRET, CA_SECRET, SecretData, Target, open_s3};

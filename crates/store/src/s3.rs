@@ -110,7 +110,7 @@ impl Store for S3Store {
             .send()
             .await
             .map(|_| ())
-            .map_err(|error| self.place.explain_bucket(error))
+            .map_err(|error| self.place.explain_bucket(&error))
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
@@ -131,7 +131,7 @@ impl Store for S3Store {
                 found.content_length(),
                 found.last_modified(),
             ))),
-            Err(error) => match self.place.explain(key, error) {
+            Err(error) => match self.place.explain(key, &error) {
                 Error::NoSuchObject { .. } => Ok(None),
                 error => Err(error),
             },
@@ -148,7 +148,7 @@ impl Store for S3Store {
             .send();
         let mut objects = Vec::new();
         while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| self.place.explain_bucket(error))?;
+            let page = page.map_err(|error| self.place.explain_bucket(&error))?;
             objects.extend(page.contents().iter().map(|found| {
                 object(
                     found.key().unwrap_or_default(),
@@ -168,7 +168,7 @@ impl Store for S3Store {
             .key(key)
             .send()
             .await;
-        match answer.map_err(|error| self.place.explain(key, error)) {
+        match answer.map_err(|error| self.place.explain(key, &error)) {
             Ok(_) | Err(Error::NoSuchObject { .. }) => Ok(()),
             Err(error) => Err(error),
         }

@@ -11,7 +11,7 @@ use api::storage::S3Source;
 use clap::Args;
 use etcd::{Inspected, Inspector};
 use futures::StreamExt;
-use store::Store;
+use store::Target;
 
 use super::{
     Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
@@ -105,9 +105,9 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
 }
 
 async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
-    let mut object = place
-        .store
-        .get(&place.key)
+    let Target { store, key } = &place.0;
+    let mut object = store
+        .get(key)
         .await
         .map_err(|error| source::trouble(&error))?;
     let mut file =

@@ -85,7 +85,7 @@ async fn request(
         .set_if_match(tag)
         .send()
         .await
-        .map_err(|error| store.place.explain(key, error))
+        .map_err(|error| store.place.explain(key, &error))
 }
 
 impl Reading {

@@ -16,12 +16,12 @@ pub(super) struct Place {
 
 impl Place {
     /// Says why a call about `key` failed.
-    pub(super) fn explain<E>(&self, key: &str, error: SdkError<E, HttpResponse>) -> Error
+    pub(super) fn explain<E>(&self, key: &str, error: &SdkError<E, HttpResponse>) -> Error
     where
         E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
     {
         let status = error.raw_response().map(|raw| raw.status().as_u16());
-        match &error {
+        match error {
             SdkError::ServiceError(answer) => self.answered(
                 key,
                 answer.err().code(),
@@ -34,13 +34,13 @@ impl Place {
             }
             _ => match status {
                 Some(status) => self.answered(key, None, "", Some(status)),
-                None => self.unreachable(&chain(&error)),
+                None => self.unreachable(&chain(error)),
             },
         }
     }
 
     /// Says why a call failed that needs no object to be there: what is missing then is the bucket.
-    pub(super) fn explain_bucket<E>(&self, error: SdkError<E, HttpResponse>) -> Error
+    pub(super) fn explain_bucket<E>(&self, error: &SdkError<E, HttpResponse>) -> Error
     where
         E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
     {
@@ -113,9 +113,9 @@ impl Place {
                 | "AllAccessDisabled"
                 | "XAdminUserNotFound",
                 _,
-            ) => Error::AccessDenied(shown()),
+            )
+            | (_, Some(401 | 403)) => Error::AccessDenied(shown()),
             ("NoSuchUpload", _) => Error::Other(shown()),
-            (_, Some(401 | 403)) => Error::AccessDenied(shown()),
             (_, Some(404)) => Error::NoSuchObject {
                 key: key.to_owned(),
             },

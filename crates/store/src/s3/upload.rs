@@ -72,7 +72,7 @@ impl S3Upload {
             .key(&self.key)
             .send()
             .await
-            .map_err(|error| place.explain_bucket(error))?;
+            .map_err(|error| place.explain_bucket(&error))?;
         let id = created.upload_id().unwrap_or_default().to_owned();
         if id.is_empty() {
             return Err(Error::Other("an upload without an ID".to_owned()));
@@ -104,7 +104,7 @@ impl S3Upload {
                 .body(ByteStream::from(content))
                 .send()
                 .await
-                .map_err(|error| store.place.explain(&key, error))?;
+                .map_err(|error| store.place.explain(&key, &error))?;
             let tag = sent.e_tag().unwrap_or_default().to_owned();
             Ok(Part { number, md5, tag })
         });
@@ -168,7 +168,7 @@ impl S3Upload {
             .await;
         let failure = completed
             .err()
-            .map(|error| self.store.place.explain(&self.key, error));
+            .map(|error| self.store.place.explain(&self.key, &error));
         // An answer can be lost and its repetition refused: what counts is what the store holds.
         match (self.verify().await, failure) {
             (Ok(committed), _) => Ok(committed),
@@ -188,7 +188,7 @@ impl S3Upload {
             .key(&self.key)
             .send()
             .await
-            .map_err(|error| place.explain(&self.key, error))?;
+            .map_err(|error| place.explain(&self.key, &error))?;
         let size = held
             .content_length()
             .and_then(|size| u64::try_from(size).ok())
@@ -263,7 +263,7 @@ async fn discard(
         {
             Ok(())
         }
-        Err(error) => Err(store.place.explain(key, error)),
+        Err(error) => Err(store.place.explain(key, &error)),
     }
 }
 
