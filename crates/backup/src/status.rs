@@ -147,13 +147,12 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         }
     }
     match &plan.verdict {
-        Verdict::Settled | Verdict::Running(_) => {}
         Verdict::Begun if plan.step == Step::Begin => notices.push(Notice::normal(
             "BackupBegun",
             ACTION,
             "the backup has begun",
         )),
-        Verdict::Begun => {}
+        Verdict::Settled | Verdict::Running(_) | Verdict::Begun => {}
         Verdict::Waiting(trouble) | Verdict::Refused(trouble) | Verdict::Failed(trouble) => {
             notices.push(Notice::warning(
                 named(&trouble.reason),

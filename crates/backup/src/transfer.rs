@@ -158,7 +158,11 @@ impl Transfer {
         let manifest = self.manifest(member, &inspected);
         let text = serde_json::to_vec_pretty(&manifest)
             .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
-        unless(cancelled, self.store.put(&manifest_key(&self.key), text.into())).await?;
+        unless(
+            cancelled,
+            self.store.put(&manifest_key(&self.key), text.into()),
+        )
+        .await?;
         fail::fail_point!("backup-after-manifest");
         Ok(stored(self.store.as_ref(), &self.key, &manifest))
     }

@@ -317,7 +317,8 @@ mod tests {
         for index in 0..7 {
             case.begin(&index.to_string(), || true);
         }
-        case.until("four run", |case| case.count(true) == AT_A_TIME).await;
+        case.until("four run", |case| case.count(true) == AT_A_TIME)
+            .await;
         assert_eq!(case.count(false), 3);
         case.gate.add_permits(1);
         for _ in 0..7 {
@@ -388,6 +389,8 @@ mod tests {
             case.begin(&index.to_string(), || true);
         }
         case.shutdown.cancel();
-        tokio::time::timeout(Duration::from_secs(3), case.workers.ended()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(3), case.workers.ended())
+            .await
+            .unwrap();
     }
 }

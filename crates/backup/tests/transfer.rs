@@ -126,7 +126,7 @@ async fn what_lies_in_the_bucket_can_be_restored() {
         assert!(stored.etcd_version.starts_with(minor));
         assert_eq!(stored.location, format!("s3://bucket/{KEY}"));
         let bytes = download(transfer.store.as_ref(), KEY).await.unwrap();
-        assert_eq!(bytes.len() as i64, stored.size);
+        assert_eq!(i64::try_from(bytes.len()), Ok(stored.size));
         assert_eq!(meter.read().bytes, bytes.len() as u64);
         let sum = Command::new("sha256sum")
             .arg(server.bucket_dir("bucket").join(KEY))
@@ -287,7 +287,7 @@ async fn a_member_that_dies_midway_is_no_backup_and_the_next_attempt_is() {
         }
     };
     let head = transfer.store.head(KEY).await.unwrap().unwrap();
-    assert_eq!(head.size as i64, stored.size);
+    assert_eq!(i64::try_from(head.size), Ok(stored.size));
     assert_eq!(
         server.unfinished("bucket"),
         Vec::<std::path::PathBuf>::new()

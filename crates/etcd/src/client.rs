@@ -47,7 +47,7 @@ impl Default for Deadlines {
             call: Duration::from_secs(5),
             hedge: Duration::from_secs(1),
             progress: Duration::from_secs(30),
-            idle: Duration::from_secs(120),
+            idle: Duration::from_mins(2),
         }
     }
 }

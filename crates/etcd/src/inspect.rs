@@ -259,7 +259,8 @@ impl Pages {
                     at: id * self.page_size as u64 + offset,
                     bytes: Vec::with_capacity(KEYS_NOTED),
                 };
-                let from = offset.min(self.page_size as u64) as usize;
+                let from = usize::try_from(offset)
+                    .map_or(self.page_size, |offset| offset.min(self.page_size));
                 pending.bytes.extend_from_slice(&self.buffer[from..]);
                 pending.collect(self.offset, later);
                 if pending.bytes.len() == KEYS_NOTED {
@@ -315,22 +316,22 @@ impl Pages {
         const DEPTH: usize = 64;
         let mut page = root;
         for _ in 0..DEPTH {
-            match self.branches.binary_search_by_key(&page, |(id, _)| *id) {
-                Ok(index) => page = self.branches[index].1,
-                Err(_) => {
-                    if let Some(Reverse((revision, _))) =
-                        self.leaves.iter().find(|Reverse((_, id))| *id == page)
-                    {
-                        return Ok(*revision);
-                    }
-                    return match self.note(page) {
-                        Some(note) if note.empty => Ok(0),
-                        _ => Err(InspectError::Broken { page }),
-                    };
-                }
-            }
+            let branch = self.branches.binary_search_by_key(&page, |(id, _)| *id);
+            let Ok(index) = branch else {
+                return self.leaf_revision(page);
+            };
+            page = self.branches[index].1;
         }
         Err(InspectError::Broken { page })
+    }
+
+    fn leaf_revision(&self, page: u64) -> Result<i64, InspectError> {
+        let kept = self.leaves.iter().find(|Reverse((_, id))| *id == page);
+        match (kept, self.note(page)) {
+            (Some(Reverse((revision, _))), _) => Ok(*revision),
+            (None, Some(note)) if note.empty => Ok(0),
+            _ => Err(InspectError::Broken { page }),
+        }
     }
 }
 

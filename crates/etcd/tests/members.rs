@@ -33,7 +33,10 @@ async fn lists_members_and_status_of_every_supported_minor() {
         let members = client().members(&via).await.unwrap();
         assert_eq!(members.members.len(), 1);
         assert_eq!(members.members[0].name, "m0");
-        assert_eq!(members.members[0].peer_urls, [etcd.peer_url.clone()]);
+        assert_eq!(
+            members.members[0].peer_urls,
+            std::slice::from_ref(&etcd.peer_url)
+        );
         let status = client().status(&via[0]).await.unwrap();
         assert!(status.version.starts_with(minor), "{}", status.version);
         assert_eq!(status.cluster_id, members.cluster_id);
