@@ -7,6 +7,9 @@
 mod children;
 mod pods;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

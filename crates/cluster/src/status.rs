@@ -7,6 +7,9 @@
 mod conditions;
 mod members;
 
+#[cfg(test)]
+mod tests;
+
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterStatus, MembersStatus};
 use api::names;

@@ -1,0 +1,185 @@
+//! Objects as the API server gives them, and what the planner gets to see of them.
+
+use api::EtcdCluster;
+use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
+use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::ResourceExt;
+use runtime::member::{self, Member, Members, Role, Start};
+use serde_json::json;
+
+use crate::observe::{Objects, without_etcd};
+use crate::observed::{Kept, Observed, Trouble};
+
+const MEMBER: &str = "db-aaaaaaaaaa";
+
+fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
+    let mut cluster = EtcdCluster::new("db", spec);
+    cluster.metadata.namespace = Some("prod".into());
+    cluster.metadata.uid = Some("uid".into());
+    let bootstrap = BootstrapStatus { token: "token".into(), members: vec![MEMBER.into()] };
+    cluster.status = Some(EtcdClusterStatus {
+        bootstrap: Some(bootstrap),
+        cluster_id: Some("00000000000000ff".into()),
+        ..EtcdClusterStatus::default()
+    });
+    cluster
+}
+
+fn durable() -> EtcdClusterSpec {
+    let spec = json!({ "size": 1, "version": "3.6.16", "pod": { "persistentVolumeClaimSpec": {
+        "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } } });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// Everything the builders make for one member.
+fn made(spec: EtcdClusterSpec) -> Objects {
+    let cluster = cluster(spec);
+    let members = Members::of(&cluster, "prod", "token", Some("ff"));
+    let version = EtcdVersion::parse("3.6.16").unwrap();
+    let start = Start::Bootstrap { members: vec![MEMBER.into(), "db-bbbbbbbbbb".into()] };
+    let pod = member::pod(&members, &Member { name: MEMBER, version: &version, role: Role::Voter, start });
+    let services =
+        vec![member::headless_service(&members), member::client_service(&members), member::member_service(&members, MEMBER)];
+    let claims = member::volume_claim(&members, MEMBER).into_iter().collect();
+    let budget = Some(member::disruption_budget(&members, 3));
+    Objects { cluster: cluster.clone(), pods: vec![pod], claims, services, budget }
+}
+
+fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
+    let mut objects = made(durable());
+    mend(&mut objects);
+    without_etcd(&objects)
+}
+
+#[test]
+fn what_the_builders_make_is_seen_as_made() {
+    let observed = seen(|_| {});
+    assert_eq!(observed.shared.headless, Kept::AsMade(()));
+    assert_eq!(observed.shared.client, Kept::AsMade(true));
+    assert_eq!(observed.shared.budget, Kept::AsMade(2));
+    assert!(!observed.services[MEMBER].drifted && observed.services[MEMBER].owned && !observed.services[MEMBER].started);
+    assert_eq!(observed.services.len(), 1, "the Services of the whole cluster are no member's");
+    let pod = &observed.pods[MEMBER];
+    assert!(pod.owned && pod.durable && pod.stays() && !pod.running);
+    assert_eq!(pod.initial, [MEMBER.to_owned(), "db-bbbbbbbbbb".into()].into());
+    assert_eq!((pod.token.as_deref(), pod.version.as_deref()), (Some("token"), Some("3.6.16")));
+    assert_eq!(observed.cluster_id, Some(etcd::ClusterId(255)));
+    assert_eq!(observed.disks[MEMBER].cluster_id, Some(etcd::ClusterId(255)));
+}
+
+/// What the API server fills in is no difference, or the operator would never rest.
+#[test]
+fn defaults_of_the_api_server_are_no_drift() {
+    let observed = seen(|objects| {
+        for service in &mut objects.services {
+            let spec = service.spec.as_mut().unwrap();
+            spec.session_affinity = Some("None".into());
+            spec.ip_families = Some(vec!["IPv4".into()]);
+            service.annotations_mut().insert("team".into(), "a".into());
+        }
+    });
+    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::AsMade(()), Kept::AsMade(true)));
+    assert!(!observed.services[MEMBER].drifted);
+}
+
+#[test]
+fn edited_services_and_budgets_are_seen_as_drifted() {
+    let observed = seen(|objects| {
+        for service in &mut objects.services {
+            service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].port = 1;
+        }
+        objects.budget.as_mut().unwrap().spec.as_mut().unwrap().selector = None;
+    });
+    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::Drifted, Kept::Drifted));
+    assert_eq!(observed.shared.budget, Kept::Drifted);
+    assert!(observed.services[MEMBER].drifted);
+}
+
+#[test]
+fn a_client_service_with_another_selector_is_neither_open_nor_closed() {
+    let observed = seen(|objects| {
+        let selector = objects.services[1].spec.as_mut().unwrap().selector.as_mut().unwrap();
+        selector.insert("etcd_node".into(), MEMBER.into());
+    });
+    assert_eq!(observed.shared.client, Kept::Drifted);
+}
+
+#[test]
+fn children_of_another_object_are_strangers() {
+    let observed = seen(|objects| {
+        objects.pods[0].metadata.owner_references.as_mut().unwrap()[0].uid = "older".into();
+        objects.claims[0].metadata.owner_references = None;
+        objects.claims[0].metadata.annotations = None;
+    });
+    assert!(observed.pods.is_empty() && observed.disks.is_empty());
+    assert_eq!(observed.strangers.len(), 2);
+}
+
+/// Invariant 7.
+#[test]
+fn invariant_7_orphans_with_a_token_are_found_again() {
+    let observed = seen(|objects| {
+        objects.pods[0].metadata.owner_references = None;
+        objects.claims[0].metadata.owner_references = None;
+    });
+    assert!(!observed.pods[MEMBER].owned && !observed.disks[MEMBER].owned);
+    assert!(observed.strangers.is_empty());
+}
+
+#[test]
+fn the_kubelets_words_reach_the_planner() {
+    let cases = [
+        (json!({ "waiting": { "reason": "ErrImageNeverPull", "message": "not present" } }), "image"),
+        (json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), "failing"),
+        (json!({ "waiting": { "reason": "ContainerCreating" } }), "none"),
+        (json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }), "none"),
+    ];
+    for (state, expected) in cases {
+        let observed = seen(|objects| {
+            let status = json!({ "phase": "Pending", "containerStatuses": [{
+                "name": "etcd", "image": "", "imageID": "", "ready": false, "restartCount": 2, "state": state.clone() }] });
+            objects.pods[0].status = Some(serde_json::from_value(status).unwrap());
+        });
+        let pod = &observed.pods[MEMBER];
+        let kind = match &pod.trouble {
+            Some(Trouble::Image(_)) => "image",
+            Some(Trouble::Failing(_)) => "failing",
+            Some(Trouble::Unschedulable(_)) => "unschedulable",
+            None => "none",
+        };
+        assert_eq!(kind, expected, "{state}");
+        assert_eq!(pod.restarts, 2);
+        assert_eq!(pod.running, state.get("running").is_some());
+    }
+}
+
+#[test]
+fn a_pod_without_a_node_says_why() {
+    let observed = seen(|objects| {
+        let status = json!({ "phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" }] });
+        objects.pods[0].status = Some(serde_json::from_value(status).unwrap());
+    });
+    assert_eq!(observed.pods[MEMBER].trouble, Some(Trouble::Unschedulable("0/3 nodes are available".into())));
+}
+
+#[test]
+fn an_evicted_pod_keeps_nothing() {
+    let observed = seen(|objects| {
+        objects.pods[0].status = Some(serde_json::from_value(json!({ "phase": "Failed", "reason": "Evicted" })).unwrap());
+    });
+    assert!(!observed.pods[MEMBER].stays());
+}
+
+#[test]
+fn lists_of_other_kinds_of_objects_do_not_mix() {
+    let observed = seen(|objects| {
+        objects.pods = Vec::<Pod>::new();
+        objects.claims = Vec::<PersistentVolumeClaim>::new();
+        objects.services = Vec::<Service>::new();
+        objects.budget = None;
+    });
+    assert!(observed.pods.is_empty() && observed.disks.is_empty() && observed.services.is_empty());
+    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::Missing, Kept::Missing));
+}

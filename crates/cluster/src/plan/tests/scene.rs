@@ -1,0 +1,341 @@
+//! One builder for realistic worlds, used by all stories. Members are named by letters, in the order of their age.
+
+use std::collections::BTreeMap;
+
+use etcd::{ClusterId, Member, MemberId, Members, Status};
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Disk, Intent, Kept, Observed, Pod, Role, Seen, Service, Shared};
+use crate::plan::{Plan, plan};
+use crate::write::{Draw, Write, chains};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId(0xc0ffee);
+
+#[derive(Clone)]
+pub(crate) struct Scene {
+    pub(crate) desired: Desired,
+    pub(crate) observed: Observed,
+}
+
+fn id(member: &str) -> MemberId {
+    MemberId(u64::from(member.as_bytes()[0]))
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+impl Scene {
+    /// A new object.
+    pub(crate) fn nothing(size: usize) -> Self {
+        let desired = Desired {
+            size,
+            first: size,
+            durable: false,
+            version: "3.6.16".into(),
+            image: "etcd:v3.6.16".into(),
+            spec_hash: "hash".into(),
+            paused: false,
+            budget: true,
+            invalid: None,
+            refused: None,
+        };
+        let observed = Observed {
+            cluster: "db".into(),
+            resource_version: "1".into(),
+            deleting: false,
+            claimed_by: None,
+            intent: None,
+            cluster_id: None,
+            reported_voters: [].into(),
+            reported_version: None,
+            pods: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            services: BTreeMap::new(),
+            strangers: Vec::new(),
+            shared: Shared { headless: Kept::Missing, client: Kept::Missing, budget: Kept::Missing },
+            members: Seen::Unknown("no member runs".into()),
+            statuses: BTreeMap::new(),
+        };
+        Self { desired, observed }
+    }
+
+    /// The first members are recorded, nothing is made.
+    pub(crate) fn begun(members: &[&str]) -> Self {
+        let mut scene = Self::nothing(members.len());
+        let members = members.iter().map(|&member| member.to_owned()).collect();
+        scene.observed.intent = Some(Intent { token: "token".into(), members });
+        scene
+    }
+
+    /// All objects are made, the pods run, etcd does not answer yet.
+    pub(crate) fn starting(members: &[&str]) -> Self {
+        let mut scene = Self::begun(members);
+        for member in members {
+            scene = scene.reserved(member).marked(member).pod(member, Role::Voter);
+        }
+        scene.observed.shared = Shared {
+            headless: Kept::AsMade(()),
+            client: Kept::AsMade(false),
+            budget: Kept::AsMade(members.len() / 2 + 1),
+        };
+        scene
+    }
+
+    /// All is well; the first member leads.
+    pub(crate) fn formed(members: &[&str]) -> Self {
+        let mut scene = Self::starting(members);
+        scene.observed.shared.client = Kept::AsMade(true);
+        scene.observed.cluster_id = Some(CLUSTER);
+        scene.observed.members = Seen::Known(Members { cluster_id: CLUSTER, members: Vec::new() });
+        for member in members {
+            scene.enlist(member, false, true);
+            scene.answers(member);
+            scene.observed.reported_voters.insert((*member).to_owned());
+        }
+        for pod in scene.observed.pods.values_mut() {
+            pod.cluster_id = Some(CLUSTER);
+        }
+        scene.leader(members[0])
+    }
+
+    fn list(&mut self) -> &mut Vec<Member> {
+        match &mut self.observed.members {
+            Seen::Known(list) => &mut list.members,
+            Seen::Unknown(_) => panic!("the scene has no list"),
+        }
+    }
+
+    fn enlist(&mut self, member: &str, is_learner: bool, joined: bool) {
+        let client_urls = if joined { vec![format!("http://{member}.ns.svc:2379")] } else { vec![] };
+        let name = if joined { member.to_owned() } else { String::new() };
+        let peer_urls = vec![format!("http://{member}.ns.svc:2380")];
+        self.list().push(Member { id: id(member), name, peer_urls, client_urls, is_learner });
+    }
+
+    fn answers(&mut self, member: &str) {
+        let status = Status {
+            cluster_id: CLUSTER,
+            member_id: id(member),
+            version: "3.6.16".into(),
+            leader: Some(id("a")),
+            is_learner: false,
+            revision: 100,
+            raft_term: 2,
+            raft_index: 100,
+            raft_applied_index: 100,
+            db_size: 0,
+            db_size_in_use: 0,
+            errors: Vec::new(),
+        };
+        self.observed.statuses.insert(member.into(), Seen::Known(status));
+    }
+
+    fn pod(mut self, member: &str, role: Role) -> Self {
+        let pod = Pod {
+            uid: format!("pod-{member}"),
+            owned: true,
+            token: Some("token".into()),
+            cluster_id: self.observed.cluster_id,
+            version: Some("3.6.16".into()),
+            image: "etcd:v3.6.16".into(),
+            spec_hash: Some("hash".into()),
+            initial: [].into(),
+            durable: false,
+            terminating: false,
+            failed: false,
+            running: true,
+            running_since: Some(at(0)),
+            ready: true,
+            restarts: 0,
+            role: Some(role),
+            trouble: None,
+            node: None,
+            created: at(i64::from(member.as_bytes()[0])),
+        };
+        self.observed.pods.insert(member.into(), pod);
+        self
+    }
+
+    fn with_pod(mut self, member: &str, mend: impl FnOnce(&mut Pod)) -> Self {
+        mend(self.observed.pods.get_mut(member).unwrap());
+        self
+    }
+
+    pub(crate) fn size(mut self, size: usize) -> Self {
+        self.desired.size = size;
+        self
+    }
+
+    pub(crate) fn leader(mut self, member: &str) -> Self {
+        for seen in self.observed.statuses.values_mut() {
+            if let Seen::Known(status) = seen {
+                status.leader = Some(id(member));
+            }
+        }
+        self
+    }
+
+    pub(crate) fn version(mut self, version: &str) -> Self {
+        for seen in self.observed.statuses.values_mut() {
+            if let Seen::Known(status) = seen {
+                status.version = version.into();
+            }
+        }
+        self
+    }
+
+    /// Every member has its data on a volume claim.
+    pub(crate) fn durable(mut self) -> Self {
+        self.desired.durable = true;
+        for (member, pod) in &mut self.observed.pods {
+            pod.durable = true;
+            let disk = Disk {
+                uid: format!("disk-{member}"),
+                owned: true,
+                token: Some("token".into()),
+                cluster_id: self.observed.cluster_id,
+                version: None,
+                terminating: false,
+            };
+            self.observed.disks.insert(member.clone(), disk);
+        }
+        self
+    }
+
+    pub(crate) fn without_pod(mut self, member: &str) -> Self {
+        self.observed.pods.remove(member);
+        self.observed.statuses.remove(member);
+        self
+    }
+
+    pub(crate) fn terminating(mut self, member: &str) -> Self {
+        self.observed.statuses.remove(member);
+        self.with_pod(member, |pod| pod.terminating = true)
+    }
+
+    pub(crate) fn not_running(mut self, member: &str) -> Self {
+        self.observed.statuses.remove(member);
+        self.with_pod(member, |pod| (pod.running, pod.ready) = (false, false))
+    }
+
+    /// The pod runs and its etcd does not answer.
+    pub(crate) fn down(mut self, member: &str) -> Self {
+        self.observed.statuses.insert(member.into(), Seen::Unknown("connection refused".into()));
+        self
+    }
+
+    /// It answers and knows no leader.
+    pub(crate) fn silent_voter(mut self, member: &str) -> Self {
+        if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
+            status.leader = None;
+        }
+        self
+    }
+
+    pub(crate) fn young(self, member: &str) -> Self {
+        self.with_pod(member, |pod| pod.running_since = Some(at(999)))
+    }
+
+    /// Nobody answers.
+    pub(crate) fn silent(mut self) -> Self {
+        self.observed.members = Seen::Unknown("connection refused".into());
+        self.observed.statuses.clear();
+        self
+    }
+
+    /// A Service without a mark.
+    pub(crate) fn reserved(mut self, member: &str) -> Self {
+        let service = Service {
+            uid: format!("service-{member}"),
+            resource_version: "5".into(),
+            owned: true,
+            started: false,
+            drifted: false,
+            created: at(i64::from(member.as_bytes()[0])),
+        };
+        self.observed.services.insert(member.into(), service);
+        self
+    }
+
+    pub(crate) fn marked(mut self, member: &str) -> Self {
+        self.observed.services.get_mut(member).unwrap().started = true;
+        self
+    }
+
+    /// Added to etcd as a learner, never started.
+    pub(crate) fn added(mut self, member: &str) -> Self {
+        self.enlist(member, true, false);
+        self
+    }
+
+    /// A learner that runs and has caught up.
+    pub(crate) fn learner(mut self, member: &str) -> Self {
+        self = self.reserved(member).marked(member).pod(member, Role::Learner);
+        self.enlist(member, true, true);
+        self.answers(member);
+        self
+    }
+
+    pub(crate) fn behind(mut self, member: &str) -> Self {
+        if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
+            status.raft_applied_index = 50;
+        }
+        self
+    }
+
+    /// A pod and a Service whose member is not in the list.
+    pub(crate) fn leftover(self, member: &str) -> Self {
+        self.reserved(member).marked(member).pod(member, Role::Voter)
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        plan(&self.desired, &self.observed, at(1000))
+    }
+
+    /// All writes to Kubernetes, chain after chain.
+    pub(crate) fn writes(&self) -> Vec<Write> {
+        let orders = self.plan().step.orders;
+        orders.iter().flat_map(|order| chains(order, &mut Letters)).flatten().collect()
+    }
+
+    pub(crate) fn changes(&self) -> Vec<Write> {
+        self.plan().step.change.map(|change| change.writes).unwrap_or_default()
+    }
+
+    pub(crate) fn waits(&self) -> Vec<&'static str> {
+        self.plan().waiting_for.iter().map(|reason| reason.code).collect()
+    }
+}
+
+struct Letters;
+
+impl Draw for Letters {
+    fn member(&mut self) -> String {
+        "n".into()
+    }
+
+    fn token(&mut self) -> String {
+        "new".into()
+    }
+}
+
+pub(crate) fn remove(member: &str) -> Write {
+    Write::Remove { member: member.into(), id: id(member) }
+}
+
+pub(crate) fn promote(member: &str) -> Write {
+    Write::Promote { member: member.into(), id: id(member) }
+}
+
+pub(crate) fn delete_pod(member: &str) -> Write {
+    Write::DeletePod { member: member.into(), uid: format!("pod-{member}") }
+}
+
+pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {
+    matches!(write, Write::CreatePod(start) if start.member == member)
+}
+
+pub(crate) fn is_service(write: &Write, member: &str) -> bool {
+    matches!(write, Write::CreateService { member: of, .. } if of == member)
+}
