@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::libtest::{self, Summary};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
-use crate::{checkout, image, progress, shell, testbed};
+use crate::{checkout, image, programs, progress, shell, testbed};
 
 /// The module name of e2e tests that break nodes.
 const ALONE: &str = "alone::";
@@ -118,11 +118,24 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
 
 fn unit_tests(filter: Option<&str>) -> Result<Summary> {
     // xtask by itself: together, its dependencies' features would have the large ones compiled a second time.
-    let mut summary = Summary::default();
-    for selection in [
+    let selections = [
         &["--workspace", "--exclude", "e2e", "--exclude", "xtask"][..],
         &["-p", "xtask"],
-    ] {
+    ];
+    progress::say("cargo test --no-run");
+    let compiled = Command::new(cargo())
+        .args(["test", "--no-run"])
+        .args(selections[0])
+        .current_dir(checkout::root())
+        .status()
+        .context("cargo")?;
+    if !compiled.success() {
+        bail!("the unit tests do not compile");
+    }
+    // Many of them start real servers. On a fresh machine those are built meanwhile, and have to be there first.
+    programs::ensure()?;
+    let mut summary = Summary::default();
+    for selection in selections {
         progress::say(&format!("cargo test {}", selection.join(" ")));
         let mut command = Command::new(cargo());
         command

@@ -44,8 +44,11 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     note(namespaces());
     note(control_groups());
     note(packet_filter());
+    note(inotify());
+    note(place(run_folder, "ETCD_OPERATOR_TESTBED_DIR"));
     note(space(base, RUN_SPACE, "ETCD_OPERATOR_TESTBED_DIR"));
     if let Ok(cache) = checkout::cache() {
+        note(place(&cache, "XDG_CACHE_HOME"));
         let _ = fs::create_dir_all(&cache);
         note(space(
             &cache,
@@ -142,6 +145,30 @@ fn packet_filter() -> Result<()> {
     Ok(())
 }
 
+/// Kubelets and container runtimes watch many files; Debian's 128 are enough for two testbeds.
+fn inotify() -> Result<()> {
+    const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
+    let text = fs::read_to_string(FILE).unwrap_or_default();
+    match text.trim().parse::<u32>() {
+        Ok(limit) if limit < 64 => {
+            bail!("{FILE} is {limit}: `sysctl -w fs.inotify.max_user_instances=512`")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The testbed has a /run and a /var/log of its own, which would cover what lies there.
+fn place(folder: &Path, variable: &str) -> Result<()> {
+    let covered = ["/run", "/var/run", "/var/log"];
+    match covered.iter().find(|above| folder.starts_with(above)) {
+        Some(above) => bail!(
+            "{} is below {above}, which the testbed covers: name another folder in {variable}",
+            folder.display()
+        ),
+        None => Ok(()),
+    }
+}
+
 fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
     let stat = rustix::fs::statvfs(folder).with_context(|| folder.display().to_string())?;
     let free = stat.f_bavail * stat.f_frsize;
@@ -193,6 +220,12 @@ mod tests {
         assert_eq!(minor_version("go1.26.8\n"), Some(26));
         assert_eq!(minor_version("go1.27rc1"), Some(27));
         assert_eq!(minor_version("devel"), None);
+    }
+
+    #[test]
+    fn a_folder_the_testbed_covers_is_refused() {
+        assert!(place(Path::new("/run/user/0/x"), "X").is_err());
+        assert!(place(Path::new("/runner/x"), "X").is_ok());
     }
 
     #[test]
