@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{Sandbox, kubectl, scenario};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::fixtures::manifests;
 
-async fn dry_run(sandbox: &Sandbox, path: &Path) -> Result<Result<String>> {
-    let manifest = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+/// `kubectl` processes at a time.
+const AT_A_TIME: usize = 4;
+
+async fn dry_run(sandbox: &Sandbox, manifest: &str) -> Result<String> {
     let arguments = [
         "-n",
         &sandbox.namespace,
@@ -17,46 +20,42 @@ async fn dry_run(sandbox: &Sandbox, path: &Path) -> Result<Result<String>> {
         "-f",
         "-",
     ];
-    Ok(kubectl::run_with_input(&sandbox.env, &arguments, Some(&manifest)).await)
+    kubectl::run_with_input(&sandbox.env, &arguments, Some(manifest)).await
 }
 
 #[tokio::test]
 async fn the_api_server_applies_every_rule() {
     scenario("api_rules", async |sandbox| {
-        for path in manifests("e2e/fixtures/cel/accepted")? {
-            let answer = dry_run(sandbox, &path).await?;
-            ensure!(
-                answer.is_ok(),
-                "{} is refused: {:#}",
-                path.display(),
-                answer.err().context("")?
-            );
-        }
-        for path in manifests("e2e/fixtures/cel/refused")? {
-            let first = std::fs::read_to_string(&path)?
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .to_owned();
-            let expected = first.trim_start_matches('#').trim();
-            ensure!(
-                !expected.is_empty(),
-                "{} does not begin with the message expected",
-                path.display()
-            );
-            match dry_run(sandbox, &path).await? {
-                Ok(_) => anyhow::bail!("{} is accepted; expected: {expected}", path.display()),
-                Err(error) => {
-                    let text = format!("{error:#}");
-                    ensure!(
-                        text.contains(expected),
-                        "{}: expected {expected:?} in: {text}",
-                        path.display()
-                    );
-                }
-            }
-        }
-        Ok(())
+        let accepted: Vec<String> = manifests("e2e/fixtures/cel/accepted")?
+            .iter()
+            .map(std::fs::read_to_string)
+            .collect::<Result<_, _>>()?;
+        dry_run(sandbox, &accepted.join("\n---\n"))
+            .await
+            .context("a manifest of e2e/fixtures/cel/accepted is refused")?;
+
+        let refused = manifests("e2e/fixtures/cel/refused")?;
+        stream::iter(refused)
+            .map(anyhow::Ok)
+            .try_for_each_concurrent(AT_A_TIME, async |path| refused_as_expected(sandbox, &path).await)
+            .await
     })
     .await;
+}
+
+/// The first line of the manifest is a comment with what the refusal has to say.
+async fn refused_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
+    let manifest = std::fs::read_to_string(path)?;
+    let first = manifest.lines().next().unwrap_or_default();
+    let expected = first.trim_start_matches('#').trim();
+    let name = path.display();
+    ensure!(!expected.is_empty(), "{name} does not begin with the message expected");
+    match dry_run(sandbox, &manifest).await {
+        Ok(_) => bail!("{name} is accepted; expected: {expected}"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            ensure!(text.contains(expected), "{name}: expected {expected:?} in: {text}");
+            Ok(())
+        }
+    }
 }

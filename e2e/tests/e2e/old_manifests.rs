@@ -59,17 +59,8 @@ async fn the_old_example_cluster_runs() {
         ] {
             ensure!(services.contains(name), "{services}");
         }
-        let pods = sandbox
-            .kubectl(&[
-                "get",
-                "pods",
-                "-l",
-                "app=etcd,etcd_cluster=example-etcd-cluster",
-                "-o",
-                "name",
-            ])
-            .await?;
-        ensure!(pods.lines().count() == 3, "{pods}");
+        let pods = sandbox.member_pods("example-etcd-cluster").await?;
+        ensure!(pods.len() == 3, "{} pods", pods.len());
         Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "example-etcd-cluster")
             .await?
             .fill("k/", 10, |_| ())
