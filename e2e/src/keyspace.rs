@@ -1,6 +1,6 @@
 //! A client's view of a cluster: keys written before, read after, revisions compared.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use etcd_client::{Client, ConnectOptions, GetOptions};
@@ -11,6 +11,8 @@ use crate::kubectl::PortForward;
 
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
+/// How long a write is made again: elections on a busy machine end earlier.
+const PATIENT_WRITE: Duration = Duration::from_secs(30);
 
 /// A connection to a cluster, through a forwarded port.
 pub struct Keyspace {
@@ -52,35 +54,36 @@ impl Keyspace {
         })
     }
 
-    /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the last revision.
+    /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the store's
+    /// revision afterwards.
+    ///
+    /// A write that is not acknowledged because the members are electing a leader is made again, as clients do.
     ///
     /// # Errors
-    /// With the first write that is not acknowledged.
+    /// With the first write that is not acknowledged for longer than an election may take.
     pub async fn fill(&self, prefix: &str, count: usize, progress: impl Fn(usize)) -> Result<i64> {
         let mut done = 0;
-        let mut last = 0;
         let mut writes = stream::iter(0..count)
-            .map(|number| {
-                let (mut kv, key) = (self.client.kv_client(), key(prefix, number));
-                async move {
-                    let response = kv
-                        .put(key.clone(), value(&key), None)
-                        .await
-                        .with_context(|| format!("put {key}"))?;
-                    anyhow::Ok(
-                        response
-                            .header()
-                            .map_or(0, etcd_client::ResponseHeader::revision),
-                    )
-                }
-            })
+            .map(|number| self.put(key(prefix, number)))
             .buffer_unordered(IN_FLIGHT);
-        while let Some(revision) = writes.try_next().await? {
+        while writes.try_next().await?.is_some() {
             done += 1;
-            last = last.max(revision);
             progress(done);
         }
-        Ok(last)
+        self.revision().await
+    }
+
+    async fn put(&self, key: String) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match self.client.kv_client().put(key.clone(), value(&key), None).await {
+                Ok(_) => return Ok(()),
+                Err(error) if begun.elapsed() < PATIENT_WRITE && is_passing(&error) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => return Err(error).with_context(|| format!("put {key}")),
+            }
+        }
     }
 
     /// Reads every key under `prefix` back and compares it; returns the store's revision.
@@ -155,4 +158,10 @@ fn key(prefix: &str, number: usize) -> String {
 
 fn value(key: &str) -> String {
     format!("the value of {key}")
+}
+
+/// Whether etcd or the way to it is only unavailable for the moment.
+fn is_passing(error: &etcd_client::Error) -> bool {
+    // tonic's codes: 14 is Unavailable, 4 is DeadlineExceeded.
+    matches!(error, etcd_client::Error::GRpcStatus(status) if matches!(status.code() as i32, 4 | 14))
 }
