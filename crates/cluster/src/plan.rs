@@ -133,7 +133,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         (Some(cluster_id), Some(intent)) => {
             formed((desired, observed, now), cluster_id, intent, &mut draft);
         },
-        (None, Some(intent)) => bootstrap::unformed(desired, observed, intent, &mut draft),
+        (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
     draft.finish()
@@ -148,7 +148,7 @@ fn formed(
 ) {
     objects::shared_services(observed, true, draft);
     match &observed.members {
-        Seen::Unknown(why) => membership::blind(desired, observed, intent, cluster_id, why, draft),
+        Seen::Unknown(why) => membership::blind((desired, observed, now), intent, cluster_id, why, draft),
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster is no answer about this one.
             let answered = list.cluster_id;
@@ -165,7 +165,7 @@ fn formed(
             objects::leftovers(observed, &view, draft);
             membership::change((desired, observed, now), &view, draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
-            objects::troubles(observed, &view.names(), draft);
+            objects::troubles(observed, &view.names(), now, draft);
         }
     }
 }

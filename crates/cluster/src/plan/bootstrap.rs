@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use etcd::{ClusterId, Members};
+use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::quorum::quorum_of;
@@ -63,7 +64,11 @@ fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
 }
 
 /// A bootstrap is recorded and no cluster ID yet.
-pub(super) fn unformed(desired: &Desired, observed: &Observed, intent: &Intent, draft: &mut Draft) {
+pub(super) fn unformed(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    intent: &Intent,
+    draft: &mut Draft,
+) {
     if let Seen::Known(list) = &observed.members
         && answers_for(list, intent)
     {
@@ -97,6 +102,7 @@ pub(super) fn unformed(desired: &Desired, observed: &Observed, intent: &Intent, 
         start_first(desired, observed, intent, name, *data, draft);
     }
     waiting(observed, intent, quorum, draft);
+    objects::troubles(observed, &intent.members, now, draft);
 }
 
 /// Only pods with the recorded token are asked; one of the first members in the list is the last doubt.
@@ -219,7 +225,6 @@ fn start_first(
 }
 
 fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draft) {
-    objects::troubles(observed, &intent.members, draft);
     let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running).count();
     let look_again = if running >= quorum { SOON } else { SHORTLY.max(BLIND) };
     let first = intent.members.len();

@@ -3,8 +3,6 @@
 //! At most one change a plan (invariant 2); each asks the quorum guard (invariant 3). What etcd's own
 //! `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` would refuse is waited for instead.
 
-use std::time::Duration;
-
 use etcd::ClusterId;
 use jiff::Timestamp;
 
@@ -17,8 +15,7 @@ use crate::write::{Change, Label, Order, Start, State, Write};
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
 /// because a quorum of disks is a cluster (invariant 8).
 pub(super) fn blind(
-    desired: &Desired,
-    observed: &Observed,
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
     intent: &Intent,
     cluster_id: ClusterId,
     why: &str,
@@ -48,7 +45,7 @@ pub(super) fn blind(
             draft.order(objects::pod_on_disk(observed.services.get(name), start));
         }
     }
-    objects::troubles(observed, &initial, draft);
+    objects::troubles(observed, &initial, now, draft);
     outlook(observed, why, draft);
 }
 
@@ -296,15 +293,11 @@ fn wait_for_voters(observed: &Observed, view: &View, what: &str, draft: &mut Dra
 
 /// What etcd's own rule of five seconds would refuse is waited for.
 fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
-    let young = |seat: &&Seat| seat.pod.and_then(|pod| pod.running_since).is_some_and(|since| age(since, now) < CONNECTED);
+    let young = |seat: &&Seat| seat.pod.and_then(|pod| pod.running_since).is_some_and(|since| objects::age(since, now) < CONNECTED);
     let Some(seat) = view.voters().find(young) else { return false };
     let text = format!("etcd takes the next change when all voters have been connected for 5 s; {} is new", seat.name);
     draft.wait("VotersConnecting", text, SHORTLY);
     true
-}
-
-fn age(since: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }
 
 /// Invariant 4: a learner that has caught up becomes a voter, one after the other (invariant 2).

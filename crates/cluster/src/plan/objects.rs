@@ -1,14 +1,19 @@
 //! Kubernetes objects that follow the membership: Services, the disruption budget, labels, what is left over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use etcd::ClusterId;
+use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Kept, Observed, Role, Service, Trouble};
+use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Service, Trouble};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY};
 use crate::write::{Label, Order, Start, Write};
+
+/// How long a pod may take to start before it is worth a word; a large image takes its time.
+const SLOW: Duration = Duration::from_secs(20);
 
 /// The Services of the whole cluster. Clients are let in once the cluster ID is recorded: nothing can be
 /// acknowledged through the client Service before.
@@ -172,20 +177,56 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
     }
 }
 
-/// Pods that do not run, and why: each is named, none stops anything else.
-pub(super) fn troubles(observed: &Observed, members: &BTreeSet<String>, draft: &mut Draft) {
+/// Pods that do not run, and why: each is named, none stops anything else. What is said of several is said once.
+pub(super) fn troubles(observed: &Observed, members: &BTreeSet<String>, now: Timestamp, draft: &mut Draft) {
+    let mut said: BTreeMap<(Kind, String), Vec<&str>> = BTreeMap::new();
     let ours = observed.pods.iter().filter(|(name, pod)| members.contains(*name) && pod.stays());
     for (name, pod) in ours {
-        match &pod.trouble {
-            Some(Trouble::Image(text)) => draft.problem(
-                "ImageNotAvailable",
-                format!("{name}: image {}: {text}; correct spec.version or spec.repository", pod.image),
-            ),
-            Some(Trouble::Unschedulable(text)) => {
-                draft.wait("Unschedulable", format!("{name} finds no node: {text}"), STEADY);
-            }
-            Some(Trouble::Failing(text)) => draft.problem("ContainerFailing", format!("{name}: {text}")),
-            None => {}
+        if let Some(what) = trouble(pod, now) {
+            said.entry(what).or_default().push(name);
         }
     }
+    for ((kind, text), names) in said {
+        let message = format!("{}: {text}", names.join(", "));
+        match kind {
+            Kind::Image => draft.problem("ImageNotAvailable", message),
+            Kind::Slow => draft.problem("PodNotStarting", message),
+            Kind::Failing => draft.problem("ContainerFailing", message),
+            Kind::Unschedulable => draft.wait("Unschedulable", message, STEADY),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Image,
+    Slow,
+    Failing,
+    Unschedulable,
+}
+
+fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
+    let image = &pod.image;
+    match &pod.trouble {
+        Some(Trouble::Image(text)) => {
+            let text = format!("image {image} cannot be had, correct spec.version or spec.repository ({text})");
+            Some((Kind::Image, text))
+        }
+        Some(Trouble::Unschedulable(text)) => Some((Kind::Unschedulable, format!("no node takes the pod: {text}"))),
+        Some(Trouble::Failing(text)) => Some((Kind::Failing, text.clone())),
+        None if !pod.running && pod.node.is_some() && age(pod.created, now) > SLOW => {
+            let text = format!(
+                "the container has not started for more than {} s; if image {image} does not exist, correct \
+                 spec.version or spec.repository",
+                SLOW.as_secs()
+            );
+            Some((Kind::Slow, text))
+        }
+        None => None,
+    }
+}
+
+/// How long ago something was.
+pub(super) fn age(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }

@@ -378,6 +378,18 @@ fn one_pending_pod_stops_nothing_else() {
 }
 
 #[test]
+fn a_pod_that_takes_long_to_start_is_worth_a_word() {
+    let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a").not_running("b");
+    for pod in scene.observed.pods.values_mut() {
+        pod.node = Some("node-0".into());
+    }
+    let problems = scene.plan().problems;
+    assert_eq!(problems.len(), 1);
+    assert_eq!(problems[0].code, "PodNotStarting");
+    assert!(problems[0].message.starts_with("a, b: "), "{}", problems[0].message);
+}
+
+#[test]
 fn an_image_that_does_not_exist_names_the_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     scene.observed.pods.get_mut("a").unwrap().trouble = Some(Trouble::Image("ErrImagePull: not found".into()));
