@@ -176,6 +176,9 @@ where
 
 /// Applies the status subresource by `manager` unless `current` equals `desired` already. Fields this manager
 /// applied before and leaves out now are removed; fields of other managers stay.
+///
+/// For reports only, which the next look replaces: on the status subresource the API server ignores the uid, so
+/// a report can land on a namesake that was created in between. A record goes through [`status_if_unchanged`].
 pub async fn status<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -193,8 +196,8 @@ where
     write_status(api, manager, object, desired, None).await
 }
 
-/// As [`status`], but refused with a conflict when the object changed since it was read: for what must not be
-/// decided twice.
+/// As [`status`], but refused with a conflict when the object changed since it was read, or is another one of its
+/// name: for records, and for what must not be decided twice.
 pub async fn status_if_unchanged<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -226,8 +229,7 @@ where
     let name = object.name_any();
     let status =
         serde_json::to_value(desired).map_err(|source| unserialisable::<K>(&name, source))?;
-    // The uid keeps a status from landing on a namesake created in between.
-    let mut body = json!({ "metadata": { "name": name, "uid": object.uid() }, "status": status });
+    let mut body = json!({ "metadata": { "name": name }, "status": status });
     if let Some(version) = resource_version {
         body["metadata"]["resourceVersion"] = json!(version);
     }

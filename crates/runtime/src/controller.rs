@@ -257,7 +257,7 @@ impl<R: Reconcile> Driver<R> {
         let body = json!({
             "apiVersion": R::Object::api_version(&()),
             "kind": R::Object::kind(&()),
-            "metadata": { "name": name, "uid": reference.uid },
+            "metadata": { "name": name },
             "status": { "conditions": conditions },
         });
         let params = PatchParams::apply(&format!("{}-reader", self.name)).force();

@@ -1,0 +1,415 @@
+//! What only a real API server can answer: creation races, deletes with a uid, server-side apply of a status by two
+//! managers, the CRD, the lease, and an object that cannot be parsed beside one that can.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod server;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::cluster::{BootstrapStatus, EtcdClusterStatus};
+use api::{EtcdCluster, EtcdClusterSpec};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, ObjectMeta};
+use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use prometheus_client::registry::Registry;
+use runtime::admin::Readiness;
+use runtime::apply::{self, Created, Deleted, Written};
+use runtime::controller::{self, Reconcile, Scope};
+use runtime::lease::{self, Candidate};
+use runtime::outcome::{Metrics, Report};
+use runtime::process::{Objects, Operator};
+use runtime::{Done, Failure, crd};
+use serde_json::json;
+use server::ApiServer;
+use tokio_util::sync::CancellationToken;
+
+const NAMESPACE: &str = "default";
+
+async fn with_crd() -> (ApiServer, Client) {
+    let server = ApiServer::start().await;
+    let client = server.client();
+    let scope = Scope::Namespace(NAMESPACE.into());
+    crd::ready(
+        &client,
+        &EtcdCluster::crd(),
+        true,
+        &scope,
+        &Readiness::default(),
+    )
+    .await;
+    (server, client)
+}
+
+fn clusters(client: &Client) -> Api<EtcdCluster> {
+    Api::namespaced(client.clone(), NAMESPACE)
+}
+
+async fn cluster(client: &Client, name: &str) -> EtcdCluster {
+    let cluster = EtcdCluster::new(name, EtcdClusterSpec::default());
+    match apply::create(&clusters(client), "test", &cluster)
+        .await
+        .unwrap()
+    {
+        Created::New(cluster) => cluster,
+        Created::Exists => panic!("{name} was there before"),
+    }
+}
+
+#[tokio::test]
+async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
+    let (_server, client) = with_crd().await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = EtcdCluster::crd().name_any();
+    let first = definitions.get(&name).await.unwrap();
+    assert!(
+        first
+            .annotations()
+            .contains_key("etcd.database.coreos.com/release")
+    );
+
+    let ready = async |wanted: &CustomResourceDefinition| {
+        let scope = Scope::Cluster;
+        crd::ready(&client, wanted, true, &scope, &Readiness::default()).await;
+        definitions.get(&name).await.unwrap()
+    };
+    // An older release left a field less.
+    let mut newer = EtcdCluster::crd();
+    newer.spec.versions[0]
+        .additional_printer_columns
+        .get_or_insert_default()
+        .truncate(1);
+    let updated = ready(&newer).await;
+    assert_eq!(
+        updated.spec.versions[0]
+            .additional_printer_columns
+            .as_ref()
+            .unwrap()
+            .len(),
+        1
+    );
+
+    // A newer operator's definition is not taken back.
+    let release =
+        json!({ "metadata": { "annotations": { "etcd.database.coreos.com/release": "99.0.0" } } });
+    definitions
+        .patch(&name, &PatchParams::default(), &Patch::Merge(&release))
+        .await
+        .unwrap();
+    let kept = ready(&EtcdCluster::crd()).await;
+    assert_eq!(
+        kept.spec.versions[0]
+            .additional_printer_columns
+            .as_ref()
+            .unwrap()
+            .len(),
+        1
+    );
+}
+
+/// Invariant 11.
+#[tokio::test]
+async fn invariant_11_the_loser_of_a_race_changes_nothing() {
+    let (_server, client) = with_crd().await;
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    let map = |value: &str| ConfigMap {
+        metadata: ObjectMeta {
+            name: Some("one".into()),
+            ..ObjectMeta::default()
+        },
+        data: Some([("key".to_owned(), value.to_owned())].into()),
+        ..ConfigMap::default()
+    };
+    let Created::New(first) = apply::create(&api, "test", &map("first")).await.unwrap() else {
+        panic!("exists")
+    };
+    assert_eq!(
+        apply::create(&api, "test", &map("second")).await.unwrap(),
+        Created::Exists
+    );
+    assert_eq!(api.get("one").await.unwrap().data.unwrap()["key"], "first");
+
+    assert_eq!(
+        apply::delete(&api, &first, None).await.unwrap(),
+        Deleted::Accepted
+    );
+    assert_eq!(
+        apply::delete(&api, &first, None).await.unwrap(),
+        Deleted::Gone
+    );
+    apply::create(&api, "test", &map("another")).await.unwrap();
+    assert_eq!(
+        apply::delete(&api, &first, None).await.unwrap(),
+        Deleted::Changed
+    );
+    assert_eq!(
+        api.get("one").await.unwrap().data.unwrap()["key"],
+        "another"
+    );
+
+    let stale = api.get("one").await.unwrap();
+    apply::apply(&api, "test", &map("changed")).await.unwrap();
+    let lost = apply::annotate(&api, "test", &stale, "mark", Some("x"))
+        .await
+        .unwrap_err();
+    assert_eq!(lost.reason(), "Conflict");
+}
+
+/// Invariant 10: what one operator recorded stays when another writes its own part.
+#[tokio::test]
+async fn two_operators_write_their_own_parts_of_a_status() {
+    let (_server, client) = with_crd().await;
+    let (api, seen) = (clusters(&client), cluster(&client, "main").await);
+    let formed = EtcdClusterStatus {
+        cluster_id: Some("00000000000000ab".into()),
+        bootstrap: Some(BootstrapStatus {
+            token: "t".into(),
+            members: vec!["main-a".into()],
+        }),
+        ..EtcdClusterStatus::default()
+    };
+    let written = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
+        .await
+        .unwrap();
+    assert_eq!(written, Written::Sent);
+
+    let report = EtcdClusterStatus {
+        size: Some(1),
+        ..EtcdClusterStatus::default()
+    };
+    apply::status(&api, "etcd-operator", &seen, None, &report)
+        .await
+        .unwrap();
+    let status = api.get("main").await.unwrap().status.unwrap();
+    assert_eq!(
+        (status.size, status.cluster_id, status.bootstrap),
+        (Some(1), formed.cluster_id.clone(), formed.bootstrap.clone())
+    );
+
+    let same = apply::status(&api, "etcd-operator", &seen, Some(&report), &report)
+        .await
+        .unwrap();
+    assert_eq!(same, Written::Same);
+    // Read before it changed.
+    let late = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
+        .await
+        .unwrap_err();
+    assert_eq!(late.reason(), "Conflict");
+    // A namesake created later gets nobody else's record.
+    api.delete("main", &DeleteParams::default()).await.unwrap();
+    cluster(&client, "main").await;
+    let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
+        .await
+        .unwrap_err();
+    assert_eq!(other.reason(), "Conflict");
+    assert_eq!(api.get("main").await.unwrap().status, None);
+}
+
+#[tokio::test]
+async fn a_released_lease_is_taken_over_at_once_and_a_held_one_is_not() {
+    let server = ApiServer::start().await;
+    let client = lease::client(server.config()).unwrap();
+    let candidate = |identity: &str| Candidate {
+        name: "etcd-operator".into(),
+        namespace: NAMESPACE.into(),
+        identity: identity.into(),
+    };
+    let first = lease::acquire(&client, candidate("one")).await;
+    let second = lease::acquire(&client, candidate("two"));
+    tokio::pin!(second);
+    let waited = tokio::time::timeout(Duration::from_secs(5), &mut second).await;
+    assert!(waited.is_err(), "two processes lead");
+    first.release().await;
+    let taken = tokio::time::timeout(Duration::from_secs(4), &mut second).await;
+    let second = taken.expect("the released lease is free");
+
+    // Taken away by hand: the leader notices when it renews, and has to stop.
+    let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+        Api::namespaced(client.clone(), NAMESPACE);
+    let stolen = json!({ "spec": { "holderIdentity": "three" } });
+    leases
+        .patch(
+            "etcd-operator",
+            &PatchParams::default(),
+            &Patch::Merge(&stolen),
+        )
+        .await
+        .unwrap();
+    let lost = tokio::time::timeout(Duration::from_secs(20), second.hold()).await;
+    assert!(lost.is_ok(), "a leader goes on without its lease");
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("it always fails")]
+struct AlwaysFails;
+
+impl Failure for AlwaysFails {
+    fn reason(&self) -> &'static str {
+        "AlwaysFails"
+    }
+}
+
+/// Counts reconciles by object; one object always fails.
+#[derive(Default)]
+struct Counting {
+    good: AtomicUsize,
+    bad: AtomicUsize,
+    others: Mutex<Vec<String>>,
+}
+
+impl Reconcile for Counting {
+    type Object = EtcdCluster;
+    type Error = AlwaysFails;
+
+    async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, AlwaysFails> {
+        match object.name_any().as_str() {
+            "good" => {
+                self.good.fetch_add(1, Ordering::SeqCst);
+                Ok(Done {
+                    requeue: Some(Duration::from_millis(200)),
+                    notices: vec![],
+                })
+            }
+            "bad" => {
+                self.bad.fetch_add(1, Ordering::SeqCst);
+                Err(AlwaysFails)
+            }
+            other => {
+                self.others.lock().unwrap().push(other.to_owned());
+                Ok(Done::default())
+            }
+        }
+    }
+}
+
+fn operator(client: &Client) -> Operator {
+    let metrics = Metrics::register(&mut Registry::default(), "cluster");
+    Operator {
+        name: "etcd-operator",
+        client: client.clone(),
+        scope: Scope::Namespace(NAMESPACE.into()),
+        namespace: NAMESPACE.into(),
+        identity: "pod".into(),
+        report: Arc::new(Report::new(client.clone(), "etcd-operator", "pod", metrics)),
+        shutdown: CancellationToken::new(),
+        objects: Objects::default(),
+    }
+}
+
+/// A server without our schema, as it stored objects before it existed.
+async fn loosen(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let anything = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec",
+        "value": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } }]);
+    let patch: Patch<()> = Patch::Json(serde_json::from_value(anything).unwrap());
+    definitions
+        .patch(
+            &EtcdCluster::crd().name_any(),
+            &PatchParams::default(),
+            &patch,
+        )
+        .await
+        .unwrap();
+}
+
+async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
+    let raw: Api<DynamicObject> = Api::namespaced_with(
+        client.clone(),
+        NAMESPACE,
+        &ApiResource::erase::<EtcdCluster>(&()),
+    );
+    let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "unreadable" }, "spec": { "size": 3, "pod": "nonsense" } });
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    // The loosened schema takes a moment to be served.
+    let mut last = None;
+    for _ in 0..50 {
+        match raw.create(&PostParams::default(), &object).await {
+            Ok(_) => return raw,
+            Err(error) => last = Some(error),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    panic!("the schema is still enforced: {last:?}");
+}
+
+async fn unreadable_condition(raw: &Api<DynamicObject>) -> Option<String> {
+    let object = raw.get("unreadable").await.unwrap();
+    let conditions = object.data["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let found = conditions
+        .iter()
+        .find(|condition| condition["type"] == controller::UNREADABLE)?;
+    Some(found["message"].as_str().unwrap_or_default().to_owned())
+}
+
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..100 {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("not within 10 s: {what}");
+}
+
+/// Invariant 15.
+#[tokio::test]
+async fn invariant_15_an_object_that_cannot_be_parsed_stops_nobody() {
+    let (_server, client) = with_crd().await;
+    loosen(&client).await;
+    let raw = store_unreadable(&client).await;
+    cluster(&client, "good").await;
+    cluster(&client, "bad").await;
+
+    let (operator, counting) = (operator(&client), Arc::new(Counting::default()));
+    let controller = controller::controller::<EtcdCluster>(&operator);
+    let running = tokio::spawn({
+        let (operator, counting) = (operator.clone(), counting.clone());
+        async move { controller::drive(&operator, controller, counting).await }
+    });
+
+    let message = eventually("the condition", async || unreadable_condition(&raw).await).await;
+    assert!(
+        message.contains("nonsense") && message.contains("left alone"),
+        "{message}"
+    );
+    eventually("the good object's reconciles", async || {
+        (counting.good.load(Ordering::SeqCst) > 5).then_some(())
+    })
+    .await;
+    // One that always fails is retried ever more rarely.
+    let bad = counting.bad.load(Ordering::SeqCst);
+    assert!(
+        (1..=5).contains(&bad),
+        "{bad} reconciles of the failing object"
+    );
+
+    // Put right by hand, it is reconciled, and the condition goes.
+    let right = json!({ "spec": { "pod": null } });
+    raw.patch("unreadable", &PatchParams::default(), &Patch::Merge(&right))
+        .await
+        .unwrap();
+    eventually("the condition to go", async || {
+        unreadable_condition(&raw).await.is_none().then_some(())
+    })
+    .await;
+    assert!(
+        counting
+            .others
+            .lock()
+            .unwrap()
+            .contains(&"unreadable".to_owned())
+    );
+
+    operator.shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(10), running)
+        .await
+        .expect("the controller ends")
+        .unwrap();
+}
