@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use api::EtcdBackup;
 use etcd::{Access, EtcdClient};
+use jiff::Timestamp;
 use runtime::Operator;
 use runtime::controller::{controller, drive};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::controller::BackupOperator;
+use crate::observe::Means;
 use crate::workers::Workers;
 
 /// Runs until the operator is told to stop; transfers that run then are given up and leave nothing behind.
@@ -21,8 +23,11 @@ pub async fn work(operator: Operator) {
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
     let workers = Workers::new(operator.shutdown.clone(), news);
     let reconciler = BackupOperator {
-        client: operator.client.clone(),
-        etcd: Arc::new(EtcdClient::new(Access::default())),
+        means: Means {
+            client: operator.client.clone(),
+            etcd: Arc::new(EtcdClient::new(Access::default())),
+            since: Timestamp::now(),
+        },
         workers: workers.clone(),
         objects: controller.store(),
     };

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{EtcdBackup, names};
-use etcd::Etcd;
 use jiff::Timestamp;
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use runtime::controller::Guarded;
 use runtime::{Done, Failure, Reconcile, apply};
 
 use crate::act::act;
-use crate::observe::observe;
+use crate::observe::{Means, observe};
 use crate::plan::{Verdict, plan};
 use crate::status::{notices, status};
 use crate::workers::Workers;
@@ -22,8 +21,7 @@ const SOON: Duration = Duration::from_millis(300);
 
 /// What a reconcile works with.
 pub(crate) struct BackupOperator {
-    pub(crate) client: Client,
-    pub(crate) etcd: Arc<dyn Etcd>,
+    pub(crate) means: Means,
     pub(crate) workers: Arc<Workers>,
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
 }
@@ -35,12 +33,12 @@ impl Reconcile for BackupOperator {
     async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
         let (now, uid) = (Timestamp::now(), backup.uid().unwrap_or_default());
         let running = self.workers.observe(&uid);
-        let (observed, transfer) = observe(&self.client, &self.etcd, &backup, running, now).await;
+        let (observed, transfer) = observe(&self.means, &backup, running, now).await;
         let plan = plan(&backup, &observed, now);
         act(&self.workers, &self.objects, &backup, plan.step, transfer);
         let (desired, current) = (status(&backup, &plan, now), backup.status.as_ref());
         let api = Api::<EtcdBackup>::namespaced(
-            self.client.clone(),
+            self.means.client.clone(),
             &backup.namespace().unwrap_or_default(),
         );
         // A status is written only over the one it was made from: what is read here may be out of date, and must

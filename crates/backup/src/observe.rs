@@ -20,10 +20,19 @@ use crate::transfer::{Transfer, written};
 /// What all reads of one round may take together.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// What is read with.
+pub(crate) struct Means {
+    /// Talks to the API server.
+    pub(crate) client: Client,
+    /// Talks to the members of all clusters.
+    pub(crate) etcd: Arc<dyn Etcd>,
+    /// When this process began.
+    pub(crate) since: Timestamp,
+}
+
 /// Completes `observed`; where the plan may begin a transfer, that comes with it.
 pub(crate) async fn observe(
-    client: &Client,
-    etcd: &Arc<dyn Etcd>,
+    means: &Means,
     backup: &EtcdBackup,
     observed: Observed,
     now: Timestamp,
@@ -32,7 +41,7 @@ pub(crate) async fn observe(
         return (observed, None);
     };
     let looked = async {
-        let transfer = transfer(client, etcd, backup).await?;
+        let transfer = transfer(means, backup).await?;
         let uid = backup.uid().unwrap_or_default();
         let found = written(transfer.store.as_ref(), &transfer.key, &uid, begun).await?;
         Ok((found, transfer))
@@ -49,11 +58,8 @@ pub(crate) async fn observe(
     (Observed { place, ..observed }, transfer)
 }
 
-async fn transfer(
-    client: &Client,
-    etcd: &Arc<dyn Etcd>,
-    backup: &EtcdBackup,
-) -> Result<Transfer, Trouble> {
+async fn transfer(means: &Means, backup: &EtcdBackup) -> Result<Transfer, Trouble> {
+    let client = &means.client;
     let namespace = backup.namespace().unwrap_or_default();
     let spec = &backup.spec;
     let source = spec
@@ -74,12 +80,13 @@ async fn transfer(
         }
     };
     Ok(Transfer {
-        etcd: etcd.clone(),
+        etcd: means.etcd.clone(),
         endpoints,
         store,
         key,
         uid: backup.uid().unwrap_or_default(),
         cluster,
+        since: means.since,
     })
 }
 

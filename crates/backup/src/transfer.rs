@@ -34,6 +34,8 @@ pub struct Transfer {
     pub uid: String,
     /// For the manifest, where it is known.
     pub cluster: Option<ManifestCluster>,
+    /// When this process began: an unfinished upload that is older was left by one that died.
+    pub since: Timestamp,
 }
 
 /// How far a transfer is; shared with those who report it.
@@ -129,6 +131,16 @@ impl Transfer {
         meter.bytes.store(0, Ordering::Relaxed);
         let expected = u64::try_from(member.status.db_size).unwrap_or_default();
         meter.total.store(expected, Ordering::Relaxed);
+        let leftovers = self
+            .store
+            .discard_unfinished(&self.key, self.since.as_second());
+        // Some identities may write and not list; then what was left stays for the bucket's own rules.
+        if let Err(trouble) = unless(cancelled, leftovers).await {
+            tracing::debug!(
+                trouble = trouble.message,
+                "unfinished uploads are not looked for"
+            );
+        }
         let mut upload = unless(cancelled, self.store.begin(&self.key)).await?;
         let passed = tokio::select! {
             passed = self.pass(member, upload.as_mut(), meter) => passed,

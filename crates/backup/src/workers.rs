@@ -89,6 +89,7 @@ impl Workers {
         let cancelled = self.shutdown.child_token();
         let meter = Arc::new(Meter::default());
         let fresh = self.with(|entries| {
+            prune(entries);
             let old = entries.get(uid);
             if matches!(
                 old,
@@ -208,6 +209,16 @@ impl Workers {
     }
 }
 
+/// Forgets failures nobody asked about for an hour: their EtcdBackups were deleted.
+fn prune(entries: &mut HashMap<String, Entry>) {
+    let hour = Duration::from_hours(1);
+    let now = Timestamp::now();
+    entries.retain(|_, entry| {
+        !matches!(entry.state, State::Ended(Err(_)))
+            || entry.not_before.is_none_or(|time| time + hour > now)
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -250,6 +261,9 @@ mod tests {
         async fn delete(&self, key: &str) -> Result<(), Error> {
             self.inner.delete(key).await
         }
+        async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+            self.inner.discard_unfinished(key, begun_before).await
+        }
     }
 
     struct Case {
@@ -286,6 +300,7 @@ mod tests {
                 key: uid.to_owned(),
                 uid: uid.to_owned(),
                 cluster: None,
+                since: Timestamp::UNIX_EPOCH,
             };
             self.workers.begin(uid, transfer, wanted);
         }

@@ -55,6 +55,7 @@ async fn a_large_database_takes_no_more_memory_than_a_small_one() {
         key: "large".to_owned(),
         uid: "uid".to_owned(),
         cluster: None,
+        since: jiff::Timestamp::now(),
     };
     // The peak counts from here on.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();

@@ -30,6 +30,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
         key: KEY.to_owned(),
         uid: "uid-1".to_owned(),
         cluster: None,
+        since: jiff::Timestamp::now(),
     }
 }
 

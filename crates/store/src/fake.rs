@@ -129,4 +129,8 @@ impl Store for FaultyStore {
         self.check(Call::Delete)?;
         self.inner.delete(key).await
     }
+
+    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+        self.inner.discard_unfinished(key, begun_before).await
+    }
 }

@@ -9,6 +9,7 @@ use std::time::UNIX_EPOCH;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt};
+use md5::Digest as _;
 use tokio::fs;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -70,6 +71,18 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
     }
+}
+
+/// What the names of a target's unfinished files begin with. Long names are cut: a file's name has a limit.
+fn unfinished_prefix(target: &Path) -> String {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let digest = md5::Md5::digest(name.as_bytes());
+    let digest: String = digest
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("{UNFINISHED}{digest}-")
 }
 
 struct LocalUpload {
@@ -142,7 +155,8 @@ impl Store for LocalStore {
         fs::metadata(&self.root).await.map_err(explain)?;
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).await.map_err(explain)?;
-        let unfinished = parent.join(format!("{UNFINISHED}{:016x}", rand::random::<u64>()));
+        let unfinished = unfinished_prefix(&target) + &format!("{:016x}", rand::random::<u64>());
+        let unfinished = parent.join(unfinished);
         let file = fs::File::create_new(&unfinished).await.map_err(explain)?;
         Ok(Box::new(LocalUpload {
             store: self.clone(),
@@ -217,6 +231,30 @@ impl Store for LocalStore {
                 error => Err(error),
             },
         }
+    }
+
+    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+        let target = self.path(key)?;
+        let prefix = unfinished_prefix(&target);
+        let Some(parent) = target.parent().map(Path::to_owned) else {
+            return Ok(());
+        };
+        let Ok(mut entries) = fs::read_dir(&parent).await else {
+            return Ok(());
+        };
+        while let Ok(Some(entry)) = entries.next_entry().await {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Ok(metadata) = entry.metadata().await else {
+                continue;
+            };
+            let modified = described(String::new(), &metadata).modified_unix_seconds;
+            if name.starts_with(&prefix) && modified.is_some_and(|time| time < begun_before) {
+                fs::remove_file(entry.path())
+                    .await
+                    .map_err(|error| self.explain(key, &error))?;
+            }
+        }
+        Ok(())
     }
 }
 

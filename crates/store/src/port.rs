@@ -95,6 +95,9 @@ pub trait Store: Send + Sync {
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error>;
     /// Deletes one object; deleting one that is not there succeeds.
     async fn delete(&self, key: &str) -> Result<(), Error>;
+    /// Removes what uploads of exactly this key have left that were begun before the time given, in seconds since
+    /// the epoch, and never ended: their process died. Objects are not touched.
+    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error>;
 }
 
 /// An object being written in constant memory.

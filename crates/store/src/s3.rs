@@ -173,4 +173,37 @@ impl Store for S3Store {
             Err(error) => Err(error),
         }
     }
+
+    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+        let mut after: (Option<String>, Option<String>) = (None, None);
+        loop {
+            let page = self
+                .client
+                .list_multipart_uploads()
+                .bucket(&self.place.bucket)
+                .prefix(key)
+                .set_key_marker(after.0.take())
+                .set_upload_id_marker(after.1.take())
+                .send()
+                .await
+                .map_err(|error| self.place.explain_bucket(&error))?;
+            for found in page.uploads() {
+                // Invariant 13: the prefix also finds other objects' uploads.
+                let ours = found.key() == Some(key);
+                let old = found
+                    .initiated()
+                    .is_some_and(|time| time.secs() < begun_before);
+                if let (true, true, Some(id)) = (ours, old, found.upload_id()) {
+                    upload::discard(self, key, id).await?;
+                }
+            }
+            after = (
+                page.next_key_marker().map(str::to_owned),
+                page.next_upload_id_marker().map(str::to_owned),
+            );
+            if page.is_truncated() != Some(true) || after == (None, None) {
+                return Ok(());
+            }
+        }
+    }
 }

@@ -253,6 +253,35 @@ pub async fn conforms(store: &dyn Store) {
     assert_eq!(store.head("a/b/new").await.unwrap(), None);
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 
+    // What a process left that died is removed, if it is of this very key and old enough.
+    let mut left = Vec::new();
+    for key in ["a/b/left", "a/b/left-other"] {
+        let mut upload = store.begin(key).await.unwrap();
+        for _ in 0..20 {
+            upload.write(content(1 << 20)).await.unwrap();
+        }
+        left.push(upload);
+    }
+    store
+        .discard_unfinished("a/b/left", 1_000_000_000)
+        .await
+        .unwrap();
+    store
+        .discard_unfinished("a/b/left", 4_000_000_000)
+        .await
+        .unwrap();
+    let other = left.pop().unwrap().commit().await.unwrap();
+    assert_eq!(other.size, 20 << 20);
+    assert!(
+        left.pop().unwrap().commit().await.is_err(),
+        "it was not removed"
+    );
+    store.delete("a/b/left-other").await.unwrap();
+    store
+        .discard_unfinished("a/b/nothing", 4_000_000_000)
+        .await
+        .unwrap();
+
     // A listing is by the beginning of the key, and has all pages.
     for index in 0..1005 {
         store

@@ -228,24 +228,29 @@ impl S3Upload {
     async fn discard(&mut self) -> Result<(), Error> {
         let under_way = std::mem::take(&mut self.under_way);
         match self.upload.take() {
-            Some(id) => discard(&self.store, &self.key, &id, under_way).await,
+            Some(id) => discard_after(&self.store, &self.key, &id, under_way).await,
             None => Ok(()),
         }
     }
 }
 
-async fn discard(
+/// A part the store is still taking when the upload is aborted can stay for ever, and a request that is dropped on
+/// this side may be complete on the other. So what is under way is awaited first, for a while.
+async fn discard_after(
     store: &S3Store,
     key: &str,
     id: &str,
     mut under_way: JoinSet<Result<Part, Error>>,
 ) -> Result<(), Error> {
-    // A part the store is still taking when the upload is aborted can stay for ever, and a request that is dropped
-    // on this side may be complete on the other. So what is under way is awaited, for a while.
     let all = async { while under_way.join_next().await.is_some() {} };
     if tokio::time::timeout(ABORT_PATIENCE, all).await.is_err() {
         under_way.shutdown().await;
     }
+    discard(store, key, id).await
+}
+
+/// Aborts one upload; one that is gone is no failure.
+pub(super) async fn discard(store: &S3Store, key: &str, id: &str) -> Result<(), Error> {
     let answer = store
         .client
         .abort_multipart_upload()
@@ -323,7 +328,7 @@ impl Drop for S3Upload {
             let (store, key) = (self.store.clone(), self.key.clone());
             let under_way = std::mem::take(&mut self.under_way);
             runtime.spawn(async move {
-                if let Err(error) = discard(&store, &key, &id, under_way).await {
+                if let Err(error) = discard_after(&store, &key, &id, under_way).await {
                     tracing::warn!(%error, key, "an unfinished upload could not be removed");
                 }
             });
