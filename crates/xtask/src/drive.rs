@@ -121,6 +121,7 @@ fn unit_tests(filter: Option<&str>) -> Result<Summary> {
     let selections = [
         &["--workspace", "--exclude", "e2e", "--exclude", "xtask"][..],
         &["-p", "xtask"],
+        &["-p", "e2e", "--lib", "--bins"],
     ];
     progress::say("cargo test --no-run");
     let compiled = Command::new(cargo())
