@@ -37,6 +37,7 @@ impl Reconcile for BackupOperator {
         let plan = plan(&backup, &observed, now);
         act(&self.workers, &self.objects, &backup, plan.step, transfer);
         let (desired, current) = (status(&backup, &plan, now), backup.status.as_ref());
+        fail::fail_point!("backup-before-status");
         let api = Api::<EtcdBackup>::namespaced(
             self.means.client.clone(),
             &backup.namespace().unwrap_or_default(),

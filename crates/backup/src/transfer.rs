@@ -13,7 +13,7 @@ use futures::StreamExt;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use store::{Store, Upload};
+use store::{Store, Upload, hexadecimal};
 use tokio_util::sync::CancellationToken;
 
 use crate::candidates::{Candidate, ranked};
@@ -285,15 +285,6 @@ pub async fn written(
     let held = store.head(key).await.map_err(|error| in_store(&error))?;
     let whole = held.is_some_and(|held| i64::try_from(held.size) == Ok(manifest.size));
     Ok(whole.then(|| stored(store, key, &manifest)))
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A call to the store that is not waited for any longer once the transfer is given up; an upload that is dropped

@@ -4,9 +4,12 @@
 //! was complete is found in the store.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::conditions::Reason;
+use futures::FutureExt;
 use jiff::Timestamp;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -156,7 +159,14 @@ impl Workers {
                 entry.state = State::Running;
             }
         });
-        let outcome = transfer.run(meter, cancelled).await;
+        // A defect in here must not look like a transfer that runs for ever.
+        let run = AssertUnwindSafe(transfer.run(meter, cancelled)).catch_unwind();
+        let outcome = run.await.unwrap_or_else(|_| {
+            Err(Trouble::new(
+                Reason::StepFailed,
+                "the transfer broke off by a defect of the operator: see its log",
+            ))
+        });
         drop(slot);
         outcome
     }
@@ -223,13 +233,15 @@ fn prune(entries: &mut HashMap<String, Entry>) {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use api::conditions::Reason;
     use async_trait::async_trait;
     use bytes::Bytes;
     use etcd::fake::FakeEtcd;
     use store::{Error, LocalStore, Object, ObjectStream, Store, Upload};
 
     use super::*;
+
+    /// The key a store has a defect for.
+    const PANICS: &str = "panics";
 
     /// A store that takes nothing until the gate is opened.
     struct Gated {
@@ -244,6 +256,7 @@ mod tests {
         }
         async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
             let _open = self.gate.acquire().await;
+            assert!(key != PANICS, "on purpose");
             self.inner.begin(key).await
         }
         async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
@@ -387,6 +400,25 @@ mod tests {
         case.news.recv().await.unwrap();
         assert_eq!(case.workers.observe("0"), Observed::default());
         assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_defect_ends_the_transfer_and_not_the_others() {
+        let mut case = Case::new();
+        case.gate.add_permits(1);
+        case.begin(PANICS, || true);
+        case.begin("0", || true);
+        for _ in 0..2 {
+            case.news.recv().await.unwrap();
+        }
+        match case.workers.observe(PANICS).work {
+            Work::Ended(Err(trouble)) => assert!(trouble.message.contains("defect"), "{trouble:?}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(
+            case.workers.observe("0").work,
+            Work::Ended(Err(_))
+        ));
     }
 
     #[tokio::test]

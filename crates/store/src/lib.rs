@@ -5,6 +5,7 @@
 
 #[cfg(feature = "fake")]
 pub mod fake;
+mod hexadecimal;
 mod local;
 mod port;
 mod s3;
@@ -12,6 +13,7 @@ mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use hexadecimal::hexadecimal;
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Store};

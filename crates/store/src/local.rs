@@ -77,11 +77,7 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
 fn unfinished_prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let digest = md5::Md5::digest(name.as_bytes());
-    let digest: String = digest
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest = crate::hexadecimal(&digest[..6]);
     format!("{UNFINISHED}{digest}-")
 }
 

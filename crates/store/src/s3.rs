@@ -68,17 +68,6 @@ fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
 fn object(key: &str, size: Option<i64>, modified: Option<&DateTime>) -> Object {
     Object {
         key: key.to_owned(),

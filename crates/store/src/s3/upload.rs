@@ -9,7 +9,8 @@ use bytes::{Bytes, BytesMut};
 use md5::{Digest as _, Md5};
 use tokio::task::JoinSet;
 
-use super::{S3Store, base64, hexadecimal, md5_of};
+use super::{S3Store, base64, md5_of};
+use crate::hexadecimal;
 use crate::port::{Committed, Error, Store, Upload};
 
 /// Parts under way at a time. With the one being filled they are the memory budget: 4 x 8 MiB, more only for
