@@ -167,7 +167,7 @@ mod tests {
     async fn metrics_are_served_as_open_metrics() {
         let mut registry = Registry::default();
         let counter = Counter::<u64>::default();
-        registry.register("seen", "How often.", counter.clone());
+        registry.register("seen", "How often", counter.clone());
         counter.inc();
         let address = served(Admin {
             readiness: Readiness::default(),

@@ -128,17 +128,17 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix(format!("etcd_operator_{word}"));
         registry.register(
             "reconcile_duration",
-            "Seconds one reconcile took.",
+            "Seconds one reconcile took",
             metrics.duration.clone(),
         );
         registry.register(
             "reconcile_failed",
-            "Reconciles that failed, by reason.",
+            "Reconciles that failed, by reason",
             metrics.failed.clone(),
         );
         registry.register(
             "notices",
-            "What users were told in Events, by reason.",
+            "What users were told in Events, by reason",
             metrics.notices.clone(),
         );
         metrics

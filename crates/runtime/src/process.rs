@@ -211,7 +211,7 @@ fn assemble(
     let leader = Gauge::default();
     registry.register(
         "etcd_operator_leader",
-        "1 while this process leads.",
+        "1 while this process leads",
         leader.clone(),
     );
     let operator = Operator {
@@ -320,7 +320,7 @@ impl Collector for ObjectsCollector {
         }
         let descriptor = encoder.encode_descriptor(
             &self.name,
-            "Objects this operator sees, by namespace.",
+            "Objects this operator sees, by namespace",
             None,
             MetricType::Gauge,
         )?;
