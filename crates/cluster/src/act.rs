@@ -70,7 +70,9 @@ impl Error {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
-            Self::Etcd { source, .. } => !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_)),
+            Self::Etcd { source, .. } => {
+                !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
+            }
             Self::Api(error) => error.reason() == "Conflict",
             Self::Version { .. } => false,
         }
@@ -86,13 +88,17 @@ impl Failure for Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Api(error) => error.reason(),
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => "Conflict",
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => {
+                "Conflict"
+            }
             Self::Etcd { source, .. } => match source {
                 EtcdError::Unreachable(_) | EtcdError::Timeout(_) => "EtcdUnreachable",
                 EtcdError::Unavailable(_) => "EtcdRefused",
                 EtcdError::AccessDenied(_) => "EtcdAccessDenied",
                 EtcdError::Tls(_) => "EtcdTls",
-                EtcdError::MemberNotFound | EtcdError::PeerUrlExists | EtcdError::Other(_) => "EtcdError",
+                EtcdError::MemberNotFound | EtcdError::PeerUrlExists | EtcdError::Other(_) => {
+                    "EtcdError"
+                }
             },
             Self::Version { .. } => "InvalidSpec",
         }
@@ -138,8 +144,14 @@ pub struct Actor<'a> {
 impl Actor<'_> {
     /// Executes the step.
     pub async fn act(&self, step: &Step) -> Acted {
-        let mut draw = Random { cluster: self.cluster.name_any() };
-        let writes: Vec<Vec<Write>> = step.orders.iter().flat_map(|order| chains(order, &mut draw)).collect();
+        let mut draw = Random {
+            cluster: self.cluster.name_any(),
+        };
+        let writes: Vec<Vec<Write>> = step
+            .orders
+            .iter()
+            .flat_map(|order| chains(order, &mut draw))
+            .collect();
         let orders = join_all(writes.into_iter().map(|chain| self.chain(chain)));
         let change = async {
             match &step.change {
@@ -164,9 +176,15 @@ impl Actor<'_> {
                 }
                 Err(error) => {
                     if error.is_refusal()
-                        && let Some(Write::MarkService { member, started, .. }) = write.after_refusal()
+                        && let Some(Write::MarkService {
+                            member, started, ..
+                        }) = write.after_refusal()
                     {
-                        let undo = Write::MarkService { member, started, over: marked };
+                        let undo = Write::MarkService {
+                            member,
+                            started,
+                            over: marked,
+                        };
                         acted.failed.extend(self.write(&undo, &[]).await.err());
                     }
                     acted.failed.push(error);
@@ -180,7 +198,11 @@ impl Actor<'_> {
     /// Invariant 11: a change is made only to the list it was planned from.
     async fn change(&self, change: &Change) -> Acted {
         let mut acted = Acted::default();
-        let via: Vec<String> = change.via.iter().map(|name| self.client_url(name)).collect();
+        let via: Vec<String> = change
+            .via
+            .iter()
+            .map(|name| self.client_url(name))
+            .collect();
         match self.etcd.members(&via).await {
             Ok(list) if list == change.planned_from => {}
             Ok(_) => {
@@ -188,7 +210,10 @@ impl Actor<'_> {
                 return acted;
             }
             Err(source) => {
-                acted.failed.push(Error::Etcd { what: "read the member list again".to_owned(), source });
+                acted.failed.push(Error::Etcd {
+                    what: "read the member list again".to_owned(),
+                    source,
+                });
                 return acted;
             }
         }

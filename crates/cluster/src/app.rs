@@ -32,6 +32,9 @@ pub async fn work(operator: Operator) {
         .owns(watched::<PersistentVolumeClaim>(&operator), config())
         .owns(watched::<PodDisruptionBudget>(&operator), config());
     let etcd = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
-    let reconciler = ClusterOperator { client: operator.client.clone(), etcd };
+    let reconciler = ClusterOperator {
+        client: operator.client.clone(),
+        etcd,
+    };
     drive(&operator, controller, Arc::new(reconciler)).await;
 }

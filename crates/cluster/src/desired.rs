@@ -18,9 +18,16 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
     let version = EtcdVersion::parse(&spec.version);
     Desired {
         size,
-        first: if spec.bootstrap == BootstrapMode::Seed { 1 } else { size },
+        first: if spec.bootstrap == BootstrapMode::Seed {
+            1
+        } else {
+            size
+        },
         durable: spec.is_durable(),
-        image: version.as_ref().map(|version| version.image(&spec.repository)).unwrap_or_default(),
+        image: version
+            .as_ref()
+            .map(|version| version.image(&spec.repository))
+            .unwrap_or_default(),
         version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
         spec_hash: spec_hash(spec),
         paused: spec.paused,

@@ -18,7 +18,11 @@ fn main() -> anyhow::Result<()> {
     let options: Options = cli::parse();
     #[cfg(feature = "failpoints")]
     let _failpoints = fail::FailScenario::setup();
-    let definition = Definition { name: "etcd-operator", word: "cluster", crd: EtcdCluster::crd() };
+    let definition = Definition {
+        name: "etcd-operator",
+        word: "cluster",
+        crd: EtcdCluster::crd(),
+    };
     runtime::run(definition, options.common, cluster::app::work)?;
     Ok(())
 }

@@ -57,7 +57,11 @@ pub struct Objects {
 }
 
 /// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
-pub async fn objects(client: &Client, namespace: &str, name: &str) -> Result<Option<Objects>, Error> {
+pub async fn objects(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Objects>, Error> {
     let read = async {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
         let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
@@ -69,16 +73,31 @@ pub async fn objects(client: &Client, namespace: &str, name: &str) -> Result<Opt
         let read = |what| move |source| Error::Read { what, source };
         // In this order a second operator's work in between is never mistaken for a loss: the mark on a Service
         // is set before its pod is made, the claim is made before the pod, the intent is recorded before all.
-        let services = services.list(&of_cluster).await.map_err(read("services"))?.items;
+        let services = services
+            .list(&of_cluster)
+            .await
+            .map_err(read("services"))?
+            .items;
         let pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
-        let (cluster, claims, budget) =
-            tokio::join!(clusters.get_opt(name), claims.list(&of_cluster), budgets.get_opt(&budget_name));
+        let (cluster, claims, budget) = tokio::join!(
+            clusters.get_opt(name),
+            claims.list(&of_cluster),
+            budgets.get_opt(&budget_name)
+        );
         let claims = claims.map_err(read("volume claims"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
-        Ok(cluster.map(|cluster| Objects { cluster, pods, claims, services, budget }))
+        Ok(cluster.map(|cluster| Objects {
+            cluster,
+            pods,
+            claims,
+            services,
+            budget,
+        }))
     };
-    tokio::time::timeout(DEADLINE, read).await.map_err(|_| Error::Deadline)?
+    tokio::time::timeout(DEADLINE, read)
+        .await
+        .map_err(|_| Error::Deadline)?
 }
 
 /// The whole observation: what Kubernetes showed, and what the members that run answer.
@@ -90,11 +109,17 @@ pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
     }
     let namespace = objects.cluster.namespace().unwrap_or_default();
     let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
-    let via: Vec<String> = asked.iter().map(|name| addresses.client_url(name)).collect();
+    let via: Vec<String> = asked
+        .iter()
+        .map(|name| addresses.client_url(name))
+        .collect();
     let statuses = join_all(via.iter().map(|url| etcd.status(url)));
     let (members, statuses) = tokio::join!(etcd.members(&via), statuses);
     observed.members = seen(members);
-    observed.statuses = asked.into_iter().zip(statuses.into_iter().map(seen)).collect();
+    observed.statuses = asked
+        .into_iter()
+        .zip(statuses.into_iter().map(seen))
+        .collect();
     observed
 }
 
@@ -109,15 +134,26 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 /// not to a bootstrap that was given up. Ready ones first.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
-    let worth = observed.pods.iter().filter(|(_, pod)| pod.running && pod.stays() && pod.token.as_ref() == token);
-    let mut names: Vec<(bool, String)> = worth.map(|(name, pod)| (!pod.ready, name.clone())).collect();
+    let worth = observed
+        .pods
+        .iter()
+        .filter(|(_, pod)| pod.running && pod.stays() && pod.token.as_ref() == token);
+    let mut names: Vec<(bool, String)> = worth
+        .map(|(name, pod)| (!pod.ready, name.clone()))
+        .collect();
     names.sort();
     names.into_iter().map(|(_, name)| name).collect()
 }
 
 /// Translates the Kubernetes objects. Pure.
 pub fn without_etcd(objects: &Objects) -> Observed {
-    let Objects { cluster, pods, claims, services, budget } = objects;
+    let Objects {
+        cluster,
+        pods,
+        claims,
+        services,
+        budget,
+    } = objects;
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
     let intent = status.bootstrap.map(|bootstrap| Intent {
@@ -125,20 +161,31 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         members: bootstrap.members.into_iter().collect(),
     });
     let namespace = cluster.namespace().unwrap_or_default();
-    let token = intent.as_ref().map(|intent| intent.token.clone()).unwrap_or_default();
+    let token = intent
+        .as_ref()
+        .map(|intent| intent.token.clone())
+        .unwrap_or_default();
     let builder = Members::of(cluster, &namespace, &token, status.cluster_id.as_deref());
     let uid = cluster.uid().unwrap_or_default();
     let mut observed = Observed {
         cluster: name,
         resource_version: cluster.resource_version().unwrap_or_default(),
         deleting: cluster.metadata.deletion_timestamp.is_some(),
-        claimed_by: cluster.annotations().get(names::ANNOTATION_RESTORE).cloned(),
+        claimed_by: cluster
+            .annotations()
+            .get(names::ANNOTATION_RESTORE)
+            .cloned(),
         intent,
         cluster_id: status.cluster_id.as_deref().and_then(parse_cluster_id),
         reported_voters: status
             .member_details
             .iter()
-            .filter(|member| member.role.as_ref().is_some_and(|role| *role != MemberRole::Learner))
+            .filter(|member| {
+                member
+                    .role
+                    .as_ref()
+                    .is_some_and(|role| *role != MemberRole::Learner)
+            })
             .map(|member| member.name.clone())
             .collect::<BTreeSet<_>>(),
         reported_version: status.current_version,
@@ -158,8 +205,14 @@ pub fn without_etcd(objects: &Objects) -> Observed {
     }
     for claim in claims {
         match children::belongs(&claim.metadata, &uid) {
-            Some(owned) => drop(observed.disks.insert(claim.name_any(), children::disk(claim, owned))),
-            None => observed.strangers.push(format!("volume claim {}", claim.name_any())),
+            Some(owned) => drop(
+                observed
+                    .disks
+                    .insert(claim.name_any(), children::disk(claim, owned)),
+            ),
+            None => observed
+                .strangers
+                .push(format!("volume claim {}", claim.name_any())),
         }
     }
     for service in services {

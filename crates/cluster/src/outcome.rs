@@ -24,7 +24,9 @@ pub enum Error {
 impl Failure for Error {
     fn reason(&self) -> &'static str {
         match self {
-            Self::Observe(observe::Error::Read { source, .. }) => runtime::apply::kube_reason(source),
+            Self::Observe(observe::Error::Read { source, .. }) => {
+                runtime::apply::kube_reason(source)
+            }
             Self::Observe(observe::Error::Deadline) => "ApiServerUnreachable",
             Self::Act(error) => error.reason(),
             Self::Status(error) => error.reason(),
@@ -35,7 +37,8 @@ impl Failure for Error {
 impl Acted {
     /// The failure that does not pass by itself: its kind and its causes.
     pub fn in_words(&self) -> Option<(&'static str, String)> {
-        self.failure().map(|error| (error.reason(), Chain(error).to_string()))
+        self.failure()
+            .map(|error| (error.reason(), Chain(error).to_string()))
     }
 }
 
@@ -45,17 +48,29 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         let (reason, action) = event(write)?;
         Some(Notice::normal(reason, action, write.to_string()))
     });
-    let refused = acted.failed.iter().filter(|error| error.reason().starts_with("Etcd"));
+    let refused = acted
+        .failed
+        .iter()
+        .filter(|error| error.reason().starts_with("Etcd"));
     let refused = refused.map(|error| Notice::normal(error.reason(), "Postpone", postponed(error)));
-    let problems = plan.problems.iter().map(|problem| Notice::warning(problem.code, "Plan", problem.message.clone()));
+    let problems = plan
+        .problems
+        .iter()
+        .map(|problem| Notice::warning(problem.code, "Plan", problem.message.clone()));
     done.chain(refused).chain(problems).collect()
 }
 
 /// Without the member that gave the answer: each gives the same, and each would be an Event of its own.
 fn postponed(error: &act::Error) -> String {
     match error {
-        act::Error::Etcd { what, source: etcd::Error::Unavailable(text) } => {
-            format!("cannot {what} yet: {}", text.rsplit(": ").next().unwrap_or_default())
+        act::Error::Etcd {
+            what,
+            source: etcd::Error::Unavailable(text),
+        } => {
+            format!(
+                "cannot {what} yet: {}",
+                text.rsplit(": ").next().unwrap_or_default()
+            )
         }
         other => Chain(other).to_string(),
     }

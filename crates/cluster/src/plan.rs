@@ -4,10 +4,12 @@
 //! reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
+mod blind;
 mod bootstrap;
 mod membership;
 mod objects;
 mod quorum;
+mod size;
 mod view;
 
 #[cfg(test)]
@@ -22,7 +24,7 @@ use crate::write::{Change, Order, Step};
 
 pub(crate) use membership::current_version;
 pub use quorum::Quorum;
-pub use view::{Data, Health, Seat, View, VersionRules};
+pub use view::{Data, Health, Seat, VersionRules, View};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
@@ -48,7 +50,10 @@ pub struct Reason {
 impl Reason {
     /// A reason in words.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self {
+            code,
+            message: message.into(),
+        }
     }
 }
 
@@ -80,7 +85,14 @@ struct Draft {
 impl Draft {
     fn new() -> Self {
         let (orders, change) = (Vec::new(), None);
-        Self { orders, change, next: Vec::new(), waiting_for: Vec::new(), problems: Vec::new(), requeue: STEADY }
+        Self {
+            orders,
+            change,
+            next: Vec::new(),
+            waiting_for: Vec::new(),
+            problems: Vec::new(),
+            requeue: STEADY,
+        }
     }
 
     fn order(&mut self, order: Order) {
@@ -101,10 +113,23 @@ impl Draft {
     }
 
     fn finish(self) -> Plan {
-        let step = Step { orders: self.orders, change: self.change };
-        let requeue = if step.is_empty() { self.requeue } else { Duration::ZERO };
+        let step = Step {
+            orders: self.orders,
+            change: self.change,
+        };
+        let requeue = if step.is_empty() {
+            self.requeue
+        } else {
+            Duration::ZERO
+        };
         let next = (!self.next.is_empty()).then(|| self.next.join("; "));
-        Plan { step, next, waiting_for: self.waiting_for, problems: self.problems, requeue }
+        Plan {
+            step,
+            next,
+            waiting_for: self.waiting_for,
+            problems: self.problems,
+            requeue,
+        }
     }
 }
 
@@ -112,11 +137,17 @@ impl Draft {
 pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new();
     if observed.deleting {
-        draft.wait("Deleting", "the object is being deleted; garbage collection removes what it owns", STEADY);
+        draft.wait(
+            "Deleting",
+            "the object is being deleted; garbage collection removes what it owns",
+            STEADY,
+        );
         return draft.finish();
     }
     if let Some(restore) = &observed.claimed_by {
-        let text = format!("the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done");
+        let text = format!(
+            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done"
+        );
         draft.wait("Restoring", text, BLIND);
         return draft.finish();
     }
@@ -125,14 +156,18 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         return draft.finish();
     }
     if desired.paused {
-        draft.wait("Paused", "spec.paused is true: nothing is changed until it is false", STEADY);
+        draft.wait(
+            "Paused",
+            "spec.paused is true: nothing is changed until it is false",
+            STEADY,
+        );
         return draft.finish();
     }
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
         (Some(cluster_id), Some(intent)) => {
             formed((desired, observed, now), cluster_id, intent, &mut draft);
-        },
+        }
         (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
@@ -148,7 +183,9 @@ fn formed(
 ) {
     objects::shared_services(observed, true, draft);
     match &observed.members {
-        Seen::Unknown(why) => membership::blind((desired, observed, now), intent, cluster_id, why, draft),
+        Seen::Unknown(why) => {
+            blind::blind((desired, observed, now), intent, cluster_id, why, draft);
+        }
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster is no answer about this one.
             let answered = list.cluster_id;

@@ -36,19 +36,33 @@ pub struct Report<'a> {
 impl Report<'_> {
     fn view(&self) -> Option<View<'_>> {
         let list = self.observed.members.known()?;
-        let ours = self.observed.cluster_id.is_none_or(|id| id == list.cluster_id);
+        let ours = self
+            .observed
+            .cluster_id
+            .is_none_or(|id| id == list.cluster_id);
         ours.then(|| View::new(list, self.observed))
     }
 
     /// The report alone, as it stands in the object now.
     pub fn current(&self) -> EtcdClusterStatus {
         let current = self.cluster.status.clone().unwrap_or_default();
-        EtcdClusterStatus { bootstrap: None, cluster_id: None, last_backup: None, ..current }
+        EtcdClusterStatus {
+            bootstrap: None,
+            cluster_id: None,
+            last_backup: None,
+            ..current
+        }
     }
 
     /// The report as it should be.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
-        let Self { cluster, desired, observed, plan, .. } = self;
+        let Self {
+            cluster,
+            desired,
+            observed,
+            plan,
+            ..
+        } = self;
         let before = self.current();
         let view = self.view();
         let formed = observed.cluster_id.is_some();
@@ -60,13 +74,23 @@ impl Report<'_> {
         let (ready, unready): (Vec<_>, Vec<_>) = observed
             .pods
             .iter()
-            .filter(|(name, _)| view.as_ref().is_none_or(|view| view.names().contains(*name)))
+            .filter(|(name, _)| {
+                view.as_ref()
+                    .is_none_or(|view| view.names().contains(*name))
+            })
             .partition(|(_, pod)| pod.ready && pod.stays());
-        let names = |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
+        let names =
+            |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
         let leader = view.as_ref().and_then(members::leader);
         let running = formed.then(|| current_version(desired, observed));
-        let upgrading = running.as_ref().is_some_and(|version| *version != desired.version);
-        let waiting: Vec<&str> = plan.waiting_for.iter().map(|reason| reason.message.as_str()).collect();
+        let upgrading = running
+            .as_ref()
+            .is_some_and(|version| *version != desired.version);
+        let waiting: Vec<&str> = plan
+            .waiting_for
+            .iter()
+            .map(|reason| reason.message.as_str())
+            .collect();
         EtcdClusterStatus {
             observed_generation: cluster.metadata.generation,
             phase: Some(phase),
@@ -75,7 +99,10 @@ impl Report<'_> {
             size: members::count(view.as_ref(), &before),
             replicas: i32::try_from(observed.pods.len()).ok(),
             selector: Some(names::cluster_selector(&cluster.name_any())),
-            members: Some(MembersStatus { ready: names(ready), unready: names(unready) }),
+            members: Some(MembersStatus {
+                ready: names(ready),
+                unready: names(unready),
+            }),
             member_details: members::details(view.as_ref(), observed, &before),
             leader,
             current_version: running,

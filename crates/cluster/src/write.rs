@@ -180,9 +180,11 @@ impl Write {
         match self {
             // A pod on a claim is tried again on that claim, which exists by now.
             Self::CreatePod(start) if start.durable => None,
-            Self::CreatePod(start) | Self::CreateDisk(start) => {
-                Some(Self::MarkService { member: start.member.clone(), started: false, over: None })
-            }
+            Self::CreatePod(start) | Self::CreateDisk(start) => Some(Self::MarkService {
+                member: start.member.clone(),
+                started: false,
+                over: None,
+            }),
             _ => None,
         }
     }
@@ -246,11 +248,23 @@ pub trait Draw {
 pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
     match order {
         Order::Begin { count, over } => {
-            let intent = Intent { token: draw.token(), members: (0..*count).map(|_| draw.member()).collect() };
-            vec![vec![Write::RecordIntent { intent, cluster_id: None, over: over.clone() }]]
+            let intent = Intent {
+                token: draw.token(),
+                members: (0..*count).map(|_| draw.member()).collect(),
+            };
+            vec![vec![Write::RecordIntent {
+                intent,
+                cluster_id: None,
+                over: over.clone(),
+            }]]
         }
         Order::Reserve { count } => (0..*count)
-            .map(|_| vec![Write::CreateService { member: draw.member(), started: false }])
+            .map(|_| {
+                vec![Write::CreateService {
+                    member: draw.member(),
+                    started: false,
+                }]
+            })
             .collect(),
         Order::Writes(writes) => vec![writes.clone()],
     }
@@ -293,9 +307,13 @@ impl fmt::Display for Write {
             }
             Self::RecordClusterId { cluster_id, .. } => write!(f, "record cluster ID {cluster_id}"),
             Self::ApplyHeadless => f.write_str("apply the headless Service"),
-            Self::ApplyClient { open: true } => f.write_str("let clients in through the client Service"),
+            Self::ApplyClient { open: true } => {
+                f.write_str("let clients in through the client Service")
+            }
             Self::ApplyClient { open: false } => f.write_str("apply the client Service, closed"),
-            Self::ApplyBudget { quorum } => write!(f, "apply the disruption budget for a quorum of {quorum}"),
+            Self::ApplyBudget { quorum } => {
+                write!(f, "apply the disruption budget for a quorum of {quorum}")
+            }
             Self::DeleteBudget => f.write_str("delete the disruption budget"),
             Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
             Self::RepairService { member } => write!(f, "repair the Service of {member}"),
@@ -307,8 +325,14 @@ impl fmt::Display for Write {
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
             Self::LabelPod(label) => write!(f, "label the pod of {}", label.member),
             Self::LabelDisk(label) => write!(f, "label the volume claim of {}", label.member),
-            Self::AddMember { member, learner: true } => write!(f, "add {member} as a learner"),
-            Self::AddMember { member, learner: false } => write!(f, "add {member} as a voter"),
+            Self::AddMember {
+                member,
+                learner: true,
+            } => write!(f, "add {member} as a learner"),
+            Self::AddMember {
+                member,
+                learner: false,
+            } => write!(f, "add {member} as a voter"),
             Self::Promote { member, .. } => write!(f, "make {member} a voter"),
             Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
             Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),

@@ -12,10 +12,14 @@
 mod etcd_model;
 #[path = "model/invariants.rs"]
 mod invariants;
+#[path = "model/read.rs"]
+mod read;
 #[path = "model/run.rs"]
 mod run;
 #[path = "model/world.rs"]
 mod world;
+#[path = "model/write.rs"]
+mod write;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,8 +28,18 @@ use run::{Event, Run, Setup};
 
 fn setup() -> impl Strategy<Value = Setup> {
     let versions = prop_oneof![5 => Just("3.6.16"), 2 => Just("3.5.35"), 1 => Just("3.3.27")];
-    (1..=7_usize, prop::bool::weighted(0.2), any::<bool>(), versions)
-        .prop_map(|(size, seed, durable, version)| Setup { size, seed, durable, version })
+    (
+        1..=7_usize,
+        prop::bool::weighted(0.2),
+        any::<bool>(),
+        versions,
+    )
+        .prop_map(|(size, seed, durable, version)| Setup {
+            size,
+            seed,
+            durable,
+            version,
+        })
 }
 
 /// Faults of one operator's world.
@@ -62,8 +76,16 @@ fn event_of_two() -> impl Strategy<Value = Event> {
 }
 
 fn cases(default: u32) -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
-    ProptestConfig { cases, max_shrink_iters: 4000, failure_persistence: None, ..ProptestConfig::default() }
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default);
+    ProptestConfig {
+        cases,
+        max_shrink_iters: 4000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {
@@ -95,7 +117,12 @@ proptest! {
 fn a_cluster_forms_in_a_few_rounds_without_faults() {
     for size in 1..=7 {
         for durable in [false, true] {
-            let mut run = Run::new(&Setup { size, seed: false, durable, version: "3.6.16" });
+            let mut run = Run::new(&Setup {
+                size,
+                seed: false,
+                durable,
+                version: "3.6.16",
+            });
             run.converges();
             assert!(run.rounds() <= 8, "{size}: {} rounds", run.rounds());
         }
@@ -104,7 +131,12 @@ fn a_cluster_forms_in_a_few_rounds_without_faults() {
 
 #[test]
 fn old_etcd_grows_with_voters() {
-    let mut run = Run::new(&Setup { size: 1, seed: false, durable: false, version: "3.3.27" });
+    let mut run = Run::new(&Setup {
+        size: 1,
+        seed: false,
+        durable: false,
+        version: "3.3.27",
+    });
     run.converges();
     run.event(Event::Resize(3));
     run.converges();

@@ -4,11 +4,11 @@ use api::EtcdCluster;
 use api::cluster::BootstrapStatus;
 use api::names;
 use api::version::EtcdVersion;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Service, Volume,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::NamespaceResourceScope;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
@@ -28,18 +28,31 @@ const MANAGER_IDENTITY: &str = "etcd-operator-identity";
 
 impl Actor<'_> {
     /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
-    pub(super) async fn write(&self, write: &Write, via: &[String]) -> Result<Option<String>, Error> {
+    pub(super) async fn write(
+        &self,
+        write: &Write,
+        via: &[String],
+    ) -> Result<Option<String>, Error> {
         if self.since.elapsed() > LONGEST {
             return Err(Error::TooOld);
         }
         match write {
-            Write::RecordIntent { intent, cluster_id, over } => {
+            Write::RecordIntent {
+                intent,
+                cluster_id,
+                over,
+            } => {
                 let id = cluster_id.map(|id| id.to_string());
                 self.record(intent, id, over).await
             }
             Write::RecordClusterId { cluster_id, over } => {
                 let intent = self.observed.intent.clone();
-                self.record(&intent.unwrap_or_else(no_intent), Some(cluster_id.to_string()), over).await
+                self.record(
+                    &intent.unwrap_or_else(no_intent),
+                    Some(cluster_id.to_string()),
+                    over,
+                )
+                .await
             }
             Write::ApplyHeadless => self.apply(&member::headless_service(&self.members())).await,
             Write::ApplyClient { open } => {
@@ -49,12 +62,20 @@ impl Actor<'_> {
             }
             // The smallest number of voters with this quorum.
             Write::ApplyBudget { quorum } => {
-                self.apply(&member::disruption_budget(&self.members(), (quorum * 2).saturating_sub(1))).await
+                self.apply(&member::disruption_budget(
+                    &self.members(),
+                    (quorum * 2).saturating_sub(1),
+                ))
+                .await
             }
             Write::DeleteBudget => {
                 let api: Api<PodDisruptionBudget> = self.api();
                 let name = names::disruption_budget(&self.cluster.name_any());
-                match api.get_opt(&name).await.map_err(|source| failed("read", "PodDisruptionBudget", &name, source))? {
+                match api
+                    .get_opt(&name)
+                    .await
+                    .map_err(|source| failed("read", "PodDisruptionBudget", &name, source))?
+                {
                     Some(seen) => self.removed(apply::delete(&api, &seen, None).await?, &name),
                     None => Ok(None),
                 }
@@ -62,25 +83,37 @@ impl Actor<'_> {
             Write::CreateService { member, started } => {
                 let mut service = member::member_service(&self.members(), member);
                 if *started {
-                    service.annotations_mut().insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
+                    service
+                        .annotations_mut()
+                        .insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
                 }
                 self.create(&service).await
             }
-            Write::RepairService { member } => self.apply(&member::member_service(&self.members(), member)).await,
-            Write::MarkService { member, started, over } => self.mark(member, *started, over.as_deref()).await,
+            Write::RepairService { member } => {
+                self.apply(&member::member_service(&self.members(), member))
+                    .await
+            }
+            Write::MarkService {
+                member,
+                started,
+                over,
+            } => self.mark(member, *started, over.as_deref()).await,
             Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
             Write::CreateDisk(start) => match self.claim(start) {
                 Some(claim) => self.create(&claim).await,
                 None => Ok(None),
             },
-            Write::DeleteDisk { member, uid } => self.delete::<PersistentVolumeClaim>(member, uid).await,
+            Write::DeleteDisk { member, uid } => {
+                self.delete::<PersistentVolumeClaim>(member, uid).await
+            }
             Write::CreatePod(start) => self.create(&self.pod(start)?).await,
             Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
             Write::LabelPod(label) => self.label::<Pod>(label).await,
             Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
-            Write::AddMember { .. } | Write::Promote { .. } | Write::Remove { .. } | Write::MoveLeader { .. } => {
-                self.change_members(write, via).await.map(|()| None)
-            }
+            Write::AddMember { .. }
+            | Write::Promote { .. }
+            | Write::Remove { .. }
+            | Write::MoveLeader { .. } => self.change_members(write, via).await.map(|()| None),
         }
     }
 
@@ -99,19 +132,33 @@ impl Actor<'_> {
                 Err(etcd::Error::MemberNotFound) => Ok(()),
                 answer => answer,
             },
-            Write::MoveLeader { from, id, .. } => self.etcd.move_leader(&self.client_url(from), *id).await,
+            Write::MoveLeader { from, id, .. } => {
+                self.etcd.move_leader(&self.client_url(from), *id).await
+            }
             _ => Ok(()),
         };
-        answer.map_err(|source| Error::Etcd { what: write.to_string(), source })
+        answer.map_err(|source| Error::Etcd {
+            what: write.to_string(),
+            source,
+        })
     }
 
     /// The builder's input for this cluster.
     pub(super) fn members(&self) -> Members<'_> {
-        let token = self.observed.intent.as_ref().map_or("", |intent| intent.token.as_str());
+        let token = self
+            .observed
+            .intent
+            .as_ref()
+            .map_or("", |intent| intent.token.as_str());
         let status = self.cluster.status.as_ref();
         let cluster_id = status.and_then(|status| status.cluster_id.as_deref());
         // The namespace of an object that was read is always there.
-        let namespace = self.cluster.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = self
+            .cluster
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or_default();
         Members::of(self.cluster, namespace, token, cluster_id)
     }
 
@@ -119,13 +166,23 @@ impl Actor<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        Api::namespaced(self.client.clone(), &self.cluster.namespace().unwrap_or_default())
+        Api::namespaced(
+            self.client.clone(),
+            &self.cluster.namespace().unwrap_or_default(),
+        )
     }
 
     /// Invariant 10, and invariant 11: written only over the version that was read.
-    async fn record(&self, intent: &Intent, cluster_id: Option<String>, over: &str) -> Result<Option<String>, Error> {
-        let bootstrap =
-            BootstrapStatus { token: intent.token.clone(), members: intent.members.iter().cloned().collect() };
+    async fn record(
+        &self,
+        intent: &Intent,
+        cluster_id: Option<String>,
+        over: &str,
+    ) -> Result<Option<String>, Error> {
+        let bootstrap = BootstrapStatus {
+            token: intent.token.clone(),
+            members: intent.members.iter().cloned().collect(),
+        };
         let name = self.cluster.name_any();
         let mut status = json!({ "bootstrap": bootstrap });
         if let Some(id) = cluster_id {
@@ -138,13 +195,22 @@ impl Actor<'_> {
             "status": status,
         });
         let params = PatchParams::apply(MANAGER_IDENTITY).force();
-        let written = self.api::<EtcdCluster>().patch_status(&name, &params, &Patch::Apply(&body)).await;
-        written.map(|_| None).map_err(|source| patched("EtcdCluster", &name, source))
+        let written = self
+            .api::<EtcdCluster>()
+            .patch_status(&name, &params, &Patch::Apply(&body))
+            .await;
+        written
+            .map(|_| None)
+            .map_err(|source| patched("EtcdCluster", &name, source))
     }
 
     async fn apply<K>(&self, object: &K) -> Result<Option<String>, Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Serialize
+            + DeserializeOwned
+            + Clone
+            + Debug,
     {
         let applied = apply::apply(&self.api(), names::MANAGER_CLUSTER, object).await?;
         Ok(applied.resource_version())
@@ -152,18 +218,28 @@ impl Actor<'_> {
 
     async fn create<K>(&self, object: &K) -> Result<Option<String>, Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Serialize
+            + DeserializeOwned
+            + Clone
+            + Debug,
     {
         match apply::create(&self.api(), names::MANAGER_CLUSTER, object).await? {
             Created::New(created) if K::kind(&()) == "Service" => Ok(created.resource_version()),
             Created::New(_) => Ok(None),
-            Created::Exists => Err(Error::Exists { what: what::<K>(&object.name_any()) }),
+            Created::Exists => Err(Error::Exists {
+                what: what::<K>(&object.name_any()),
+            }),
         }
     }
 
     async fn delete<K>(&self, name: &str, uid: &str) -> Result<Option<String>, Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug + Default,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + Debug
+            + Default,
     {
         let mut seen = K::default();
         seen.meta_mut().name = Some(name.to_owned());
@@ -174,11 +250,18 @@ impl Actor<'_> {
     fn removed(&self, deleted: Deleted, name: &str) -> Result<Option<String>, Error> {
         match deleted {
             Deleted::Accepted | Deleted::Gone => Ok(None),
-            Deleted::Changed => Err(Error::Changed { what: format!("{name} in {}", self.cluster.name_any()) }),
+            Deleted::Changed => Err(Error::Changed {
+                what: format!("{name} in {}", self.cluster.name_any()),
+            }),
         }
     }
 
-    async fn mark(&self, member: &str, started: bool, over: Option<&str>) -> Result<Option<String>, Error> {
+    async fn mark(
+        &self,
+        member: &str,
+        started: bool,
+        over: Option<&str>,
+    ) -> Result<Option<String>, Error> {
         let value = if started { json!("true") } else { Value::Null };
         let mut metadata = json!({ "annotations": { names::ANNOTATION_STARTED: value } });
         if let Some(over) = over {
@@ -189,7 +272,10 @@ impl Actor<'_> {
 
     async fn label<K>(&self, label: &Label) -> Result<Option<String>, Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + Debug,
     {
         let mut annotations = json!({ names::ANNOTATION_CLUSTER_TOKEN: label.token });
         if let Some(id) = label.cluster_id {
@@ -208,32 +294,56 @@ impl Actor<'_> {
 
     async fn merge<K>(&self, name: &str, metadata: Value) -> Result<Option<String>, Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + Debug,
     {
-        let params = PatchParams { field_manager: Some(names::MANAGER_CLUSTER.to_owned()), ..PatchParams::default() };
+        let params = PatchParams {
+            field_manager: Some(names::MANAGER_CLUSTER.to_owned()),
+            ..PatchParams::default()
+        };
         let patch = json!({ "metadata": metadata });
-        let patched_object = self.api::<K>().patch(name, &params, &Patch::Merge(&patch)).await;
-        patched_object.map(|object| object.resource_version()).map_err(|source| patched(&K::kind(&()), name, source))
+        let patched_object = self
+            .api::<K>()
+            .patch(name, &params, &Patch::Merge(&patch))
+            .await;
+        patched_object
+            .map(|object| object.resource_version())
+            .map_err(|source| patched(&K::kind(&()), name, source))
     }
 
     fn claim(&self, start: &Start) -> Option<PersistentVolumeClaim> {
         let mut claim = member::volume_claim(&self.members(), &start.member)?;
-        claim.annotations_mut().insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        claim
+            .annotations_mut()
+            .insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         Some(claim)
     }
 
     fn pod(&self, start: &Start) -> Result<Pod, Error> {
-        let version = EtcdVersion::parse(&start.version)
-            .map_err(|source| Error::Version { member: start.member.clone(), source })?;
+        let version = EtcdVersion::parse(&start.version).map_err(|source| Error::Version {
+            member: start.member.clone(),
+            source,
+        })?;
         let members = self.members();
         let how = match start.state {
-            State::New => member::Start::Bootstrap { members: start.initial.iter().cloned().collect() },
+            State::New => member::Start::Bootstrap {
+                members: start.initial.iter().cloned().collect(),
+            },
             State::Join => member::Start::Join {
-                initial_cluster: members.addresses().initial_cluster(start.initial.iter().map(String::as_str)),
+                initial_cluster: members
+                    .addresses()
+                    .initial_cluster(start.initial.iter().map(String::as_str)),
             },
             State::OnDisk => member::Start::OnDisk,
         };
-        let one = Member { name: &start.member, version: &version, role: role_of(start.role), start: how };
+        let one = Member {
+            name: &start.member,
+            version: &version,
+            role: role_of(start.role),
+            start: how,
+        };
         let mut pod = member::pod(&members, &one);
         if start.durable {
             on_its_disk(&mut pod, &start.member);
@@ -244,7 +354,10 @@ impl Actor<'_> {
 
 /// A member that has a disk keeps it, whatever the spec says by now.
 fn on_its_disk(pod: &mut Pod, member: &str) {
-    let volumes = pod.spec.iter_mut().flat_map(|spec| spec.volumes.iter_mut().flatten());
+    let volumes = pod
+        .spec
+        .iter_mut()
+        .flat_map(|spec| spec.volumes.iter_mut().flatten());
     for volume in volumes.filter(|volume| volume.name == names::VOLUME_DATA) {
         *volume = Volume {
             name: names::VOLUME_DATA.to_owned(),
@@ -265,7 +378,10 @@ fn role_of(role: Role) -> member::Role {
 }
 
 fn no_intent() -> Intent {
-    Intent { token: String::new(), members: std::collections::BTreeSet::new() }
+    Intent {
+        token: String::new(),
+        members: std::collections::BTreeSet::new(),
+    }
 }
 
 fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
@@ -273,15 +389,20 @@ fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
 }
 
 fn failed(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
-    Error::Api(apply::Error::Api { verb, kind: kind.to_owned(), name: name.to_owned(), source: Box::new(source) })
+    Error::Api(apply::Error::Api {
+        verb,
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    })
 }
 
 /// A patch over another version, or of another object of the same name, is a lost race.
 fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
     match source {
-        kube::Error::Api(status) if status.code == 409 || status.code == 404 => {
-            Error::Changed { what: format!("{kind} {name}") }
-        }
+        kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {
+            what: format!("{kind} {name}"),
+        },
         source => failed("patch", kind, name, source),
     }
 }

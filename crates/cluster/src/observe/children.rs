@@ -24,12 +24,21 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
 
 fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    owners.iter().find(|owner| owner.controller == Some(true)).or(owners.first()).map(|owner| owner.uid.as_str())
+    owners
+        .iter()
+        .find(|owner| owner.controller == Some(true))
+        .or(owners.first())
+        .map(|owner| owner.uid.as_str())
 }
 
 /// An annotation that is there and not empty.
 pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
-    metadata.annotations.as_ref()?.get(key).filter(|value| !value.is_empty()).cloned()
+    metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .filter(|value| !value.is_empty())
+        .cloned()
 }
 
 pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
@@ -37,14 +46,20 @@ pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
         uid: claim.uid().unwrap_or_default(),
         owned,
         token: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_TOKEN),
-        cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID).as_deref().and_then(parse_cluster_id),
+        cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID)
+            .as_deref()
+            .and_then(parse_cluster_id),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
         terminating: claim.metadata.deletion_timestamp.is_some(),
     }
 }
 
 /// A member's own Service; `None` for the Services of the whole cluster and for another object's.
-pub(super) fn member_service(members: &Members, service: &Service, uid: &str) -> Option<observed::Service> {
+pub(super) fn member_service(
+    members: &Members,
+    service: &Service,
+    uid: &str,
+) -> Option<observed::Service> {
     let member = service.labels().get(names::LABEL_MEMBER)?;
     let owner = owner(&service.metadata);
     if *member != service.name_any() || owner.is_some_and(|owner| owner != uid) {
@@ -56,11 +71,17 @@ pub(super) fn member_service(members: &Members, service: &Service, uid: &str) ->
         owned: owner == Some(uid),
         started: annotation(&service.metadata, names::ANNOTATION_STARTED).is_some(),
         drifted: drifted(&member::member_service(members, member), service),
-        created: service.creation_timestamp().map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
+        created: service
+            .creation_timestamp()
+            .map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
     })
 }
 
-pub(super) fn shared(members: &Members, services: &[Service], budget: Option<&PodDisruptionBudget>) -> Shared {
+pub(super) fn shared(
+    members: &Members,
+    services: &[Service],
+    budget: Option<&PodDisruptionBudget>,
+) -> Shared {
     let named = |name: &str| services.iter().find(|service| service.name_any() == name);
     let headless = member::headless_service(members);
     let headless = match named(&headless.name_any()) {
@@ -77,29 +98,49 @@ pub(super) fn shared(members: &Members, services: &[Service], budget: Option<&Po
     let client = match named(&client(true).name_any()) {
         None => Kept::Missing,
         // A selector is compared whole: a label more in it would keep clients out.
-        Some(service) => match [true, false].into_iter().find(|open| selector(&client(*open)) == selector(service)) {
+        Some(service) => match [true, false]
+            .into_iter()
+            .find(|open| selector(&client(*open)) == selector(service))
+        {
             Some(open) if !drifted(&client(open), service) => Kept::AsMade(open),
             _ => Kept::Drifted,
         },
     };
-    Shared { headless, client, budget: budget_kept(members, budget) }
+    Shared {
+        headless,
+        client,
+        budget: budget_kept(members, budget),
+    }
 }
 
 fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<usize> {
-    let Some(budget) = budget else { return Kept::Missing };
-    let Some(IntOrString::Int(min)) = budget.spec.as_ref().and_then(|spec| spec.min_available.clone()) else {
+    let Some(budget) = budget else {
+        return Kept::Missing;
+    };
+    let Some(IntOrString::Int(min)) = budget
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.min_available.clone())
+    else {
         return Kept::Drifted;
     };
     let min = usize::try_from(min).unwrap_or_default();
     // The smallest number of voters with this quorum: only `minAvailable` depends on it.
     let made = member::disruption_budget(members, (min * 2).saturating_sub(1));
-    if drifted(&made, budget) { Kept::Drifted } else { Kept::AsMade(min) }
+    if drifted(&made, budget) {
+        Kept::Drifted
+    } else {
+        Kept::AsMade(min)
+    }
 }
 
 /// Whether anything the builder says is missing or different in the object. What others added (defaults,
 /// annotations) is no difference.
 fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
-    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there)) else { return true };
+    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
+    else {
+        return true;
+    };
     if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.retain(|key, _| key == "labels" || key == "ownerReferences");
     }
@@ -108,11 +149,15 @@ fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
 
 fn contains(there: &Value, made: &Value) -> bool {
     match (there, made) {
-        (Value::Object(there), Value::Object(made)) => {
-            made.iter().all(|(key, value)| contains(there.get(key).unwrap_or(&Value::Null), value))
-        }
+        (Value::Object(there), Value::Object(made)) => made
+            .iter()
+            .all(|(key, value)| contains(there.get(key).unwrap_or(&Value::Null), value)),
         (Value::Array(there), Value::Array(made)) => {
-            there.len() == made.len() && there.iter().zip(made).all(|(there, made)| contains(there, made))
+            there.len() == made.len()
+                && there
+                    .iter()
+                    .zip(made)
+                    .all(|(there, made)| contains(there, made))
         }
         (there, made) => there == made || made.is_null(),
     }

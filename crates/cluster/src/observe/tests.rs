@@ -17,7 +17,10 @@ fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
     let mut cluster = EtcdCluster::new("db", spec);
     cluster.metadata.namespace = Some("prod".into());
     cluster.metadata.uid = Some("uid".into());
-    let bootstrap = BootstrapStatus { token: "token".into(), members: vec![MEMBER.into()] };
+    let bootstrap = BootstrapStatus {
+        token: "token".into(),
+        members: vec![MEMBER.into()],
+    };
     cluster.status = Some(EtcdClusterStatus {
         bootstrap: Some(bootstrap),
         cluster_id: Some("00000000000000ff".into()),
@@ -37,13 +40,32 @@ fn made(spec: EtcdClusterSpec) -> Objects {
     let cluster = cluster(spec);
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
     let version = EtcdVersion::parse("3.6.16").unwrap();
-    let start = Start::Bootstrap { members: vec![MEMBER.into(), "db-bbbbbbbbbb".into()] };
-    let pod = member::pod(&members, &Member { name: MEMBER, version: &version, role: Role::Voter, start });
-    let services =
-        vec![member::headless_service(&members), member::client_service(&members), member::member_service(&members, MEMBER)];
+    let start = Start::Bootstrap {
+        members: vec![MEMBER.into(), "db-bbbbbbbbbb".into()],
+    };
+    let pod = member::pod(
+        &members,
+        &Member {
+            name: MEMBER,
+            version: &version,
+            role: Role::Voter,
+            start,
+        },
+    );
+    let services = vec![
+        member::headless_service(&members),
+        member::client_service(&members),
+        member::member_service(&members, MEMBER),
+    ];
     let claims = member::volume_claim(&members, MEMBER).into_iter().collect();
     let budget = Some(member::disruption_budget(&members, 3));
-    Objects { cluster: cluster.clone(), pods: vec![pod], claims, services, budget }
+    Objects {
+        cluster: cluster.clone(),
+        pods: vec![pod],
+        claims,
+        services,
+        budget,
+    }
 }
 
 fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
@@ -58,14 +80,31 @@ fn what_the_builders_make_is_seen_as_made() {
     assert_eq!(observed.shared.headless, Kept::AsMade(()));
     assert_eq!(observed.shared.client, Kept::AsMade(true));
     assert_eq!(observed.shared.budget, Kept::AsMade(2));
-    assert!(!observed.services[MEMBER].drifted && observed.services[MEMBER].owned && !observed.services[MEMBER].started);
-    assert_eq!(observed.services.len(), 1, "the Services of the whole cluster are no member's");
+    assert!(
+        !observed.services[MEMBER].drifted
+            && observed.services[MEMBER].owned
+            && !observed.services[MEMBER].started
+    );
+    assert_eq!(
+        observed.services.len(),
+        1,
+        "the Services of the whole cluster are no member's"
+    );
     let pod = &observed.pods[MEMBER];
     assert!(pod.owned && pod.durable && pod.stays() && !pod.running);
-    assert_eq!(pod.initial, [MEMBER.to_owned(), "db-bbbbbbbbbb".into()].into());
-    assert_eq!((pod.token.as_deref(), pod.version.as_deref()), (Some("token"), Some("3.6.16")));
+    assert_eq!(
+        pod.initial,
+        [MEMBER.to_owned(), "db-bbbbbbbbbb".into()].into()
+    );
+    assert_eq!(
+        (pod.token.as_deref(), pod.version.as_deref()),
+        (Some("token"), Some("3.6.16"))
+    );
     assert_eq!(observed.cluster_id, Some(etcd::ClusterId(255)));
-    assert_eq!(observed.disks[MEMBER].cluster_id, Some(etcd::ClusterId(255)));
+    assert_eq!(
+        observed.disks[MEMBER].cluster_id,
+        Some(etcd::ClusterId(255))
+    );
 }
 
 /// What the API server fills in is no difference, or the operator would never rest.
@@ -79,7 +118,10 @@ fn defaults_of_the_api_server_are_no_drift() {
             service.annotations_mut().insert("team".into(), "a".into());
         }
     });
-    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::AsMade(()), Kept::AsMade(true)));
+    assert_eq!(
+        (observed.shared.headless, observed.shared.client),
+        (Kept::AsMade(()), Kept::AsMade(true))
+    );
     assert!(!observed.services[MEMBER].drifted);
 }
 
@@ -89,9 +131,19 @@ fn edited_services_and_budgets_are_seen_as_drifted() {
         for service in &mut objects.services {
             service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].port = 1;
         }
-        objects.budget.as_mut().unwrap().spec.as_mut().unwrap().selector = None;
+        objects
+            .budget
+            .as_mut()
+            .unwrap()
+            .spec
+            .as_mut()
+            .unwrap()
+            .selector = None;
     });
-    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::Drifted, Kept::Drifted));
+    assert_eq!(
+        (observed.shared.headless, observed.shared.client),
+        (Kept::Drifted, Kept::Drifted)
+    );
     assert_eq!(observed.shared.budget, Kept::Drifted);
     assert!(observed.services[MEMBER].drifted);
 }
@@ -99,7 +151,13 @@ fn edited_services_and_budgets_are_seen_as_drifted() {
 #[test]
 fn a_client_service_with_another_selector_is_neither_open_nor_closed() {
     let observed = seen(|objects| {
-        let selector = objects.services[1].spec.as_mut().unwrap().selector.as_mut().unwrap();
+        let selector = objects.services[1]
+            .spec
+            .as_mut()
+            .unwrap()
+            .selector
+            .as_mut()
+            .unwrap();
         selector.insert("etcd_node".into(), MEMBER.into());
     });
     assert_eq!(observed.shared.client, Kept::Drifted);
@@ -130,10 +188,22 @@ fn invariant_7_orphans_with_a_token_are_found_again() {
 #[test]
 fn the_kubelets_words_reach_the_planner() {
     let cases = [
-        (json!({ "waiting": { "reason": "ErrImageNeverPull", "message": "not present" } }), "image"),
-        (json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), "failing"),
-        (json!({ "waiting": { "reason": "ContainerCreating" } }), "none"),
-        (json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }), "none"),
+        (
+            json!({ "waiting": { "reason": "ErrImageNeverPull", "message": "not present" } }),
+            "image",
+        ),
+        (
+            json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }),
+            "failing",
+        ),
+        (
+            json!({ "waiting": { "reason": "ContainerCreating" } }),
+            "none",
+        ),
+        (
+            json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }),
+            "none",
+        ),
     ];
     for (state, expected) in cases {
         let observed = seen(|objects| {
@@ -161,13 +231,18 @@ fn a_pod_without_a_node_says_why() {
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" }] });
         objects.pods[0].status = Some(serde_json::from_value(status).unwrap());
     });
-    assert_eq!(observed.pods[MEMBER].trouble, Some(Trouble::Unschedulable("0/3 nodes are available".into())));
+    assert_eq!(
+        observed.pods[MEMBER].trouble,
+        Some(Trouble::Unschedulable("0/3 nodes are available".into()))
+    );
 }
 
 #[test]
 fn an_evicted_pod_keeps_nothing() {
     let observed = seen(|objects| {
-        objects.pods[0].status = Some(serde_json::from_value(json!({ "phase": "Failed", "reason": "Evicted" })).unwrap());
+        objects.pods[0].status = Some(
+            serde_json::from_value(json!({ "phase": "Failed", "reason": "Evicted" })).unwrap(),
+        );
     });
     assert!(!observed.pods[MEMBER].stays());
 }
@@ -181,5 +256,8 @@ fn lists_of_other_kinds_of_objects_do_not_mix() {
         objects.budget = None;
     });
     assert!(observed.pods.is_empty() && observed.disks.is_empty() && observed.services.is_empty());
-    assert_eq!((observed.shared.headless, observed.shared.client), (Kept::Missing, Kept::Missing));
+    assert_eq!(
+        (observed.shared.headless, observed.shared.client),
+        (Kept::Missing, Kept::Missing)
+    );
 }

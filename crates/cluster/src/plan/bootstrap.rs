@@ -15,7 +15,12 @@ use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
 use crate::write::{Order, Start, State, Write};
 
 /// No bootstrap is recorded: begin one, or find again what the status has forgotten.
-pub(super) fn unrecorded(desired: &Desired, observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) {
+pub(super) fn unrecorded(
+    desired: &Desired,
+    observed: &Observed,
+    recorded: Option<ClusterId>,
+    draft: &mut Draft,
+) {
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
         // The others were never formed.
@@ -24,15 +29,29 @@ pub(super) fn unrecorded(desired: &Desired, observed: &Observed, recorded: Optio
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and disks tells that there is a cluster; it is recorded again.
         draft.say(format!("record the cluster found on {}", join(members)));
-        let intent = Intent { token: token.clone(), members: members.clone() };
+        let intent = Intent {
+            token: token.clone(),
+            members: members.clone(),
+        };
         let cluster_id = recorded.or(*found);
         let over = observed.resource_version.clone();
-        draft.order(Order::Writes(vec![Write::RecordIntent { intent, cluster_id, over }]));
+        draft.order(Order::Writes(vec![Write::RecordIntent {
+            intent,
+            cluster_id,
+            over,
+        }]));
         return;
     }
     if !traces.is_empty() || recorded.is_some() {
-        let names: BTreeSet<String> = traces.into_iter().flat_map(|(_, members, _)| members).collect();
-        let what = if names.is_empty() { "no pod or volume claim carries its token".to_owned() } else { join(&names) };
+        let names: BTreeSet<String> = traces
+            .into_iter()
+            .flat_map(|(_, members, _)| members)
+            .collect();
+        let what = if names.is_empty() {
+            "no pod or volume claim carries its token".to_owned()
+        } else {
+            join(&names)
+        };
         let text = format!(
             "the status does not say how this cluster began and the cluster cannot be told from what is there ({what}); \
              restore it from a backup with an EtcdRestore, or delete what is not wanted"
@@ -60,7 +79,10 @@ fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     let count = desired.first;
     draft.say(format!("record the names of the first {count} members"));
     // Invariant 10: token and names are in the API server before the first object is made.
-    draft.order(Order::Begin { count, over: observed.resource_version.clone() });
+    draft.order(Order::Begin {
+        count,
+        over: observed.resource_version.clone(),
+    });
 }
 
 /// A bootstrap is recorded and no cluster ID yet.
@@ -75,14 +97,21 @@ pub(super) fn unformed(
         let cluster_id = list.cluster_id;
         draft.say(format!("record cluster ID {cluster_id}"));
         let over = observed.resource_version.clone();
-        draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
+        draft.order(Order::Writes(vec![Write::RecordClusterId {
+            cluster_id,
+            over,
+        }]));
         objects::shared_services(observed, false, draft);
         return;
     }
     if remember(observed, intent, draft) {
         return;
     }
-    let first: Vec<(&String, Data)> = intent.members.iter().map(|name| (name, first_data(observed, name))).collect();
+    let first: Vec<(&String, Data)> = intent
+        .members
+        .iter()
+        .map(|name| (name, first_data(observed, name)))
+        .collect();
     let left = first.iter().filter(|(_, data)| *data != Data::Gone).count();
     let quorum = quorum_of(intent.members.len());
     if let Some(why) = given_up(desired, observed, intent, left, quorum) {
@@ -108,20 +137,33 @@ pub(super) fn unformed(
 /// Only pods with the recorded token are asked; one of the first members in the list is the last doubt.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
-    names.filter_map(|url| api::names::member_of_url(url)).any(|name| intent.members.contains(name))
+    names
+        .filter_map(|url| api::names::member_of_url(url))
+        .any(|name| intent.members.contains(name))
 }
 
 /// Whether pods or disks carry a cluster ID. Invariant 7: that of this bootstrap is recorded again; another one's
 /// is a problem for people.
 fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
-    let pods = observed.pods.iter().map(|(name, pod)| (name, &pod.token, pod.cluster_id));
-    let disks = observed.disks.iter().map(|(name, disk)| (name, &disk.token, disk.cluster_id));
+    let pods = observed
+        .pods
+        .iter()
+        .map(|(name, pod)| (name, &pod.token, pod.cluster_id));
+    let disks = observed
+        .disks
+        .iter()
+        .map(|(name, disk)| (name, &disk.token, disk.cluster_id));
     for (name, token, cluster_id) in pods.chain(disks) {
-        let Some(cluster_id) = cluster_id else { continue };
+        let Some(cluster_id) = cluster_id else {
+            continue;
+        };
         if token.as_ref() == Some(&intent.token) {
             let over = observed.resource_version.clone();
             draft.say(format!("record cluster ID {cluster_id} found on {name}"));
-            draft.order(Order::Writes(vec![Write::RecordClusterId { cluster_id, over }]));
+            draft.order(Order::Writes(vec![Write::RecordClusterId {
+                cluster_id,
+                over,
+            }]));
             return true;
         }
         let text = format!(
@@ -135,7 +177,11 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
 }
 
 fn first_data(observed: &Observed, name: &str) -> Data {
-    let (pod, disk, service) = (observed.pods.get(name), observed.disks.get(name), observed.services.get(name));
+    let (pod, disk, service) = (
+        observed.pods.get(name),
+        observed.disks.get(name),
+        observed.services.get(name),
+    );
     match view::data(pod, disk, service, false) {
         // The Service comes first and carries the mark from the beginning: without it nothing was made.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
@@ -144,26 +190,48 @@ fn first_data(observed: &Observed, name: &str) -> Data {
 }
 
 /// Why this bootstrap cannot come to anything; `None` while it can.
-fn given_up(desired: &Desired, observed: &Observed, intent: &Intent, left: usize, quorum: usize) -> Option<String> {
+fn given_up(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    left: usize,
+    quorum: usize,
+) -> Option<String> {
     if left < quorum {
         let all = intent.members.len();
-        return Some(format!("of the {all} first members {left} have a disk, too few to form a cluster"));
+        return Some(format!(
+            "of the {all} first members {left} have a disk, too few to form a cluster"
+        ));
     }
-    let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running);
+    let running = intent
+        .members
+        .iter()
+        .filter_map(|name| observed.pods.get(name))
+        .filter(|pod| pod.running);
     if running.count() >= quorum {
         return None; // They form the cluster by themselves; what changed is done to it afterwards.
     }
-    let made = intent.members.iter().filter_map(|name| observed.pods.get(name));
-    let outdated = |pod: &&Pod| pod.image != desired.image || pod.spec_hash.as_ref() != Some(&desired.spec_hash);
+    let made = intent
+        .members
+        .iter()
+        .filter_map(|name| observed.pods.get(name));
+    let outdated = |pod: &&Pod| {
+        pod.image != desired.image || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
+    };
     if made.into_iter().any(|pod| outdated(&pod)) {
         return Some("the first members were made for a spec that has changed since".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
-    (size != first).then(|| format!("the spec asks for {size} first members and {first} were planned"))
+    (size != first)
+        .then(|| format!("the spec asks for {size} first members and {first} were planned"))
 }
 
 fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft) {
-    draft.wait("BootstrapAbandoned", format!("{why}: the bootstrap begins again under new names"), SOON);
+    draft.wait(
+        "BootstrapAbandoned",
+        format!("{why}: the bootstrap begins again under new names"),
+        SOON,
+    );
     if let Some(refused) = &desired.refused {
         draft.problem("NotYetInEffect", refused.clone());
         return;
@@ -202,7 +270,10 @@ fn start_first(
     match data {
         Data::NeverMade => {
             let mut writes = match service {
-                None => vec![Write::CreateService { member: name.to_owned(), started: true }],
+                None => vec![Write::CreateService {
+                    member: name.to_owned(),
+                    started: true,
+                }],
                 Some(service) => vec![objects::mark(name, service)],
             };
             writes.extend(objects::disk_and_pod(start));
@@ -218,17 +289,32 @@ fn start_first(
         }
         // Invariant 6: it may have voted already, so it is not started again under its name.
         Data::Gone | Data::Elsewhere => {
-            let text = format!("{name} lost its disk before the cluster was formed; it is replaced afterwards");
+            let text = format!(
+                "{name} lost its disk before the cluster was formed; it is replaced afterwards"
+            );
             draft.wait("FirstMemberLost", text, STEADY);
         }
     }
 }
 
 fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draft) {
-    let running = intent.members.iter().filter_map(|name| observed.pods.get(name)).filter(|pod| pod.running).count();
-    let look_again = if running >= quorum { SOON } else { SHORTLY.max(BLIND) };
+    let running = intent
+        .members
+        .iter()
+        .filter_map(|name| observed.pods.get(name))
+        .filter(|pod| pod.running)
+        .count();
+    let look_again = if running >= quorum {
+        SOON
+    } else {
+        SHORTLY.max(BLIND)
+    };
     let first = intent.members.len();
-    draft.wait("Bootstrapping", format!("{running} of {first} first members run; {quorum} form the cluster"), look_again);
+    draft.wait(
+        "Bootstrapping",
+        format!("{running} of {first} first members run; {quorum} form the cluster"),
+        look_again,
+    );
 }
 
 /// The tokens on pods and disks that are ours or nobody's, with whom they stand on.
@@ -236,9 +322,17 @@ type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
     // A first member's pod names all first members; those whose pods are gone are members all the same.
-    let named = |name: &String, initial: &BTreeSet<String>| std::iter::once(name).chain(initial).cloned().collect();
-    let pods = observed.pods.iter().map(|(name, pod)| (&pod.token, named(name, &pod.initial), pod.cluster_id));
-    let disks = observed.disks.iter().map(|(name, disk)| (&disk.token, BTreeSet::from([name.clone()]), disk.cluster_id));
+    let named = |name: &String, initial: &BTreeSet<String>| {
+        std::iter::once(name).chain(initial).cloned().collect()
+    };
+    let pods = observed
+        .pods
+        .iter()
+        .map(|(name, pod)| (&pod.token, named(name, &pod.initial), pod.cluster_id));
+    let disks = observed
+        .disks
+        .iter()
+        .map(|(name, disk)| (&disk.token, BTreeSet::from([name.clone()]), disk.cluster_id));
     let mut found: Vec<Trace> = Vec::new();
     for (token, names, cluster_id) in pods.chain(disks) {
         let token = token.clone().unwrap_or_default();
@@ -254,5 +348,9 @@ fn traces(observed: &Observed) -> Vec<Trace> {
 }
 
 fn join(names: &BTreeSet<String>) -> String {
-    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+    names
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ")
 }

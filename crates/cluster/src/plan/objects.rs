@@ -44,7 +44,11 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
 /// Owner, role and cluster ID on pods and disks follow what etcd says.
 pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
     for seat in &view.seats {
-        let role = if seat.votes() { Role::Voter } else { Role::Learner };
+        let role = if seat.votes() {
+            Role::Voter
+        } else {
+            Role::Learner
+        };
         let label = |uid: &str, role| Label {
             member: seat.name.clone(),
             uid: uid.to_owned(),
@@ -56,13 +60,18 @@ pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft:
             && pod.stays()
             && (!pod.owned || pod.role != Some(role) || pod.cluster_id != Some(cluster_id))
         {
-            draft.order(Order::Writes(vec![Write::LabelPod(label(&pod.uid, Some(role)))]));
+            draft.order(Order::Writes(vec![Write::LabelPod(label(
+                &pod.uid,
+                Some(role),
+            ))]));
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
             && (!disk.owned || disk.cluster_id != Some(cluster_id))
         {
-            draft.order(Order::Writes(vec![Write::LabelDisk(label(&disk.uid, None))]));
+            draft.order(Order::Writes(vec![Write::LabelDisk(label(
+                &disk.uid, None,
+            ))]));
         }
     }
 }
@@ -81,12 +90,17 @@ pub(super) fn serve(name: &str, service: Option<&Service>, draft: &mut Draft) {
     match service {
         None => {
             draft.say(format!("make the Service of {name} again"));
-            let write = Write::CreateService { member: name.to_owned(), started: true };
+            let write = Write::CreateService {
+                member: name.to_owned(),
+                started: true,
+            };
             draft.order(Order::Writes(vec![write]));
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));
-            draft.order(Order::Writes(vec![Write::RepairService { member: name.to_owned() }]));
+            draft.order(Order::Writes(vec![Write::RepairService {
+                member: name.to_owned(),
+            }]));
         }
         Some(_) => {}
     }
@@ -95,7 +109,11 @@ pub(super) fn serve(name: &str, service: Option<&Service>, draft: &mut Draft) {
 /// The mark that from now on a pod may have been made.
 pub(super) fn mark(name: &str, service: &Service) -> Write {
     let over = Some(service.resource_version.clone());
-    Write::MarkService { member: name.to_owned(), started: true, over }
+    Write::MarkService {
+        member: name.to_owned(),
+        started: true,
+        over,
+    }
 }
 
 /// The last two writes of a start: the disk, where there is one, then the pod.
@@ -109,14 +127,19 @@ pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
 
 /// A pod on a disk that is there. The mark is set before it, as before every pod.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Order {
-    let mark = service.filter(|service| !service.started).map(|service| mark(&start.member, service));
+    let mark = service
+        .filter(|service| !service.started)
+        .map(|service| mark(&start.member, service));
     Order::Writes(mark.into_iter().chain([Write::CreatePod(start)]).collect())
 }
 
 /// Every name a member's object has.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
     let pods = observed.pods.keys();
-    pods.chain(observed.disks.keys()).chain(observed.services.keys()).cloned().collect()
+    pods.chain(observed.disks.keys())
+        .chain(observed.services.keys())
+        .cloned()
+        .collect()
 }
 
 /// Pods, disks and Services of members that are not in the list any more. The list was read after them, so
@@ -129,7 +152,9 @@ pub(super) fn leftovers(observed: &Observed, view: &View, draft: &mut Draft) {
         }
         // Invariant 7: what carries the ID of another cluster is not ours to delete.
         if let Some(other) = another_cluster(observed, &name) {
-            let text = format!("{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted");
+            let text = format!(
+                "{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted"
+            );
             draft.problem("ForeignObjects", text);
             continue;
         }
@@ -145,11 +170,19 @@ fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
 
 /// A Service made for a member to come: no mark, no pod, no disk, and not a first member's, whose name was used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
-    if observed.intent.as_ref().is_some_and(|intent| intent.members.contains(name)) {
+    if observed
+        .intent
+        .as_ref()
+        .is_some_and(|intent| intent.members.contains(name))
+    {
         return false;
     }
     let unused = !observed.pods.contains_key(name) && !observed.disks.contains_key(name);
-    unused && observed.services.get(name).is_some_and(|service| !service.started && service.owned)
+    unused
+        && observed
+            .services
+            .get(name)
+            .is_some_and(|service| !service.started && service.owned)
 }
 
 /// Deletes what there is under this name: exactly the objects that were seen.
@@ -158,18 +191,27 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
     if let Some(pod) = observed.pods.get(name)
         && !pod.terminating
     {
-        writes.push(Write::DeletePod { member: name.to_owned(), uid: pod.uid.clone() });
+        writes.push(Write::DeletePod {
+            member: name.to_owned(),
+            uid: pod.uid.clone(),
+        });
     }
     if let Some(disk) = observed.disks.get(name)
         && !disk.terminating
     {
-        writes.push(Write::DeleteDisk { member: name.to_owned(), uid: disk.uid.clone() });
+        writes.push(Write::DeleteDisk {
+            member: name.to_owned(),
+            uid: disk.uid.clone(),
+        });
     }
     // The name stays resolvable as long as the pod does: a removed member still hears that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {
-        writes.push(Write::DeleteService { member: name.to_owned(), uid: service.uid.clone() });
+        writes.push(Write::DeleteService {
+            member: name.to_owned(),
+            uid: service.uid.clone(),
+        });
     }
     if !writes.is_empty() {
         draft.say(format!("delete what is left of {name}"));
@@ -178,9 +220,17 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
 }
 
 /// Pods that do not run, and why: each is named, none stops anything else. What is said of several is said once.
-pub(super) fn troubles(observed: &Observed, members: &BTreeSet<String>, now: Timestamp, draft: &mut Draft) {
+pub(super) fn troubles(
+    observed: &Observed,
+    members: &BTreeSet<String>,
+    now: Timestamp,
+    draft: &mut Draft,
+) {
     let mut said: BTreeMap<(Kind, String), Vec<&str>> = BTreeMap::new();
-    let ours = observed.pods.iter().filter(|(name, pod)| members.contains(*name) && pod.stays());
+    let ours = observed
+        .pods
+        .iter()
+        .filter(|(name, pod)| members.contains(*name) && pod.stays());
     for (name, pod) in ours {
         if let Some(what) = trouble(pod, now) {
             said.entry(what).or_default().push(name);
@@ -209,10 +259,15 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
     let image = &pod.image;
     match &pod.trouble {
         Some(Trouble::Image(text)) => {
-            let text = format!("image {image} cannot be had, correct spec.version or spec.repository ({text})");
+            let text = format!(
+                "image {image} cannot be had, correct spec.version or spec.repository ({text})"
+            );
             Some((Kind::Image, text))
         }
-        Some(Trouble::Unschedulable(text)) => Some((Kind::Unschedulable, format!("no node takes the pod: {text}"))),
+        Some(Trouble::Unschedulable(text)) => Some((
+            Kind::Unschedulable,
+            format!("no node takes the pod: {text}"),
+        )),
         Some(Trouble::Failing(text)) => Some((Kind::Failing, text.clone())),
         None if !pod.running && pod.node.is_some() && age(pod.created, now) > SLOW => {
             let text = format!(

@@ -27,7 +27,10 @@ impl fmt::Display for Unsafe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { healthy, voters } = *self;
         let needed = quorum_of(voters);
-        write!(f, "{healthy} healthy voters would be left of {voters}, and a quorum needs {needed}")
+        write!(
+            f,
+            "{healthy} healthy voters would be left of {voters}, and a quorum needs {needed}"
+        )
     }
 }
 
@@ -39,7 +42,9 @@ pub(crate) fn quorum_of(voters: usize) -> usize {
 impl Quorum {
     /// From each voter's ID and whether it is healthy and will stay.
     pub fn new(voters: impl IntoIterator<Item = (MemberId, bool)>) -> Self {
-        Self { healthy: voters.into_iter().collect() }
+        Self {
+            healthy: voters.into_iter().collect(),
+        }
     }
 
     /// How many voters there are.
@@ -76,7 +81,12 @@ mod tests {
     use super::*;
 
     fn quorum(healthy: &[bool]) -> Quorum {
-        Quorum::new(healthy.iter().enumerate().map(|(at, healthy)| (MemberId(at as u64), *healthy)))
+        Quorum::new(
+            healthy
+                .iter()
+                .enumerate()
+                .map(|(at, healthy)| (MemberId(at as u64), *healthy)),
+        )
     }
 
     #[test]
@@ -92,20 +102,33 @@ mod tests {
             (&[true, false, false, true, true], false),
         ];
         for (healthy, safe) in cases {
-            assert_eq!(quorum(healthy).unsafe_without(MemberId(0)).is_none(), safe, "{healthy:?}");
+            assert_eq!(
+                quorum(healthy).unsafe_without(MemberId(0)).is_none(),
+                safe,
+                "{healthy:?}"
+            );
         }
     }
 
     #[test]
     fn the_guard_says_what_would_be_left() {
-        let why = quorum(&[true, false, true]).unsafe_without(MemberId(0)).unwrap();
-        assert_eq!(why.to_string(), "1 healthy voters would be left of 2, and a quorum needs 2");
+        let why = quorum(&[true, false, true])
+            .unsafe_without(MemberId(0))
+            .unwrap();
+        assert_eq!(
+            why.to_string(),
+            "1 healthy voters would be left of 2, and a quorum needs 2"
+        );
     }
 
     #[test]
     fn one_more_voter_must_not_cost_the_quorum() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
-        assert!(quorum(&[true, false, false]).unsafe_with_one_more().is_some());
+        assert!(
+            quorum(&[true, false, false])
+                .unsafe_with_one_more()
+                .is_some()
+        );
     }
 }

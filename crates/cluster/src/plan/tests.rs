@@ -1,6 +1,7 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
 pub(crate) mod scene;
+mod sizes;
 
 use std::time::Duration;
 
@@ -16,7 +17,13 @@ use scene::Scene;
 #[test]
 fn records_the_first_members_before_anything_is_made() {
     let plan = Scene::nothing(3).plan();
-    assert_eq!(plan.step.orders, [Order::Begin { count: 3, over: "1".into() }]);
+    assert_eq!(
+        plan.step.orders,
+        [Order::Begin {
+            count: 3,
+            over: "1".into()
+        }]
+    );
     assert_eq!(plan.step.change, None);
 }
 
@@ -24,7 +31,13 @@ fn records_the_first_members_before_anything_is_made() {
 fn a_seed_bootstrap_begins_with_one_member() {
     let mut scene = Scene::nothing(3);
     scene.desired.first = 1;
-    assert_eq!(scene.plan().step.orders, [Order::Begin { count: 1, over: "1".into() }]);
+    assert_eq!(
+        scene.plan().step.orders,
+        [Order::Begin {
+            count: 1,
+            over: "1".into()
+        }]
+    );
 }
 
 #[test]
@@ -35,7 +48,13 @@ fn starts_all_first_members_at_once_each_after_its_service() {
             Order::Writes(writes) if scene::is_service(&writes[0], member) => Some(writes),
             _ => None,
         });
-        let Some([Write::CreateService { started: true, .. }, Write::CreatePod(start)]) = chain.map(Vec::as_slice) else {
+        let Some(
+            [
+                Write::CreateService { started: true, .. },
+                Write::CreatePod(start),
+            ],
+        ) = chain.map(Vec::as_slice)
+        else {
             panic!("{member}: {chain:?}");
         };
         assert_eq!((start.state, start.initial.len()), (State::New, 3));
@@ -62,20 +81,36 @@ fn records_the_cluster_id_as_soon_as_a_quorum_answers() {
 #[test]
 fn invariant_6_a_first_member_that_lost_its_disk_is_not_started_again() {
     let scene = Scene::starting(&["a", "b", "c"]).without_pod("a");
-    assert!(!scene.writes().iter().any(|write| scene::makes_pod(write, "a")));
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| scene::makes_pod(write, "a"))
+    );
     assert_eq!(scene.waits()[0], "FirstMemberLost");
 }
 
 #[test]
 fn a_bootstrap_without_a_quorum_of_disks_begins_again_under_new_names() {
-    let scene = Scene::starting(&["a", "b", "c"]).without_pod("a").without_pod("b");
-    assert_eq!(scene.plan().step.orders, [Order::Begin { count: 3, over: "1".into() }]);
+    let scene = Scene::starting(&["a", "b", "c"])
+        .without_pod("a")
+        .without_pod("b");
+    assert_eq!(
+        scene.plan().step.orders,
+        [Order::Begin {
+            count: 3,
+            over: "1".into()
+        }]
+    );
     assert_eq!(scene.waits(), ["BootstrapAbandoned"]);
 }
 
 #[test]
 fn a_bootstrap_that_cannot_start_follows_a_corrected_spec() {
-    let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a").not_running("b").not_running("c");
+    let mut scene = Scene::starting(&["a", "b", "c"])
+        .not_running("a")
+        .not_running("b")
+        .not_running("c");
     scene.desired.image = "etcd:v3.6.17".into();
     assert_eq!(scene.waits(), ["BootstrapAbandoned"]);
 }
@@ -96,7 +131,14 @@ fn invariant_7_a_cluster_whose_object_lost_its_status_is_found_again() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.intent = None;
     scene.observed.cluster_id = None;
-    let [Write::RecordIntent { intent, cluster_id, .. }] = &scene.writes()[..] else { panic!("{:?}", scene.writes()) };
+    let [
+        Write::RecordIntent {
+            intent, cluster_id, ..
+        },
+    ] = &scene.writes()[..]
+    else {
+        panic!("{:?}", scene.writes())
+    };
     assert_eq!(intent.token, "token");
     assert_eq!(*cluster_id, Some(scene::CLUSTER));
 }
@@ -121,7 +163,11 @@ fn invariant_7_no_pods_does_not_mean_no_cluster() {
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
     let problem = &scene.plan().problems[0];
     assert_eq!(problem.code, "QuorumLost");
-    assert!(problem.message.contains("0 of 3") && problem.message.contains("EtcdRestore"), "{}", problem.message);
+    assert!(
+        problem.message.contains("0 of 3") && problem.message.contains("EtcdRestore"),
+        "{}",
+        problem.message
+    );
 }
 
 // ---- lost members ----
@@ -132,7 +178,13 @@ fn removes_the_dead_member_before_adding_one() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     // The new member's Service is made meanwhile.
-    assert!(scene.plan().step.orders.contains(&Order::Reserve { count: 1 }));
+    assert!(
+        scene
+            .plan()
+            .step
+            .orders
+            .contains(&Order::Reserve { count: 1 })
+    );
 }
 
 #[test]
@@ -144,44 +196,82 @@ fn a_pod_that_is_being_deleted_is_lost_already() {
 #[test]
 fn leadership_is_moved_before_a_dying_leader_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"]).leader("b").terminating("b");
-    let [Write::MoveLeader { from, .. }] = &scene.changes()[..] else { panic!("{:?}", scene.changes()) };
+    let [Write::MoveLeader { from, .. }] = &scene.changes()[..] else {
+        panic!("{:?}", scene.changes())
+    };
     assert_eq!(from, "b");
 }
 
 #[test]
 fn adds_a_learner_once_the_dead_member_is_removed() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d");
-    assert_eq!(scene.changes(), [Write::AddMember { member: "d".into(), learner: true }]);
+    assert_eq!(
+        scene.changes(),
+        [Write::AddMember {
+            member: "d".into(),
+            learner: true
+        }]
+    );
 }
 
 #[test]
 fn starts_an_added_member_with_the_whole_list() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d").added("d");
     let writes = scene.writes();
-    let at = writes.iter().position(|write| scene::makes_pod(write, "d")).unwrap();
-    let Write::CreatePod(start) = &writes[at] else { unreachable!() };
+    let at = writes
+        .iter()
+        .position(|write| scene::makes_pod(write, "d"))
+        .unwrap();
+    let Write::CreatePod(start) = &writes[at] else {
+        unreachable!()
+    };
     assert_eq!(start.state, State::Join);
-    assert_eq!(start.initial, ["a".to_owned(), "c".into(), "d".into()].into());
-    assert!(matches!(&writes[at - 1], Write::MarkService { started: true, over: Some(_), .. }));
+    assert_eq!(
+        start.initial,
+        ["a".to_owned(), "c".into(), "d".into()].into()
+    );
+    assert!(matches!(
+        &writes[at - 1],
+        Write::MarkService {
+            started: true,
+            over: Some(_),
+            ..
+        }
+    ));
 }
 
 #[test]
 fn a_phantom_whose_service_is_gone_is_removed_and_not_started() {
-    let scene = Scene::formed(&["a", "b", "c"]).size(4).added("db-pppppppppp");
+    let scene = Scene::formed(&["a", "b", "c"])
+        .size(4)
+        .added("db-pppppppppp");
     assert_eq!(scene.changes(), [scene::remove("db-pppppppppp")]);
 }
 
 #[test]
 fn a_member_this_operator_does_not_run_is_left_alone() {
     let scene = Scene::formed(&["a", "b", "c"]).size(3).added("elsewhere");
-    assert_eq!(scene.changes(), [scene::remove("c")], "the cluster shrinks by one of its own");
+    assert_eq!(
+        scene.changes(),
+        [scene::remove("c")],
+        "the cluster shrinks by one of its own"
+    );
 }
 
 #[test]
 fn a_joining_member_whose_pod_was_lost_is_removed_and_not_started_again() {
-    let scene = Scene::formed(&["a", "b", "c"]).size(4).reserved("d").added("d").marked("d");
+    let scene = Scene::formed(&["a", "b", "c"])
+        .size(4)
+        .reserved("d")
+        .added("d")
+        .marked("d");
     assert_eq!(scene.changes(), [scene::remove("d")]);
-    assert!(!scene.writes().iter().any(|write| scene::makes_pod(write, "d")));
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| scene::makes_pod(write, "d"))
+    );
 }
 
 /// Invariant 4.
@@ -198,7 +288,10 @@ fn invariant_4_a_learner_is_promoted_when_it_has_caught_up() {
 /// Invariant 2.
 #[test]
 fn invariant_2_nobody_is_promoted_while_a_voter_is_not_healthy() {
-    let scene = Scene::formed(&["a", "b", "c", "e"]).size(5).learner("d").down("b");
+    let scene = Scene::formed(&["a", "b", "c", "e"])
+        .size(5)
+        .learner("d")
+        .down("b");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&"VoterNotHealthy"));
 }
@@ -208,7 +301,9 @@ fn invariant_2_nobody_is_promoted_while_a_voter_is_not_healthy() {
 fn invariant_5_a_member_whose_disk_exists_gets_its_pod_back_and_stays_a_member() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     assert_eq!(scene.changes(), []);
-    let [Write::CreatePod(start)] = &scene.writes()[..] else { panic!("{:?}", scene.writes()) };
+    let [Write::CreatePod(start)] = &scene.writes()[..] else {
+        panic!("{:?}", scene.writes())
+    };
     assert_eq!((start.member.as_str(), start.state), ("b", State::OnDisk));
 }
 
@@ -226,14 +321,24 @@ fn invariant_8_all_pods_come_back_on_their_disks_when_nothing_answers() {
         scene = scene.without_pod(member);
     }
     let scene = scene.silent();
-    assert_eq!(scene.writes().iter().filter(|write| matches!(write, Write::CreatePod(_))).count(), 3);
+    assert_eq!(
+        scene
+            .writes()
+            .iter()
+            .filter(|write| matches!(write, Write::CreatePod(_)))
+            .count(),
+        3
+    );
     assert_eq!(scene.plan().problems, []);
 }
 
 /// Invariant 1.
 #[test]
 fn invariant_1_without_a_list_nobody_is_removed_and_nothing_deleted() {
-    let scene = Scene::formed(&["a", "b", "c"]).without_pod("b").leftover("z").silent();
+    let scene = Scene::formed(&["a", "b", "c"])
+        .without_pod("b")
+        .leftover("z")
+        .silent();
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
     assert_eq!(scene.waits(), ["NoQuorum"]);
 }
@@ -255,91 +360,15 @@ fn invariant_3_a_dying_member_is_not_removed_when_another_is_down() {
     assert!(scene.waits().contains(&"QuorumAtRisk"));
 }
 
-// ---- sizes ----
-
-#[test]
-fn several_learners_join_at_once_from_3_6_on() {
-    let scene = Scene::formed(&["a"]).size(3).reserved("d").reserved("e");
-    assert_eq!(scene.changes().len(), 2);
-    let old = Scene::formed(&["a"]).size(3).reserved("d").version("3.5.35");
-    assert_eq!(old.changes().len(), 1);
-}
-
-#[test]
-fn before_3_4_members_join_with_a_vote() {
-    let scene = Scene::formed(&["a"]).size(2).reserved("d").version("3.3.27");
-    assert_eq!(scene.changes(), [Write::AddMember { member: "d".into(), learner: false }]);
-}
-
-#[test]
-fn additions_come_before_the_pods_of_those_added() {
-    let scene = Scene::formed(&["a"]).size(3).reserved("d").added("d").reserved("e");
-    assert_eq!(scene.changes(), [Write::AddMember { member: "e".into(), learner: true }]);
-    assert!(!scene.writes().iter().any(|write| scene::makes_pod(write, "d")));
-}
-
-#[test]
-fn waits_for_etcds_five_seconds_instead_of_running_into_them() {
-    let scene = Scene::formed(&["a"]).size(2).reserved("d").young("a");
-    assert_eq!(scene.changes(), []);
-    assert_eq!(scene.waits(), ["VotersConnecting"]);
-}
-
-#[test]
-fn shrinking_takes_the_newest_and_never_the_leader() {
-    let scene = Scene::formed(&["a", "b", "c"]).size(2).leader("c");
-    assert_eq!(scene.changes(), [scene::remove("b")]);
-}
-
-#[test]
-fn shrinking_prefers_an_unhealthy_member_and_a_learner_before_all() {
-    let unhealthy = Scene::formed(&["a", "b", "c", "d", "e"]).size(4).leader("e").down("a");
-    assert_eq!(unhealthy.changes(), [scene::remove("a")]);
-    let learner = Scene::formed(&["a", "b", "c"]).size(3).learner("d");
-    assert_eq!(learner.changes(), [scene::remove("d")]);
-}
-
-/// Invariant 3.
-#[test]
-fn invariant_3_shrinking_stops_while_quorum_is_at_risk() {
-    let scene = Scene::formed(&["a", "b", "c", "d"]).size(3).down("b").silent_voter("c").down("d");
-    assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
-}
-
-#[test]
-fn a_target_that_changes_midway_takes_learners_back() {
-    let scene = Scene::formed(&["a", "b", "c"]).size(3).reserved("d").added("d").learner("e");
-    assert_eq!(scene.changes().len(), 1);
-    assert!(matches!(&scene.changes()[0], Write::Remove { member, .. } if member == "d" || member == "e"));
-}
-
-#[test]
-fn what_is_left_of_a_removed_member_is_deleted() {
-    let scene = Scene::formed(&["a", "b", "c"]).leftover("z");
-    assert_eq!(scene.writes(), [scene::delete_pod("z")]);
-}
-
-#[test]
-fn what_carries_the_id_of_another_cluster_is_left_alone() {
-    let mut scene = Scene::formed(&["a", "b", "c"]).leftover("z");
-    scene.observed.pods.get_mut("z").unwrap().cluster_id = Some(etcd::ClusterId(7));
-    assert_eq!(scene.writes(), []);
-    assert_eq!(scene.plan().problems[0].code, "ForeignObjects");
-}
-
-#[test]
-fn a_service_that_is_not_needed_any_more_goes() {
-    let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
-    assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
-}
-
 // ---- what is kept ----
 
 #[test]
 fn nothing_is_done_when_all_is_as_desired() {
     let plan = Scene::formed(&["a", "b", "c"]).plan();
-    assert!(plan.step.is_empty() && plan.waiting_for.is_empty() && plan.problems.is_empty(), "{plan:?}");
+    assert!(
+        plan.step.is_empty() && plan.waiting_for.is_empty() && plan.problems.is_empty(),
+        "{plan:?}"
+    );
     assert_eq!((plan.next, plan.requeue), (None, STEADY));
 }
 
@@ -355,7 +384,10 @@ fn deleted_services_and_the_budget_come_back() {
         Write::ApplyHeadless,
         Write::ApplyClient { open: true },
         Write::ApplyBudget { quorum: 2 },
-        Write::CreateService { member: "b".into(), started: true },
+        Write::CreateService {
+            member: "b".into(),
+            started: true,
+        },
     ] {
         assert!(writes.contains(&write), "{write:?} in {writes:?}");
     }
@@ -370,32 +402,51 @@ fn labels_follow_the_membership() {
 
 #[test]
 fn one_pending_pod_stops_nothing_else() {
-    let mut scene = Scene::formed(&["a", "b", "c", "d", "e"]).not_running("a").without_pod("b");
-    scene.observed.pods.get_mut("a").unwrap().trouble = Some(Trouble::Unschedulable("no node has 64 cores".into()));
+    let mut scene = Scene::formed(&["a", "b", "c", "d", "e"])
+        .not_running("a")
+        .without_pod("b");
+    scene.observed.pods.get_mut("a").unwrap().trouble =
+        Some(Trouble::Unschedulable("no node has 64 cores".into()));
     assert_eq!(scene.changes(), [scene::remove("b")]);
     let waiting = scene.plan().waiting_for;
-    assert!(waiting.iter().any(|reason| reason.message.contains("no node has 64 cores")), "{waiting:?}");
+    assert!(
+        waiting
+            .iter()
+            .any(|reason| reason.message.contains("no node has 64 cores")),
+        "{waiting:?}"
+    );
 }
 
 #[test]
 fn a_pod_that_takes_long_to_start_is_worth_a_word() {
-    let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a").not_running("b");
+    let mut scene = Scene::starting(&["a", "b", "c"])
+        .not_running("a")
+        .not_running("b");
     for pod in scene.observed.pods.values_mut() {
         pod.node = Some("node-0".into());
     }
     let problems = scene.plan().problems;
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].code, "PodNotStarting");
-    assert!(problems[0].message.starts_with("a, b: "), "{}", problems[0].message);
+    assert!(
+        problems[0].message.starts_with("a, b: "),
+        "{}",
+        problems[0].message
+    );
 }
 
 #[test]
 fn an_image_that_does_not_exist_names_the_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
-    scene.observed.pods.get_mut("a").unwrap().trouble = Some(Trouble::Image("ErrImagePull: not found".into()));
+    scene.observed.pods.get_mut("a").unwrap().trouble =
+        Some(Trouble::Image("ErrImagePull: not found".into()));
     let problem = &scene.plan().problems[0];
     assert_eq!(problem.code, "ImageNotAvailable");
-    assert!(problem.message.contains("spec.version"), "{}", problem.message);
+    assert!(
+        problem.message.contains("spec.version"),
+        "{}",
+        problem.message
+    );
 }
 
 // ---- hands off ----
@@ -405,16 +456,26 @@ fn nothing_is_changed_while_paused_claimed_refused_or_deleted() {
     type Mend = fn(&mut Scene);
     let cases: [(&str, Mend); 4] = [
         ("paused", |scene| scene.desired.paused = true),
-        ("claimed", |scene| scene.observed.claimed_by = Some("uid".into())),
-        ("invalid", |scene| scene.desired.invalid = Some("spec.size is 9: use 1 to 7".into())),
+        ("claimed", |scene| {
+            scene.observed.claimed_by = Some("uid".into());
+        }),
+        ("invalid", |scene| {
+            scene.desired.invalid = Some("spec.size is 9: use 1 to 7".into());
+        }),
         ("deleting", |scene| scene.observed.deleting = true),
     ];
     for (name, mend) in cases {
-        for mut scene in [Scene::nothing(3), Scene::formed(&["a", "b", "c"]).without_pod("b")] {
+        for mut scene in [
+            Scene::nothing(3),
+            Scene::formed(&["a", "b", "c"]).without_pod("b"),
+        ] {
             mend(&mut scene);
             let plan = scene.plan();
             assert!(plan.step.is_empty(), "{name}: {:?}", plan.step);
-            assert!(!plan.waiting_for.is_empty() || !plan.problems.is_empty(), "{name}");
+            assert!(
+                !plan.waiting_for.is_empty() || !plan.problems.is_empty(),
+                "{name}"
+            );
         }
     }
 }
@@ -428,5 +489,9 @@ fn nothing_is_started_under_a_field_that_must_not_be_ignored() {
     }
     let mut running = Scene::formed(&["a", "b", "c"]).without_pod("b");
     running.desired.refused = Some("spec.TLS is not in effect".into());
-    assert_eq!(running.changes(), [scene::remove("b")], "a cluster that runs is kept as it is");
+    assert_eq!(
+        running.changes(),
+        [scene::remove("b")],
+        "a cluster that runs is kept as it is"
+    );
 }

@@ -75,7 +75,8 @@ impl Seat<'_> {
     /// The pod was started with a list of members that is not the list any more, and etcd has refused it:
     /// it compares the two once, at its first start, and its flags do not change.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
-        let stale = |pod: &&Pod| pod.restarts > 0 && !pod.initial.is_empty() && pod.initial != *names;
+        let stale =
+            |pod: &&Pod| pod.restarts > 0 && !pod.initial.is_empty() && pod.initial != *names;
         !self.joined() && self.health != Health::Healthy && self.pod.is_some_and(|pod| stale(&pod))
     }
 }
@@ -94,7 +95,11 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// Puts list and Kubernetes objects together.
     pub fn new(list: &'a Members, observed: &'a Observed) -> Self {
-        let mut seats: Vec<Seat> = list.members.iter().map(|member| seat(member, observed)).collect();
+        let mut seats: Vec<Seat> = list
+            .members
+            .iter()
+            .map(|member| seat(member, observed))
+            .collect();
         let names = seats.iter().map(|seat| seat.name.clone()).collect();
         for seat in &mut seats {
             // What is in an `emptyDir` of a member that can never join is of no use to anybody.
@@ -102,7 +107,11 @@ impl<'a> View<'a> {
                 seat.data = Data::Gone;
             }
         }
-        Self { list, seats, leader: observed.leader() }
+        Self {
+            list,
+            seats,
+            leader: observed.leader(),
+        }
     }
 
     /// All names in the list.
@@ -135,8 +144,16 @@ impl<'a> View<'a> {
 }
 
 fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
-    let named = member.peer_urls.iter().find_map(|url| member_of_url(url)).unwrap_or(&member.name);
-    let name = if named.is_empty() { member.id.to_string() } else { named.to_owned() };
+    let named = member
+        .peer_urls
+        .iter()
+        .find_map(|url| member_of_url(url))
+        .unwrap_or(&member.name);
+    let name = if named.is_empty() {
+        member.id.to_string()
+    } else {
+        named.to_owned()
+    };
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
     let service = observed.services.get(&name);
@@ -148,11 +165,24 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
     } else {
         data(pod, disk, service, joined || is_first(observed, &name))
     };
-    Seat { member, name, pod, disk, service, data, health }
+    Seat {
+        member,
+        name,
+        pod,
+        disk,
+        service,
+        data,
+        health,
+    }
 }
 
 /// What became of a member's data. `may_have_run`: etcd knows it has joined, or it belonged to the bootstrap.
-pub(super) fn data(pod: Option<&Pod>, disk: Option<&Disk>, service: Option<&Service>, may_have_run: bool) -> Data {
+pub(super) fn data(
+    pod: Option<&Pod>,
+    disk: Option<&Disk>,
+    service: Option<&Service>,
+    may_have_run: bool,
+) -> Data {
     // A claim that is being deleted stays as long as its pod; a pod on a claim that is gone has nothing.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(|disk| !disk.terminating) || pod_keeps {
@@ -166,20 +196,28 @@ pub(super) fn data(pod: Option<&Pod>, disk: Option<&Disk>, service: Option<&Serv
 }
 
 fn is_first(observed: &Observed, name: &str) -> bool {
-    observed.intent.as_ref().is_some_and(|intent| intent.members.contains(name))
+    observed
+        .intent
+        .as_ref()
+        .is_some_and(|intent| intent.members.contains(name))
 }
 
 fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -> Health {
     let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
     match observed.statuses.get(name) {
-        Some(Seen::Known(status)) if status.member_id != member.id => unhealthy("another member answers at its address"),
+        Some(Seen::Known(status)) if status.member_id != member.id => {
+            unhealthy("another member answers at its address")
+        }
         Some(Seen::Known(status)) if status.leader.is_none() => unhealthy("it knows no leader"),
         Some(Seen::Known(_)) => Health::Healthy,
         Some(Seen::Unknown(why)) => unhealthy(why),
         None => unhealthy(match pod {
             None => "it has no pod",
             Some(pod) if pod.terminating => "its pod is being deleted",
-            Some(pod) => pod.trouble.as_ref().map_or("its container does not run", |trouble| trouble.message()),
+            Some(pod) => pod
+                .trouble
+                .as_ref()
+                .map_or("its container does not run", |trouble| trouble.message()),
         }),
     }
 }
@@ -196,9 +234,20 @@ pub struct VersionRules {
 impl VersionRules {
     /// From what the members answer, or the version they were made for.
     pub fn new(observed: &Observed, fallback: &str) -> Self {
-        let answered = observed.statuses.values().filter_map(Seen::known).map(|status| status.version.as_str());
-        let lowest = answered.filter_map(minor).min().or_else(|| minor(fallback)).unwrap_or((3, 6));
-        Self { learners: lowest >= (3, 4), several_learners: lowest >= (3, 6) }
+        let answered = observed
+            .statuses
+            .values()
+            .filter_map(Seen::known)
+            .map(|status| status.version.as_str());
+        let lowest = answered
+            .filter_map(minor)
+            .min()
+            .or_else(|| minor(fallback))
+            .unwrap_or((3, 6));
+        Self {
+            learners: lowest >= (3, 4),
+            several_learners: lowest >= (3, 6),
+        }
     }
 }
 

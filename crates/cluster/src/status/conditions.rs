@@ -8,7 +8,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::plan::{Data, View, current_version};
 use crate::status::Report;
 
-pub(super) fn conditions(report: &Report, view: Option<&View>, before: &EtcdClusterStatus, now: &Time) -> Vec<Condition> {
+pub(super) fn conditions(
+    report: &Report,
+    view: Option<&View>,
+    before: &EtcdClusterStatus,
+    now: &Time,
+) -> Vec<Condition> {
     let findings = [
         available(report, view),
         progressing(report),
@@ -19,15 +24,29 @@ pub(super) fn conditions(report: &Report, view: Option<&View>, before: &EtcdClus
         fields_in_effect(report),
         advisable(report),
     ];
-    let known = |condition: &&Condition| findings.iter().any(|finding| finding.kind.as_str() == condition.type_);
+    let known = |condition: &&Condition| {
+        findings
+            .iter()
+            .any(|finding| finding.kind.as_str() == condition.type_)
+    };
     let mut conditions: Vec<Condition> = before.conditions.iter().filter(known).cloned().collect();
     for finding in &findings {
-        set(&mut conditions, finding, report.cluster.metadata.generation, now);
+        set(
+            &mut conditions,
+            finding,
+            report.cluster.metadata.generation,
+            now,
+        );
     }
     conditions
 }
 
-fn finding(kind: ConditionType, status: impl Into<ConditionStatus>, reason: Reason, message: impl Into<String>) -> Finding {
+fn finding(
+    kind: ConditionType,
+    status: impl Into<ConditionStatus>,
+    reason: Reason,
+    message: impl Into<String>,
+) -> Finding {
     Finding::new(kind, status, reason, message)
 }
 
@@ -35,7 +54,12 @@ fn finding(kind: ConditionType, status: impl Into<ConditionStatus>, reason: Reas
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {
-        return finding(kind, false, Reason::Bootstrapping, "the cluster has not formed yet");
+        return finding(
+            kind,
+            false,
+            Reason::Bootstrapping,
+            "the cluster has not formed yet",
+        );
     };
     match (view, &report.observed.members) {
         (Some(view), _) => {
@@ -44,11 +68,23 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
             finding(kind, true, Reason::QuorumHealthy, text)
         }
         (None, crate::observed::Seen::Unknown(why)) => {
-            let lost = report.plan.problems.iter().find(|problem| problem.code == "QuorumLost");
-            let text = lost.map_or_else(|| format!("no quorum answers: {why}"), |problem| problem.message.clone());
+            let lost = report
+                .plan
+                .problems
+                .iter()
+                .find(|problem| problem.code == "QuorumLost");
+            let text = lost.map_or_else(
+                || format!("no quorum answers: {why}"),
+                |problem| problem.message.clone(),
+            );
             finding(kind, false, Reason::QuorumLost, text)
         }
-        (None, _) => finding(kind, false, Reason::from("ForeignCluster"), "the members belong to another cluster"),
+        (None, _) => finding(
+            kind,
+            false,
+            Reason::from("ForeignCluster"),
+            "the members belong to another cluster",
+        ),
     }
 }
 
@@ -56,25 +92,55 @@ fn progressing(report: &Report) -> Finding {
     let kind = ConditionType::Progressing;
     let plan = report.plan;
     if report.desired.paused {
-        return finding(kind, false, Reason::Paused, "spec.paused is true: nothing is changed");
+        return finding(
+            kind,
+            false,
+            Reason::Paused,
+            "spec.paused is true: nothing is changed",
+        );
     }
     if report.observed.claimed_by.is_some() {
-        return finding(kind, true, Reason::Restoring, "an EtcdRestore prepares this cluster");
+        return finding(
+            kind,
+            true,
+            Reason::Restoring,
+            "an EtcdRestore prepares this cluster",
+        );
     }
     if let Some(next) = &plan.next {
         return finding(kind, true, Reason::InProgress, next.clone());
     }
     match (plan.waiting_for.first(), plan.problems.first()) {
-        (Some(waiting), _) => finding(kind, true, Reason::from(waiting.code), waiting.message.clone()),
-        (None, Some(problem)) => finding(kind, false, Reason::from(problem.code), problem.message.clone()),
-        (None, None) => finding(kind, false, Reason::AsDesired, "the cluster is as the spec asks for"),
+        (Some(waiting), _) => finding(
+            kind,
+            true,
+            Reason::from(waiting.code),
+            waiting.message.clone(),
+        ),
+        (None, Some(problem)) => finding(
+            kind,
+            false,
+            Reason::from(problem.code),
+            problem.message.clone(),
+        ),
+        (None, None) => finding(
+            kind,
+            false,
+            Reason::AsDesired,
+            "the cluster is as the spec asks for",
+        ),
     }
 }
 
 fn degraded(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Degraded;
     if let Some(problem) = report.plan.problems.first() {
-        let all: Vec<&str> = report.plan.problems.iter().map(|problem| problem.message.as_str()).collect();
+        let all: Vec<&str> = report
+            .plan
+            .problems
+            .iter()
+            .map(|problem| problem.message.as_str())
+            .collect();
         return finding(kind, true, Reason::from(problem.code), all.join("; "));
     }
     if let Some((_, text)) = &report.failure {
@@ -82,36 +148,76 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
     }
     if report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
         let Some(view) = view else {
-            return finding(kind, true, Reason::QuorumLost, "no quorum of the members answers");
+            return finding(
+                kind,
+                true,
+                Reason::QuorumLost,
+                "no quorum of the members answers",
+            );
         };
-        let down: Vec<&str> = view.voters().filter(|seat| !seat.is_healthy()).map(|seat| seat.name.as_str()).collect();
+        let down: Vec<&str> = view
+            .voters()
+            .filter(|seat| !seat.is_healthy())
+            .map(|seat| seat.name.as_str())
+            .collect();
         if !down.is_empty() {
-            return finding(kind, true, Reason::MemberDown, format!("not healthy: {}", down.join(", ")));
+            return finding(
+                kind,
+                true,
+                Reason::MemberDown,
+                format!("not healthy: {}", down.join(", ")),
+            );
         }
     }
-    finding(kind, false, Reason::AsDesired, "nothing is known to be wrong")
+    finding(
+        kind,
+        false,
+        Reason::AsDesired,
+        "nothing is known to be wrong",
+    )
 }
 
 fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Scaling;
     let size = report.desired.size;
     let Some(view) = view.filter(|_| report.observed.cluster_id.is_some()) else {
-        return finding(kind, false, Reason::AsDesired, "no members are being added or removed");
+        return finding(
+            kind,
+            false,
+            Reason::AsDesired,
+            "no members are being added or removed",
+        );
     };
     let members = view.seats.len();
     let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
     if members > size {
-        return finding(kind, true, Reason::RemovingMembers, format!("{members} members, {size} wanted"));
+        return finding(
+            kind,
+            true,
+            Reason::RemovingMembers,
+            format!("{members} members, {size} wanted"),
+        );
     }
     let voters = view.voters().count();
     if voters < size && !replaces {
-        return finding(kind, true, Reason::AddingMembers, format!("{voters} voters, {size} wanted"));
+        return finding(
+            kind,
+            true,
+            Reason::AddingMembers,
+            format!("{voters} voters, {size} wanted"),
+        );
     }
-    finding(kind, false, Reason::AsDesired, format!("{members} members, {size} wanted"))
+    finding(
+        kind,
+        false,
+        Reason::AsDesired,
+        format!("{members} members, {size} wanted"),
+    )
 }
 
 fn is_short(view: &View) -> bool {
-    view.voters().any(|seat| seat.data == Data::Gone || !seat.is_healthy())
+    view.voters()
+        .any(|seat| seat.data == Data::Gone || !seat.is_healthy())
 }
 
 /// From the loss of a member until there are as many healthy voters as wanted again.
@@ -120,16 +226,33 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
     if report.observed.cluster_id.is_none() || report.observed.claimed_by.is_some() {
         return finding(kind, false, Reason::AsDesired, "no member is missing");
     }
-    let Some(view) = view else { return finding(kind, true, Reason::QuorumLost, "no quorum answers") };
+    let Some(view) = view else {
+        return finding(kind, true, Reason::QuorumLost, "no quorum answers");
+    };
     if let Some(seat) = view.voters().find(|seat| seat.data == Data::Gone) {
-        return finding(kind, true, Reason::ReplacingMember, format!("{} is being replaced", seat.name));
+        return finding(
+            kind,
+            true,
+            Reason::ReplacingMember,
+            format!("{} is being replaced", seat.name),
+        );
     }
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
-        return finding(kind, true, Reason::MemberDown, format!("{} is not healthy", seat.name));
+        return finding(
+            kind,
+            true,
+            Reason::MemberDown,
+            format!("{} is not healthy", seat.name),
+        );
     }
     let missing = view.voters().count() < report.desired.size;
     if missing && is_true(&before.conditions, &kind) {
-        return finding(kind, true, Reason::ReplacingMember, "a lost member is being replaced");
+        return finding(
+            kind,
+            true,
+            Reason::ReplacingMember,
+            "a lost member is being replaced",
+        );
     }
     finding(kind, false, Reason::AsDesired, "no member is missing")
 }
@@ -137,9 +260,16 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
 fn upgrading(report: &Report) -> Finding {
     let kind = ConditionType::Upgrading;
     match other_version(report) {
-        None => finding(kind, false, Reason::AsDesired, "the version is not being changed"),
+        None => finding(
+            kind,
+            false,
+            Reason::AsDesired,
+            "the version is not being changed",
+        ),
         Some((running, wanted)) => {
-            let text = format!("the cluster stays at {running}: changing it to {wanted} is not in effect in this release");
+            let text = format!(
+                "the cluster stays at {running}: changing it to {wanted} is not in effect in this release"
+            );
             finding(kind, false, Reason::NotYetInEffect, text)
         }
     }
@@ -158,14 +288,27 @@ fn fields_in_effect(report: &Report) -> Finding {
         without.push("spec.version (a running cluster keeps its version)".to_owned());
     }
     let wanted = Some(&report.desired.spec_hash);
-    let stale = |pod: &&crate::observed::Pod| pod.spec_hash.is_some() && pod.spec_hash.as_ref() != wanted;
-    if report.observed.cluster_id.is_some() && report.observed.pods.values().any(|pod| stale(&pod)) {
-        without.push("spec.pod, spec.etcd or spec.repository (running pods keep what they were made with)".to_owned());
+    let stale =
+        |pod: &&crate::observed::Pod| pod.spec_hash.is_some() && pod.spec_hash.as_ref() != wanted;
+    if report.observed.cluster_id.is_some() && report.observed.pods.values().any(|pod| stale(&pod))
+    {
+        without.push(
+            "spec.pod, spec.etcd or spec.repository (running pods keep what they were made with)"
+                .to_owned(),
+        );
     }
     if without.is_empty() {
-        return finding(kind, true, Reason::AllInEffect, "every field of the spec is in effect");
+        return finding(
+            kind,
+            true,
+            Reason::AllInEffect,
+            "every field of the spec is in effect",
+        );
     }
-    let text = format!("accepted, and without effect in this release: {}", without.join(", "));
+    let text = format!(
+        "accepted, and without effect in this release: {}",
+        without.join(", ")
+    );
     finding(kind, false, Reason::NotYetInEffect, text)
 }
 
@@ -175,13 +318,27 @@ fn advisable(report: &Report) -> Finding {
     if let Ok(parsed) = EtcdVersion::parse(version)
         && parsed.support() != Support::Tested
     {
-        let voters = if parsed.has_learners() { "" } else { "; before 3.4 members join with a vote, which costs quorum until they run" };
-        let text = format!("spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}");
+        let voters = if parsed.has_learners() {
+            ""
+        } else {
+            "; before 3.4 members join with a vote, which costs quorum until they run"
+        };
+        let text = format!(
+            "spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}"
+        );
         return finding(kind, false, Reason::UntestedVersion, text);
     }
     if size % 2 == 0 {
-        let text = format!("spec.size {size} survives no more failures than {}: use an odd number", size.saturating_sub(1));
+        let text = format!(
+            "spec.size {size} survives no more failures than {}: use an odd number",
+            size.saturating_sub(1)
+        );
         return finding(kind, false, Reason::EvenSize, text);
     }
-    finding(kind, true, Reason::AsAdvised, "size and version are as advised")
+    finding(
+        kind,
+        true,
+        Reason::AsAdvised,
+        "size and version are as advised",
+    )
 }

@@ -14,7 +14,10 @@ const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
     let leader = view.leader?;
-    view.seats.iter().find(|seat| seat.id() == leader).map(|seat| seat.name.clone())
+    view.seats
+        .iter()
+        .find(|seat| seat.id() == leader)
+        .map(|seat| seat.name.clone())
 }
 
 pub(super) fn count(view: Option<&View>, before: &EtcdClusterStatus) -> Option<i32> {
@@ -24,16 +27,36 @@ pub(super) fn count(view: Option<&View>, before: &EtcdClusterStatus) -> Option<i
     }
 }
 
-pub(super) fn details(view: Option<&View>, observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
-    let Some(view) = view else { return without_list(observed, before) };
-    let newest = observed.statuses.values().filter_map(Seen::known).map(|status| status.revision).max();
+pub(super) fn details(
+    view: Option<&View>,
+    observed: &Observed,
+    before: &EtcdClusterStatus,
+) -> Vec<MemberStatus> {
+    let Some(view) = view else {
+        return without_list(observed, before);
+    };
+    let newest = observed
+        .statuses
+        .values()
+        .filter_map(Seen::known)
+        .map(|status| status.revision)
+        .max();
     let mut members: Vec<MemberStatus> = view
         .seats
         .iter()
         .map(|seat| {
-            let old = before.member_details.iter().find(|old| old.name == seat.name);
+            let old = before
+                .member_details
+                .iter()
+                .find(|old| old.name == seat.name);
             let answer = observed.statuses.get(&seat.name).and_then(Seen::known);
-            detail(seat, view.leader == Some(seat.id()), answer, newest.unwrap_or_default(), old)
+            detail(
+                seat,
+                view.leader == Some(seat.id()),
+                answer,
+                newest.unwrap_or_default(),
+                old,
+            )
         })
         .collect();
     members.sort_by(|a, b| a.name.cmp(&b.name));
@@ -46,16 +69,28 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
         let first = observed.intent.iter().flat_map(|intent| &intent.members);
-        return first.map(|name| MemberStatus { node: node(name), ..empty(name) }).collect();
+        return first
+            .map(|name| MemberStatus {
+                node: node(name),
+                ..empty(name)
+            })
+            .collect();
     }
     let last = before.member_details.iter().cloned();
-    last.map(|old| MemberStatus { healthy: false, node: node(&old.name), ..old })
-        .map(|old| match old.role {
-            // Without an answer nobody knows who leads.
-            Some(MemberRole::Leader) => MemberStatus { role: Some(MemberRole::Voter), ..old },
-            _ => old,
-        })
-        .collect()
+    last.map(|old| MemberStatus {
+        healthy: false,
+        node: node(&old.name),
+        ..old
+    })
+    .map(|old| match old.role {
+        // Without an answer nobody knows who leads.
+        Some(MemberRole::Leader) => MemberStatus {
+            role: Some(MemberRole::Voter),
+            ..old
+        },
+        _ => old,
+    })
+    .collect()
 }
 
 fn empty(name: &str) -> MemberStatus {
@@ -72,7 +107,13 @@ fn empty(name: &str) -> MemberStatus {
     }
 }
 
-fn detail(seat: &Seat, leads: bool, answer: Option<&Status>, newest: i64, old: Option<&MemberStatus>) -> MemberStatus {
+fn detail(
+    seat: &Seat,
+    leads: bool,
+    answer: Option<&Status>,
+    newest: i64,
+    old: Option<&MemberStatus>,
+) -> MemberStatus {
     let role = match (seat.votes(), leads) {
         (true, true) => MemberRole::Leader,
         (true, false) => MemberRole::Voter,
@@ -83,9 +124,17 @@ fn detail(seat: &Seat, leads: bool, answer: Option<&Status>, newest: i64, old: O
         id: Some(seat.id().to_string()),
         role: Some(role),
         healthy: seat.is_healthy(),
-        version: answer.map(|status| status.version.clone()).or(old.and_then(|old| old.version.clone())),
-        db_size: size(answer.map(|status| status.db_size), old.and_then(|old| old.db_size)),
-        db_size_in_use: size(answer.map(|status| status.db_size_in_use), old.and_then(|old| old.db_size_in_use)),
+        version: answer
+            .map(|status| status.version.clone())
+            .or(old.and_then(|old| old.version.clone())),
+        db_size: size(
+            answer.map(|status| status.db_size),
+            old.and_then(|old| old.db_size),
+        ),
+        db_size_in_use: size(
+            answer.map(|status| status.db_size_in_use),
+            old.and_then(|old| old.db_size_in_use),
+        ),
         revision_lag: answer.map(|status| lag(newest - status.revision)),
         node: seat.pod.and_then(|pod| pod.node.clone()),
         ..empty(&seat.name)
@@ -118,14 +167,28 @@ mod tests {
     fn a_figure_moves_only_when_it_moved_much() {
         assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
         assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
-        assert_eq!(steady(Some(2_000_000), Some(20_480), SIZE_STEP), Some(2_000_000));
-        assert_eq!(steady(Some(1_000_000_000), Some(1_050_000_000), SIZE_STEP), Some(1_050_000_000));
+        assert_eq!(
+            steady(Some(2_000_000), Some(20_480), SIZE_STEP),
+            Some(2_000_000)
+        );
+        assert_eq!(
+            steady(Some(1_000_000_000), Some(1_050_000_000), SIZE_STEP),
+            Some(1_050_000_000)
+        );
         assert_eq!(steady(None, Some(5), SIZE_STEP), Some(5));
     }
 
     #[test]
     fn a_member_is_behind_only_when_it_is_far_behind() {
-        let cases = [(-3, 0), (0, 0), (999, 0), (1000, 1000), (1999, 1000), (2000, 2000), (9000, 8000)];
+        let cases = [
+            (-3, 0),
+            (0, 0),
+            (999, 0),
+            (1000, 1000),
+            (1999, 1000),
+            (2000, 2000),
+            (9000, 8000),
+        ];
         for (behind, shown) in cases {
             assert_eq!(lag(behind), shown, "{behind}");
         }

@@ -19,17 +19,31 @@ fn object(spec: EtcdClusterSpec, status: Option<EtcdClusterStatus>) -> EtcdClust
     cluster
 }
 
-fn report(scene: &Scene, before: Option<EtcdClusterStatus>, failure: Option<&str>) -> EtcdClusterStatus {
+fn report(
+    scene: &Scene,
+    before: Option<EtcdClusterStatus>,
+    failure: Option<&str>,
+) -> EtcdClusterStatus {
     let cluster = object(EtcdClusterSpec::default(), before);
     let plan = scene.plan();
     let failure = failure.map(|text| ("Forbidden", text.to_owned()));
-    let report = Report { cluster: &cluster, desired: &scene.desired, observed: &scene.observed, plan: &plan, failure };
+    let report = Report {
+        cluster: &cluster,
+        desired: &scene.desired,
+        observed: &scene.observed,
+        plan: &plan,
+        failure,
+    };
     report.status(&at(100))
 }
 
 fn condition(status: &EtcdClusterStatus, kind: &ConditionType) -> (String, String, String) {
     let condition = find(&status.conditions, kind).unwrap();
-    (condition.status.clone(), condition.reason.clone(), condition.message.clone())
+    (
+        condition.status.clone(),
+        condition.reason.clone(),
+        condition.message.clone(),
+    )
 }
 
 fn is(status: &EtcdClusterStatus, kind: &ConditionType) -> (String, String) {
@@ -45,12 +59,26 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 fn a_healthy_cluster_is_available_and_nothing_else() {
     let status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Running));
-    assert_eq!((status.size, status.replicas, status.leader.as_deref()), (Some(3), Some(3), Some("a")));
+    assert_eq!(
+        (status.size, status.replicas, status.leader.as_deref()),
+        (Some(3), Some(3), Some("a"))
+    );
     assert_eq!(status.observed_generation, Some(4));
     assert_eq!(status.selector.as_deref(), Some("app=etcd,etcd_cluster=db"));
-    assert_eq!((status.next_step.clone(), status.waiting_for.clone()), (None, None));
-    assert_eq!(is(&status, &ConditionType::Available), pair("True", "QuorumHealthy"));
-    for kind in [ConditionType::Progressing, ConditionType::Degraded, ConditionType::Scaling, ConditionType::Recovering] {
+    assert_eq!(
+        (status.next_step.clone(), status.waiting_for.clone()),
+        (None, None)
+    );
+    assert_eq!(
+        is(&status, &ConditionType::Available),
+        pair("True", "QuorumHealthy")
+    );
+    for kind in [
+        ConditionType::Progressing,
+        ConditionType::Degraded,
+        ConditionType::Scaling,
+        ConditionType::Recovering,
+    ] {
         assert_eq!(is(&status, &kind), pair("False", "AsDesired"), "{kind}");
     }
     assert_eq!(status.member_details[0].role, Some(MemberRole::Leader));
@@ -60,12 +88,21 @@ fn a_healthy_cluster_is_available_and_nothing_else() {
 /// A status that triggered itself would never rest.
 #[test]
 fn the_same_world_gives_the_same_status_at_any_time() {
-    for scene in [Scene::formed(&["a", "b", "c"]), Scene::formed(&["a", "b", "c"]).without_pod("b"), Scene::nothing(3)] {
+    for scene in [
+        Scene::formed(&["a", "b", "c"]),
+        Scene::formed(&["a", "b", "c"]).without_pod("b"),
+        Scene::nothing(3),
+    ] {
         let first = report(&scene, None, None);
         let cluster = object(EtcdClusterSpec::default(), Some(first.clone()));
         let plan = scene.plan();
-        let again =
-            Report { cluster: &cluster, desired: &scene.desired, observed: &scene.observed, plan: &plan, failure: None };
+        let again = Report {
+            cluster: &cluster,
+            desired: &scene.desired,
+            observed: &scene.observed,
+            plan: &plan,
+            failure: None,
+        };
         assert_eq!(again.status(&at(500)), first);
     }
 }
@@ -74,9 +111,20 @@ fn the_same_world_gives_the_same_status_at_any_time() {
 fn a_cluster_that_has_not_formed_is_not_available() {
     let status = report(&Scene::starting(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Creating));
-    assert_eq!(is(&status, &ConditionType::Available), pair("False", "Bootstrapping"));
-    assert_eq!(is(&status, &ConditionType::Progressing), pair("True", "Bootstrapping"));
-    assert!(status.waiting_for.unwrap().contains("3 of 3 first members run"));
+    assert_eq!(
+        is(&status, &ConditionType::Available),
+        pair("False", "Bootstrapping")
+    );
+    assert_eq!(
+        is(&status, &ConditionType::Progressing),
+        pair("True", "Bootstrapping")
+    );
+    assert!(
+        status
+            .waiting_for
+            .unwrap()
+            .contains("3 of 3 first members run")
+    );
     assert_eq!(status.member_details.len(), 3);
 }
 
@@ -84,37 +132,86 @@ fn a_cluster_that_has_not_formed_is_not_available() {
 #[test]
 fn a_cluster_without_quorum_is_not_available_and_names_what_is_left() {
     let before = report(&Scene::formed(&["a", "b", "c"]), None, None);
-    let scene = Scene::formed(&["a", "b", "c"]).without_pod("a").without_pod("b").silent();
+    let scene = Scene::formed(&["a", "b", "c"])
+        .without_pod("a")
+        .without_pod("b")
+        .silent();
     let status = report(&scene, Some(before), None);
     let (available, reason, message) = condition(&status, &ConditionType::Available);
-    assert_eq!((available.as_str(), reason.as_str()), ("False", "QuorumLost"));
-    assert!(message.contains("1 of 3") && message.contains("EtcdRestore"), "{message}");
-    assert_eq!(is(&status, &ConditionType::Degraded), pair("True", "QuorumLost"));
+    assert_eq!(
+        (available.as_str(), reason.as_str()),
+        ("False", "QuorumLost")
+    );
+    assert!(
+        message.contains("1 of 3") && message.contains("EtcdRestore"),
+        "{message}"
+    );
+    assert_eq!(
+        is(&status, &ConditionType::Degraded),
+        pair("True", "QuorumLost")
+    );
     // Who was a member is still known; who leads and who is healthy is not.
     assert_eq!(status.member_details.len(), 3);
-    assert!(status.member_details.iter().all(|member| !member.healthy && member.role == Some(MemberRole::Voter)));
+    assert!(
+        status
+            .member_details
+            .iter()
+            .all(|member| !member.healthy && member.role == Some(MemberRole::Voter))
+    );
     assert_eq!(status.leader, None);
 }
 
 #[test]
 fn a_lost_member_is_recovered_and_not_scaled() {
-    let lost = report(&Scene::formed(&["a", "b", "c"]).without_pod("b"), None, None);
-    assert_eq!(is(&lost, &ConditionType::Recovering), pair("True", "ReplacingMember"));
-    assert_eq!(is(&lost, &ConditionType::Degraded), pair("True", "MemberDown"));
-    let removed = report(&Scene::formed(&["a", "c"]).size(3).reserved("d"), Some(lost), None);
-    assert_eq!(is(&removed, &ConditionType::Recovering), pair("True", "ReplacingMember"));
-    assert_eq!(is(&removed, &ConditionType::Scaling), pair("False", "AsDesired"));
+    let lost = report(
+        &Scene::formed(&["a", "b", "c"]).without_pod("b"),
+        None,
+        None,
+    );
+    assert_eq!(
+        is(&lost, &ConditionType::Recovering),
+        pair("True", "ReplacingMember")
+    );
+    assert_eq!(
+        is(&lost, &ConditionType::Degraded),
+        pair("True", "MemberDown")
+    );
+    let removed = report(
+        &Scene::formed(&["a", "c"]).size(3).reserved("d"),
+        Some(lost),
+        None,
+    );
+    assert_eq!(
+        is(&removed, &ConditionType::Recovering),
+        pair("True", "ReplacingMember")
+    );
+    assert_eq!(
+        is(&removed, &ConditionType::Scaling),
+        pair("False", "AsDesired")
+    );
     let back = report(&Scene::formed(&["a", "c", "d"]), Some(removed), None);
-    assert_eq!(is(&back, &ConditionType::Recovering), pair("False", "AsDesired"));
+    assert_eq!(
+        is(&back, &ConditionType::Recovering),
+        pair("False", "AsDesired")
+    );
 }
 
 #[test]
 fn a_new_size_is_scaled_and_not_recovered() {
     let grows = report(&Scene::formed(&["a", "b", "c"]).size(5), None, None);
-    assert_eq!(is(&grows, &ConditionType::Scaling), pair("True", "AddingMembers"));
-    assert_eq!(is(&grows, &ConditionType::Recovering), pair("False", "AsDesired"));
+    assert_eq!(
+        is(&grows, &ConditionType::Scaling),
+        pair("True", "AddingMembers")
+    );
+    assert_eq!(
+        is(&grows, &ConditionType::Recovering),
+        pair("False", "AsDesired")
+    );
     let shrinks = report(&Scene::formed(&["a", "b", "c"]).size(1), None, None);
-    assert_eq!(is(&shrinks, &ConditionType::Scaling), pair("True", "RemovingMembers"));
+    assert_eq!(
+        is(&shrinks, &ConditionType::Scaling),
+        pair("True", "RemovingMembers")
+    );
 }
 
 #[test]
@@ -123,13 +220,23 @@ fn paused_is_visible() {
     scene.desired.paused = true;
     let status = report(&scene, None, None);
     assert!(status.control_paused);
-    assert_eq!(is(&status, &ConditionType::Progressing), pair("False", "Paused"));
-    assert_eq!(is(&status, &ConditionType::Available), pair("True", "QuorumHealthy"));
+    assert_eq!(
+        is(&status, &ConditionType::Progressing),
+        pair("False", "Paused")
+    );
+    assert_eq!(
+        is(&status, &ConditionType::Available),
+        pair("True", "QuorumHealthy")
+    );
 }
 
 #[test]
 fn a_step_that_failed_is_told() {
-    let status = report(&Scene::nothing(3), None, Some("cannot create Pod db-x: exceeded quota"));
+    let status = report(
+        &Scene::nothing(3),
+        None,
+        Some("cannot create Pod db-x: exceeded quota"),
+    );
     let (degraded, reason, message) = condition(&status, &ConditionType::Degraded);
     assert_eq!((degraded.as_str(), reason.as_str()), ("True", "StepFailed"));
     assert!(message.contains("exceeded quota"));
@@ -142,7 +249,13 @@ fn an_invalid_spec_is_failed_with_its_reason_and_comes_back() {
     let status = report(&scene, None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Failed));
     assert!(status.reason.unwrap().contains("spec.size"));
-    assert_eq!(is(&report(&Scene::nothing(3), None, None), &ConditionType::Degraded), pair("False", "AsDesired"));
+    assert_eq!(
+        is(
+            &report(&Scene::nothing(3), None, None),
+            &ConditionType::Degraded
+        ),
+        pair("False", "AsDesired")
+    );
 }
 
 #[test]
@@ -150,8 +263,17 @@ fn another_version_of_a_running_cluster_is_not_in_effect_and_said_so() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.version = "3.7.3".into();
     let status = report(&scene, None, None);
-    assert_eq!((status.current_version.as_deref(), status.target_version.as_deref()), (Some("3.6.16"), Some("3.7.3")));
-    assert_eq!(is(&status, &ConditionType::Upgrading), pair("False", "NotYetInEffect"));
+    assert_eq!(
+        (
+            status.current_version.as_deref(),
+            status.target_version.as_deref()
+        ),
+        (Some("3.6.16"), Some("3.7.3"))
+    );
+    assert_eq!(
+        is(&status, &ConditionType::Upgrading),
+        pair("False", "NotYetInEffect")
+    );
     let (in_effect, _, message) = condition(&status, &ConditionType::FieldsInEffect);
     assert_eq!(in_effect, "False");
     assert!(message.contains("spec.version"), "{message}");
@@ -160,8 +282,14 @@ fn another_version_of_a_running_cluster_is_not_in_effect_and_said_so() {
 #[test]
 fn advice_names_even_sizes_and_untested_versions() {
     let even = report(&Scene::formed(&["a", "b"]), None, None);
-    assert_eq!(is(&even, &ConditionType::Advisable), pair("False", "EvenSize"));
+    assert_eq!(
+        is(&even, &ConditionType::Advisable),
+        pair("False", "EvenSize")
+    );
     let mut old = Scene::nothing(3);
     old.desired.version = "3.2.13".into();
-    assert_eq!(is(&report(&old, None, None), &ConditionType::Advisable), pair("False", "UntestedVersion"));
+    assert_eq!(
+        is(&report(&old, None, None), &ConditionType::Advisable),
+        pair("False", "UntestedVersion")
+    );
 }

@@ -45,7 +45,9 @@ impl Cluster {
     }
 
     pub(crate) fn up(&self) -> usize {
-        self.voters().filter(|(_, member)| member.up_since.is_some()).count()
+        self.voters()
+            .filter(|(_, member)| member.up_since.is_some())
+            .count()
     }
 
     /// A leader was elected and still has a quorum: linearizable answers are given.
@@ -54,16 +56,27 @@ impl Cluster {
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<u64> {
-        self.members.iter().find(|(_, member)| member.name == name).map(|(id, _)| *id)
+        self.members
+            .iter()
+            .find(|(_, member)| member.name == name)
+            .map(|(id, _)| *id)
     }
 
     pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.members.values().map(|member| member.name.clone()).collect()
+        self.members
+            .values()
+            .map(|member| member.name.clone())
+            .collect()
     }
 
     /// `mayAddMember`.
     pub(crate) fn takes_addition(&self, now: u64) -> bool {
-        self.serves() && self.voters().all(|(_, member)| member.up_since.is_some_and(|since| now >= since + CONNECTED))
+        self.serves()
+            && self.voters().all(|(_, member)| {
+                member
+                    .up_since
+                    .is_some_and(|since| now >= since + CONNECTED)
+            })
     }
 
     /// `mayRemoveMember`.
@@ -71,12 +84,16 @@ impl Cluster {
         if !self.serves() {
             return false;
         }
-        let Some(member) = self.members.get(&id) else { return true };
+        let Some(member) = self.members.get(&id) else {
+            return true;
+        };
         if member.learner {
             return true;
         }
         let others = self.voters().filter(|(other, _)| **other != id);
-        let (all, joined) = others.fold((0, 0), |(all, joined), (_, other)| (all + 1, joined + usize::from(other.joined)));
+        let (all, joined) = others.fold((0, 0), |(all, joined), (_, other)| {
+            (all + 1, joined + usize::from(other.joined))
+        });
         if all == 0 || joined < all / 2 + 1 {
             return false;
         }

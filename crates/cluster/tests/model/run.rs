@@ -7,7 +7,9 @@ use cluster::plan::{Plan, plan};
 use cluster::write::{Write, chains};
 
 use crate::invariants::{Witness, is_lost};
-use crate::world::{Answer, World, list, seconds};
+use crate::read::{list, seconds};
+use crate::world::World;
+use crate::write::Answer;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
@@ -88,7 +90,11 @@ struct Fault {
 impl Run {
     pub(crate) fn new(setup: &Setup) -> Self {
         let world = World::new(setup.size, setup.seed, setup.durable, setup.version);
-        Self { world, second: None, rounds: 0 }
+        Self {
+            world,
+            second: None,
+            rounds: 0,
+        }
     }
 
     pub(crate) fn two_operators(&mut self) {
@@ -105,16 +111,38 @@ impl Run {
             Event::Round => drop(self.round(Fault::default(), 0)),
             Event::Tick => self.world.tick(),
             Event::Crash { after } => {
-                self.round(Fault { crash_after: Some(usize::from(after % 12)), ..Fault::default() }, 0);
+                self.round(
+                    Fault {
+                        crash_after: Some(usize::from(after % 12)),
+                        ..Fault::default()
+                    },
+                    0,
+                );
             }
             Event::LoseReply { after } => {
-                self.round(Fault { lose_reply: Some(usize::from(after % 12)), ..Fault::default() }, 0);
+                self.round(
+                    Fault {
+                        lose_reply: Some(usize::from(after % 12)),
+                        ..Fault::default()
+                    },
+                    0,
+                );
             }
             Event::Refuse { after } => {
-                self.round(Fault { refuse: Some(usize::from(after % 12)), ..Fault::default() }, 0);
+                self.round(
+                    Fault {
+                        refuse: Some(usize::from(after % 12)),
+                        ..Fault::default()
+                    },
+                    0,
+                );
             }
             Event::ActLate { ticks, after } => {
-                let fault = Fault { crash_after: Some(usize::from(after)), stale: true, ..Fault::default() };
+                let fault = Fault {
+                    crash_after: Some(usize::from(after)),
+                    stale: true,
+                    ..Fault::default()
+                };
                 self.round(fault, ticks);
             }
             Event::SecondLooks => self.second_looks(),
@@ -183,13 +211,23 @@ impl Run {
     /// Only where the cluster can be told from what is left: one token, or one that carries the cluster ID.
     fn forget_status(&mut self) {
         let world = &mut self.world;
-        let pods = world.pods.values().map(|pod| (&pod.start.token, pod.cluster_id));
-        let disks = world.disks.values().map(|disk| (&disk.token, disk.cluster_id));
+        let pods = world
+            .pods
+            .values()
+            .map(|pod| (&pod.start.token, pod.cluster_id));
+        let disks = world
+            .disks
+            .values()
+            .map(|disk| (&disk.token, disk.cluster_id));
         let mut tokens: Vec<_> = pods.chain(disks).collect();
         tokens.sort();
         tokens.dedup_by_key(|(token, _)| (*token).clone());
         let current = world.intent.as_ref().map(|intent| &intent.token);
-        if tokens.len() > 1 || tokens.first().is_some_and(|(token, _)| Some(*token) != current) {
+        if tokens.len() > 1
+            || tokens
+                .first()
+                .is_some_and(|(token, _)| Some(*token) != current)
+        {
             return;
         }
         if tokens.iter().all(|(_, cluster_id)| cluster_id.is_none()) {
@@ -217,7 +255,9 @@ impl Run {
         let mut marked = BTreeMap::new();
         while chains.iter().any(|chain| !chain.is_empty()) {
             for chain in &mut chains {
-                let Some(write) = (!chain.is_empty()).then(|| chain.remove(0)) else { continue };
+                let Some(write) = (!chain.is_empty()).then(|| chain.remove(0)) else {
+                    continue;
+                };
                 if fault.crash_after == Some(written) {
                     return plan;
                 }
@@ -258,26 +298,50 @@ impl Run {
         fresh: bool,
         refused: bool,
     ) -> bool {
-        if let Some(change) = plan.step.change.as_ref().filter(|change| change.writes.contains(write)) {
-            let now = self.world.recorded().filter(|cluster| cluster.serves() && !self.world.deaf).map(list);
+        if let Some(change) = plan
+            .step
+            .change
+            .as_ref()
+            .filter(|change| change.writes.contains(write))
+        {
+            let now = self
+                .world
+                .recorded()
+                .filter(|cluster| cluster.serves() && !self.world.deaf)
+                .map(list);
             let first = change.writes.first() == Some(write);
             if first && now.as_ref() != Some(&change.planned_from) {
                 return false;
             }
         }
         if refused {
-            if let Some(Write::MarkService { member, started, .. }) = write.after_refusal() {
+            if let Some(Write::MarkService {
+                member, started, ..
+            }) = write.after_refusal()
+            {
                 let over = marked.get(&member).map(u64::to_string);
-                self.world.write(&Write::MarkService { member, started, over });
+                self.world.write(&Write::MarkService {
+                    member,
+                    started,
+                    over,
+                });
             }
             return false;
         }
         let mut witness = std::mem::take(&mut self.world.witness);
-        witness.judge(write, &self.world, fresh && observed.resource_version == self.world.object_version.to_string());
+        witness.judge(
+            write,
+            &self.world,
+            fresh && observed.resource_version == self.world.object_version.to_string(),
+        );
         self.world.witness = witness;
         match self.world.write(write) {
             Answer::Done(version) => {
-                if let (Some(version), Write::CreateService { member, .. } | Write::MarkService { member, .. }) = (version, write) {
+                if let (
+                    Some(version),
+                    Write::CreateService { member, .. } | Write::MarkService { member, .. },
+                ) = (version, write)
+                {
                     marked.insert(member.clone(), version);
                 }
                 true
@@ -297,7 +361,9 @@ impl Run {
     }
 
     fn second_looks(&mut self) {
-        let Some(second) = &mut self.second else { return };
+        let Some(second) = &mut self.second else {
+            return;
+        };
         match (&second.services, &second.pods) {
             (None, _) => second.services = Some(self.world.read_services()),
             (_, None) => second.pods = Some(self.world.read_pods()),
@@ -306,15 +372,23 @@ impl Run {
                 let plan = self.plan(&observed);
                 let chains = self.take_apart(&plan);
                 let planned = Some((observed, plan));
-                self.second = Some(Second { planned, chains, ..Second::default() });
+                self.second = Some(Second {
+                    planned,
+                    chains,
+                    ..Second::default()
+                });
             }
         }
     }
 
     fn second_writes(&mut self, which: usize) {
-        let Some(mut second) = self.second.take() else { return };
+        let Some(mut second) = self.second.take() else {
+            return;
+        };
         second.chains.retain(|chain| !chain.is_empty());
-        if let (Some((observed, plan)), Some(at)) = (&second.planned, which.checked_rem(second.chains.len())) {
+        if let (Some((observed, plan)), Some(at)) =
+            (&second.planned, which.checked_rem(second.chains.len()))
+        {
             let write = second.chains[at].remove(0);
             if !self.write(&write, observed, plan, &mut second.marked, false, false) {
                 second.chains[at].clear();
@@ -335,31 +409,53 @@ impl Run {
             if plan.step.is_empty() && self.is_converged() {
                 return;
             }
-            let rests = self.world.recorded().is_none_or(|cluster| !cluster.serves());
+            let rests = self
+                .world
+                .recorded()
+                .is_none_or(|cluster| !cluster.serves());
             if plan.step.is_empty() && rests && self.is_lost() {
                 let problems: Vec<_> = plan.problems.iter().map(|problem| problem.code).collect();
-                assert!(problems.contains(&"QuorumLost") || self.knows_no_voters(), "{}\n{}", said(&plan), self.world);
+                assert!(
+                    problems.contains(&"QuorumLost") || self.knows_no_voters(),
+                    "{}\n{}",
+                    said(&plan),
+                    self.world
+                );
                 return;
             }
             last = Some(plan);
             self.world.tick();
         }
-        panic!("does not converge: {}\n{}", last.as_ref().map(said).unwrap_or_default(), self.world);
+        panic!(
+            "does not converge: {}\n{}",
+            last.as_ref().map(said).unwrap_or_default(),
+            self.world
+        );
     }
 
     /// Nothing was ever reported, so nobody can say how many voters there were.
     fn knows_no_voters(&self) -> bool {
         let reported = &self.world.reported_voters;
-        reported.iter().filter(|name| !is_lost(&self.world, name)).count() > reported.len() / 2 || reported.is_empty()
+        reported
+            .iter()
+            .filter(|name| !is_lost(&self.world, name))
+            .count()
+            > reported.len() / 2
+            || reported.is_empty()
     }
 
     fn is_converged(&self) -> bool {
         let world = &self.world;
-        let Some(cluster) = world.recorded() else { return false };
+        let Some(cluster) = world.recorded() else {
+            return false;
+        };
         let names = cluster.names();
         world.cluster_id.is_some()
             && cluster.members.len() == world.size
-            && cluster.members.values().all(|member| !member.learner && member.up_since.is_some())
+            && cluster
+                .members
+                .values()
+                .all(|member| !member.learner && member.up_since.is_some())
             && world.pods.keys().eq(names.iter())
             && world.services.keys().eq(names.iter())
             && world.disks.keys().all(|name| names.contains(name))
@@ -371,13 +467,20 @@ impl Run {
     /// A recorded cluster whose voters' disks are gone, so that no quorum can come back.
     fn is_lost(&self) -> bool {
         let world = &self.world;
-        let Some(cluster) = world.recorded().filter(|_| world.cluster_id.is_some()) else { return false };
-        let left = cluster.voters().filter(|(_, member)| !is_lost(world, &member.name) && world.data(&member.name).is_some());
+        let Some(cluster) = world.recorded().filter(|_| world.cluster_id.is_some()) else {
+            return false;
+        };
+        let left = cluster.voters().filter(|(_, member)| {
+            !is_lost(world, &member.name) && world.data(&member.name).is_some()
+        });
         left.count() < cluster.quorum()
     }
 }
 
 /// A plan in a few lines.
 pub(crate) fn said(plan: &Plan) -> String {
-    format!("next: {:?}\nwaits: {:?}\nproblems: {:?}", plan.next, plan.waiting_for, plan.problems)
+    format!(
+        "next: {:?}\nwaits: {:?}\nproblems: {:?}",
+        plan.next, plan.waiting_for, plan.problems
+    )
 }

@@ -9,7 +9,7 @@ use crate::observed::{Desired, Disk, Intent, Kept, Observed, Pod, Role, Seen, Se
 use crate::plan::{Plan, plan};
 use crate::write::{Draw, Write, chains};
 
-pub(crate) const CLUSTER: ClusterId = ClusterId(0xc0ffee);
+pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
 
 #[derive(Clone)]
 pub(crate) struct Scene {
@@ -53,7 +53,11 @@ impl Scene {
             disks: BTreeMap::new(),
             services: BTreeMap::new(),
             strangers: Vec::new(),
-            shared: Shared { headless: Kept::Missing, client: Kept::Missing, budget: Kept::Missing },
+            shared: Shared {
+                headless: Kept::Missing,
+                client: Kept::Missing,
+                budget: Kept::Missing,
+            },
             members: Seen::Unknown("no member runs".into()),
             statuses: BTreeMap::new(),
         };
@@ -64,7 +68,10 @@ impl Scene {
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
-        scene.observed.intent = Some(Intent { token: "token".into(), members });
+        scene.observed.intent = Some(Intent {
+            token: "token".into(),
+            members,
+        });
         scene
     }
 
@@ -72,7 +79,10 @@ impl Scene {
     pub(crate) fn starting(members: &[&str]) -> Self {
         let mut scene = Self::begun(members);
         for member in members {
-            scene = scene.reserved(member).marked(member).pod(member, Role::Voter);
+            scene = scene
+                .reserved(member)
+                .marked(member)
+                .pod(member, Role::Voter);
         }
         scene.observed.shared = Shared {
             headless: Kept::AsMade(()),
@@ -87,7 +97,10 @@ impl Scene {
         let mut scene = Self::starting(members);
         scene.observed.shared.client = Kept::AsMade(true);
         scene.observed.cluster_id = Some(CLUSTER);
-        scene.observed.members = Seen::Known(Members { cluster_id: CLUSTER, members: Vec::new() });
+        scene.observed.members = Seen::Known(Members {
+            cluster_id: CLUSTER,
+            members: Vec::new(),
+        });
         for member in members {
             scene.enlist(member, false, true);
             scene.answers(member);
@@ -107,10 +120,24 @@ impl Scene {
     }
 
     fn enlist(&mut self, member: &str, is_learner: bool, joined: bool) {
-        let client_urls = if joined { vec![format!("http://{member}.ns.svc:2379")] } else { vec![] };
-        let name = if joined { member.to_owned() } else { String::new() };
+        let client_urls = if joined {
+            vec![format!("http://{member}.ns.svc:2379")]
+        } else {
+            vec![]
+        };
+        let name = if joined {
+            member.to_owned()
+        } else {
+            String::new()
+        };
         let peer_urls = vec![format!("http://{member}.ns.svc:2380")];
-        self.list().push(Member { id: id(member), name, peer_urls, client_urls, is_learner });
+        self.list().push(Member {
+            id: id(member),
+            name,
+            peer_urls,
+            client_urls,
+            is_learner,
+        });
     }
 
     fn answers(&mut self, member: &str) {
@@ -128,7 +155,9 @@ impl Scene {
             db_size_in_use: 0,
             errors: Vec::new(),
         };
-        self.observed.statuses.insert(member.into(), Seen::Known(status));
+        self.observed
+            .statuses
+            .insert(member.into(), Seen::Known(status));
     }
 
     fn pod(mut self, member: &str, role: Role) -> Self {
@@ -221,7 +250,9 @@ impl Scene {
 
     /// The pod runs and its etcd does not answer.
     pub(crate) fn down(mut self, member: &str) -> Self {
-        self.observed.statuses.insert(member.into(), Seen::Unknown("connection refused".into()));
+        self.observed
+            .statuses
+            .insert(member.into(), Seen::Unknown("connection refused".into()));
         self
     }
 
@@ -271,7 +302,10 @@ impl Scene {
 
     /// A learner that runs and has caught up.
     pub(crate) fn learner(mut self, member: &str) -> Self {
-        self = self.reserved(member).marked(member).pod(member, Role::Learner);
+        self = self
+            .reserved(member)
+            .marked(member)
+            .pod(member, Role::Learner);
         self.enlist(member, true, true);
         self.answers(member);
         self
@@ -286,7 +320,9 @@ impl Scene {
 
     /// A pod and a Service whose member is not in the list.
     pub(crate) fn leftover(self, member: &str) -> Self {
-        self.reserved(member).marked(member).pod(member, Role::Voter)
+        self.reserved(member)
+            .marked(member)
+            .pod(member, Role::Voter)
     }
 
     pub(crate) fn plan(&self) -> Plan {
@@ -296,15 +332,27 @@ impl Scene {
     /// All writes to Kubernetes, chain after chain.
     pub(crate) fn writes(&self) -> Vec<Write> {
         let orders = self.plan().step.orders;
-        orders.iter().flat_map(|order| chains(order, &mut Letters)).flatten().collect()
+        orders
+            .iter()
+            .flat_map(|order| chains(order, &mut Letters))
+            .flatten()
+            .collect()
     }
 
     pub(crate) fn changes(&self) -> Vec<Write> {
-        self.plan().step.change.map(|change| change.writes).unwrap_or_default()
+        self.plan()
+            .step
+            .change
+            .map(|change| change.writes)
+            .unwrap_or_default()
     }
 
     pub(crate) fn waits(&self) -> Vec<&'static str> {
-        self.plan().waiting_for.iter().map(|reason| reason.code).collect()
+        self.plan()
+            .waiting_for
+            .iter()
+            .map(|reason| reason.code)
+            .collect()
     }
 }
 
@@ -321,15 +369,24 @@ impl Draw for Letters {
 }
 
 pub(crate) fn remove(member: &str) -> Write {
-    Write::Remove { member: member.into(), id: id(member) }
+    Write::Remove {
+        member: member.into(),
+        id: id(member),
+    }
 }
 
 pub(crate) fn promote(member: &str) -> Write {
-    Write::Promote { member: member.into(), id: id(member) }
+    Write::Promote {
+        member: member.into(),
+        id: id(member),
+    }
 }
 
 pub(crate) fn delete_pod(member: &str) -> Write {
-    Write::DeletePod { member: member.into(), uid: format!("pod-{member}") }
+    Write::DeletePod {
+        member: member.into(),
+        uid: format!("pod-{member}"),
+    }
 }
 
 pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {

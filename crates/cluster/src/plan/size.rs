@@ -1,0 +1,294 @@
+//! The number of voters: names reserved, members added, learners promoted, members removed.
+//!
+//! What etcd's own `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` would refuse is waited for instead.
+
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Observed};
+use crate::plan::membership::{decide, remove};
+use crate::plan::view::{Data, Seat, VersionRules, View};
+use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::write::{Order, Write};
+
+/// Services for members to come, made before the members: a name that is never absent leaves nothing for a
+/// DNS cache to get wrong. Already while the dead are being removed, so that nothing waits for it.
+pub(super) fn reserve(
+    desired: &Desired,
+    observed: &Observed,
+    view: &View,
+    rules: VersionRules,
+    draft: &mut Draft,
+) -> Vec<String> {
+    let stay = view
+        .seats
+        .iter()
+        .filter(|seat| seat.data != Data::Gone)
+        .count();
+    let at_once = if rules.several_learners {
+        usize::MAX
+    } else {
+        1
+    };
+    let needed = desired.size.saturating_sub(stay).min(at_once);
+    let names = view.names();
+    let mut reserved: Vec<String> = observed
+        .services
+        .keys()
+        .filter(|name| !names.contains(*name) && objects::is_reserved(observed, name))
+        .cloned()
+        .collect();
+    for name in reserved.split_off(needed.min(reserved.len())) {
+        objects::discard(observed, &name, draft);
+    }
+    if reserved.len() < needed {
+        let count = needed - reserved.len();
+        draft.say(format!("make the Services of {count} new members"));
+        draft.order(Order::Reserve { count });
+    }
+    reserved
+}
+
+/// More members than wanted: learners first, then unhealthy voters, then the newest, the leader never.
+pub(super) fn shrink(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
+    draft: &mut Draft,
+) -> bool {
+    if view.seats.len() <= desired.size {
+        return false;
+    }
+    let Some(victim) = victim(view) else {
+        draft.wait(
+            "NoMemberToRemove",
+            "every member left is the leader or not run by this operator",
+            STEADY,
+        );
+        return true;
+    };
+    if victim.votes() {
+        // Invariant 3.
+        if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
+            draft.wait(
+                "QuorumAtRisk",
+                format!("{} is not removed: {risk}", victim.name),
+                SHORTLY,
+            );
+            return true;
+        }
+        // Invariant 2: what was changed last is healthy before the next change.
+        let waits = |draft: &mut Draft| {
+            wait_for_voters(observed, view, "the cluster shrinks", draft)
+                || wait_for_connections(view, now, draft)
+        };
+        if victim.is_healthy() && waits(draft) {
+            return true;
+        }
+    }
+    remove(view, victim, "the cluster shrinks", draft)
+}
+
+fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v Seat<'a>> {
+    let may_go = |seat: &&Seat| seat.data != Data::Elsewhere && Some(seat.id()) != view.leader;
+    let age = |seat: &Seat| {
+        seat.service
+            .map(|service| service.created)
+            .or(seat.pod.map(|pod| pod.created))
+    };
+    let first = |seat: &&Seat| {
+        (
+            seat.votes(),
+            seat.is_healthy(),
+            std::cmp::Reverse(age(seat)),
+            seat.id(),
+        )
+    };
+    view.seats.iter().filter(may_go).min_by_key(first)
+}
+
+/// Whether a change of the voters has to wait for one of them.
+fn wait_for_voters(observed: &Observed, view: &View, what: &str, draft: &mut Draft) -> bool {
+    let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) else {
+        return false;
+    };
+    let starts = observed.pods.get(&seat.name).is_some_and(|pod| pod.running);
+    let look_again = if starts { SHORTLY } else { STEADY };
+    draft.wait(
+        "VoterNotHealthy",
+        format!("{what} when {} is healthy", seat.name),
+        look_again,
+    );
+    true
+}
+
+/// What etcd's own rule of five seconds would refuse is waited for.
+fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
+    let young = |seat: &&Seat| {
+        seat.pod
+            .and_then(|pod| pod.running_since)
+            .is_some_and(|since| objects::age(since, now) < CONNECTED)
+    };
+    let Some(seat) = view.voters().find(young) else {
+        return false;
+    };
+    let text = format!(
+        "etcd takes the next change when all voters have been connected for 5 s; {} is new",
+        seat.name
+    );
+    draft.wait("VotersConnecting", text, SHORTLY);
+    true
+}
+
+/// Invariant 4: a learner that has caught up becomes a voter, one after the other (invariant 2).
+pub(super) fn promote(
+    desired: &Desired,
+    observed: &Observed,
+    view: &View,
+    draft: &mut Draft,
+) -> bool {
+    let newest = |seat: &&Seat| {
+        observed
+            .statuses
+            .get(&seat.name)
+            .and_then(|seen| seen.known())
+            .map(|s| s.raft_index)
+    };
+    let committed = view
+        .voters()
+        .filter_map(|seat| newest(&seat))
+        .max()
+        .unwrap_or(u64::MAX);
+    let mut ready = None;
+    for seat in view.learners() {
+        let has = observed
+            .statuses
+            .get(&seat.name)
+            .and_then(|seen| seen.known())
+            .map(|s| s.raft_applied_index);
+        match has {
+            // etcd promotes a learner that has nine tenths of the leader's log.
+            Some(has) if seat.is_healthy() && has >= committed - committed / 10 => {
+                ready = ready.or(Some(seat));
+            }
+            Some(has) => {
+                let text = format!("{} has applied {has} of {committed} log entries", seat.name);
+                draft.wait("LearnerCatchingUp", text, SOON);
+            }
+            None => {
+                let stuck = seat.pod.is_some_and(|pod| pod.trouble.is_some());
+                let running = seat.pod.is_some_and(|pod| pod.running);
+                let look_again = if running {
+                    SOON
+                } else if stuck {
+                    STEADY
+                } else {
+                    BLIND
+                };
+                draft.wait(
+                    "LearnerStarting",
+                    format!("{} is not running yet", seat.name),
+                    look_again,
+                );
+            }
+        }
+    }
+    let Some(seat) = ready.filter(|_| view.voters().count() < desired.size) else {
+        return false;
+    };
+    if wait_for_voters(
+        observed,
+        view,
+        &format!("{} becomes a voter", seat.name),
+        draft,
+    ) {
+        return false;
+    }
+    if let Some(risk) = view.quorum().unsafe_with_one_more() {
+        draft.wait(
+            "QuorumAtRisk",
+            format!("{} is not promoted: {risk}", seat.name),
+            SHORTLY,
+        );
+        return false;
+    }
+    let write = Write::Promote {
+        member: seat.name.clone(),
+        id: seat.id(),
+    };
+    decide(
+        view,
+        vec![write],
+        None,
+        format!("make {} a voter", seat.name),
+        draft,
+    )
+}
+
+/// Fewer members than wanted. Invariant 4: they join as learners where etcd has them.
+pub(super) fn grow(
+    (desired, now): (&Desired, Timestamp),
+    view: &View,
+    rules: VersionRules,
+    reserved: &[String],
+    draft: &mut Draft,
+) -> bool {
+    let missing = desired.size.saturating_sub(view.seats.len());
+    let count = if rules.several_learners {
+        missing
+    } else {
+        missing.min(1)
+    };
+    let names: Vec<&String> = reserved.iter().take(count).collect();
+    if names.is_empty() {
+        return false;
+    }
+    if names.len() < count {
+        return false; // The other Services are being made; all join together.
+    }
+    // etcd refuses an addition unless every voter has been connected for 5 s.
+    if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
+        draft.wait(
+            "VoterNotHealthy",
+            format!("a member is added when {} is healthy", seat.name),
+            BLIND,
+        );
+        return true;
+    }
+    if wait_for_connections(view, now, draft) {
+        return true;
+    }
+    let joining = |seat: &&Seat| {
+        !seat.joined()
+            && seat
+                .pod
+                .is_some_and(|pod| pod.trouble.is_none() && pod.restarts == 0)
+    };
+    if let Some(seat) = view.seats.iter().find(joining) {
+        draft.wait(
+            "MemberJoining",
+            format!("a member is added when {} has joined", seat.name),
+            SHORTLY,
+        );
+        return true;
+    }
+    if !rules.several_learners && view.learners().next().is_some() {
+        draft.wait(
+            "OneLearnerAtATime",
+            "etcd before 3.6 takes one learner at a time",
+            SHORTLY,
+        );
+        return true;
+    }
+    let writes = names
+        .iter()
+        .map(|name| Write::AddMember {
+            member: (*name).clone(),
+            learner: rules.learners,
+        })
+        .collect();
+    let text = names
+        .iter()
+        .map(|name| name.as_str())
+        .collect::<Vec<_>>()
+        .join(", ");
+    decide(view, writes, None, format!("add {text}"), draft)
+}
