@@ -76,7 +76,12 @@ impl Keyspace {
     async fn put(&self, key: String) -> Result<()> {
         let begun = Instant::now();
         loop {
-            match self.client.kv_client().put(key.clone(), value(&key), None).await {
+            match self
+                .client
+                .kv_client()
+                .put(key.clone(), value(&key), None)
+                .await
+            {
                 Ok(_) => return Ok(()),
                 Err(error) if begun.elapsed() < PATIENT_WRITE && is_passing(&error) => {
                     tokio::time::sleep(Duration::from_millis(100)).await;

@@ -118,10 +118,7 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
 
 fn unit_tests(filter: Option<&str>) -> Result<Summary> {
     // xtask by itself: together, its dependencies' features would have the large ones compiled a second time.
-    let selections = [
-        &["--workspace", "--exclude", "xtask"][..],
-        &["-p", "xtask"],
-    ];
+    let selections = [&["--workspace", "--exclude", "xtask"][..], &["-p", "xtask"]];
     progress::say("cargo test --no-run");
     let compiled = Command::new(cargo())
         .args(["test", "--no-run"])

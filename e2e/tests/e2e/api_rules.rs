@@ -37,7 +37,9 @@ async fn the_api_server_applies_every_rule() {
         let refused = manifests("e2e/fixtures/cel/refused")?;
         stream::iter(refused)
             .map(anyhow::Ok)
-            .try_for_each_concurrent(AT_A_TIME, async |path| refused_as_expected(sandbox, &path).await)
+            .try_for_each_concurrent(AT_A_TIME, async |path| {
+                refused_as_expected(sandbox, &path).await
+            })
             .await
     })
     .await;
@@ -49,12 +51,18 @@ async fn refused_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     let first = manifest.lines().next().unwrap_or_default();
     let expected = first.trim_start_matches('#').trim();
     let name = path.display();
-    ensure!(!expected.is_empty(), "{name} does not begin with the message expected");
+    ensure!(
+        !expected.is_empty(),
+        "{name} does not begin with the message expected"
+    );
     match dry_run(sandbox, &manifest).await {
         Ok(_) => bail!("{name} is accepted; expected: {expected}"),
         Err(error) => {
             let text = format!("{error:#}");
-            ensure!(text.contains(expected), "{name}: expected {expected:?} in: {text}");
+            ensure!(
+                text.contains(expected),
+                "{name}: expected {expected:?} in: {text}"
+            );
             Ok(())
         }
     }
