@@ -40,6 +40,12 @@ impl Summary {
             .push(format!("{what} (did not run to its end)"));
     }
 
+    /// Tests that are not run here.
+    pub(crate) fn skip(&mut self, names: Vec<String>) {
+        self.skipped += names.len();
+        self.ignored.extend(names);
+    }
+
     /// The one line at the end.
     pub(crate) fn line(&self) -> String {
         format!(

@@ -12,6 +12,7 @@ mod bootstrap;
 mod chart_install;
 mod examples;
 mod fixtures;
+mod node_reboot;
 mod old_manifests;
 mod replace_member;
 mod scale;
