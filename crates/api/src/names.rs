@@ -35,6 +35,8 @@ pub const ANNOTATION_VERSION: &str = "etcd.version";
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
 /// Annotation with the cluster ID once known, on every pod and volume claim.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
+/// Annotation on the volume claim of a first member: the names of all first members, separated by commas.
+pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
 /// Annotation on a member's Service, set before a pod is made for the member: from then on a missing pod
 /// may be a pod that was lost.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";

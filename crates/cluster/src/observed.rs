@@ -128,6 +128,8 @@ pub struct Disk {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version it was made for.
     pub version: Option<String>,
+    /// The first members, on a first member's claim.
+    pub initial: BTreeSet<String>,
     /// A deletion was asked for; it is gone when its pod is.
     pub terminating: bool,
 }

@@ -89,7 +89,7 @@ fn cases(default: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(cases(3000))]
+    #![proptest_config(cases(5000))]
 
     /// Invariants 1 to 8 and 10.
     #[test]

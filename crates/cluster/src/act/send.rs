@@ -315,9 +315,13 @@ impl Actor<'_> {
 
     fn claim(&self, start: &Start) -> Option<PersistentVolumeClaim> {
         let mut claim = member::volume_claim(&self.members(), &start.member)?;
-        claim
-            .annotations_mut()
-            .insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        let annotations = claim.annotations_mut();
+        annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        if start.state == State::New {
+            // A first member's disk tells who the others were, also when pods and status are lost.
+            let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
+            annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
+        }
         Some(claim)
     }
 

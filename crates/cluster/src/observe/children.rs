@@ -50,6 +50,9 @@ pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
             .as_deref()
             .and_then(parse_cluster_id),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
+        initial: annotation(&claim.metadata, names::ANNOTATION_FIRST_MEMBERS)
+            .map(|list| list.split(',').map(str::to_owned).collect())
+            .unwrap_or_default(),
         terminating: claim.metadata.deletion_timestamp.is_some(),
     }
 }

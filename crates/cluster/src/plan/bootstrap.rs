@@ -321,18 +321,16 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draf
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // A first member's pod names all first members; those whose pods are gone are members all the same.
+    // A first member's pod and claim name all first members; those that are gone were members all the same.
     let named = |name: &String, initial: &BTreeSet<String>| {
-        std::iter::once(name).chain(initial).cloned().collect()
+        let all = std::iter::once(name).chain(initial);
+        all.cloned().collect::<BTreeSet<String>>()
     };
-    let pods = observed
-        .pods
-        .iter()
-        .map(|(name, pod)| (&pod.token, named(name, &pod.initial), pod.cluster_id));
-    let disks = observed
-        .disks
-        .iter()
-        .map(|(name, disk)| (&disk.token, BTreeSet::from([name.clone()]), disk.cluster_id));
+    let pods = observed.pods.iter();
+    let pods = pods.map(|(name, pod)| (&pod.token, named(name, &pod.initial), pod.cluster_id));
+    let disks = observed.disks.iter();
+    let disks =
+        disks.map(|(name, disk)| (&disk.token, named(name, &disk.initial), disk.cluster_id));
     let mut found: Vec<Trace> = Vec::new();
     for (token, names, cluster_id) in pods.chain(disks) {
         let token = token.clone().unwrap_or_default();

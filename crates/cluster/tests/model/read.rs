@@ -76,6 +76,7 @@ impl World {
                 token: Some(disk.token.clone()),
                 cluster_id: disk.cluster_id,
                 version: Some(self.version.to_owned()),
+                initial: disk.initial.clone(),
                 terminating: disk.terminating,
             };
             (name.clone(), seen)

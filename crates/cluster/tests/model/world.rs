@@ -30,6 +30,7 @@ pub(crate) struct WorldPod {
 #[derive(Clone, Debug)]
 pub(crate) struct WorldDisk {
     pub(crate) uid: u64,
+    pub(crate) initial: BTreeSet<String>,
     pub(crate) token: String,
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,

@@ -1,7 +1,9 @@
 //! The API server and etcd taking one write.
 
+use std::collections::BTreeSet;
+
 use cluster::observed::{Intent, Kept};
-use cluster::write::{Start, Write};
+use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::Member;
@@ -199,6 +201,11 @@ impl World {
         }
         let disk = WorldDisk {
             uid: self.next(),
+            initial: if start.state == State::New {
+                start.initial.clone()
+            } else {
+                BTreeSet::new()
+            },
             token: start.token.clone(),
             cluster_id: start.cluster_id,
             owned: true,

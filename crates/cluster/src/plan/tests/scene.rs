@@ -225,6 +225,7 @@ impl Scene {
                 token: Some("token".into()),
                 cluster_id: self.observed.cluster_id,
                 version: None,
+                initial: [].into(),
                 terminating: false,
             };
             self.observed.disks.insert(member.clone(), disk);
