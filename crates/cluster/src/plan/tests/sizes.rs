@@ -53,9 +53,11 @@ fn additions_come_before_the_pods_of_those_added() {
 
 #[test]
 fn waits_for_etcds_five_seconds_instead_of_running_into_them() {
-    let scene = Scene::formed(&["a"]).size(2).reserved("d").young("a");
+    let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), ["VotersConnecting"]);
+    let alone = Scene::formed(&["a"]).size(2).reserved("d").young("a");
+    assert_eq!(alone.changes().len(), 1, "a voter alone waits for nobody");
 }
 
 #[test]
