@@ -130,14 +130,14 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The members worth asking: their container runs, nobody is ending it, and they belong to this cluster and
+/// The members worth asking: their pod has an address, nobody is ending it, and they belong to this cluster and
 /// not to a bootstrap that was given up. Ready ones first.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let worth = observed
         .pods
         .iter()
-        .filter(|(_, pod)| pod.running && pod.stays() && pod.token.as_ref() == token);
+        .filter(|(_, pod)| pod.addressed && pod.stays() && pod.token.as_ref() == token);
     let mut names: Vec<(bool, String)> = worth
         .map(|(name, pod)| (!pod.ready, name.clone()))
         .collect();

@@ -61,6 +61,9 @@ pub struct Pod {
     pub terminating: bool,
     /// It ended for good (evicted, node lost); it will not run again.
     pub failed: bool,
+    /// It has an address: its etcd may answer, also before the kubelet reports that its container runs, which
+    /// it finds out once a second.
+    pub addressed: bool,
     /// Its etcd container runs.
     pub running: bool,
     /// Since when its etcd container has been running.

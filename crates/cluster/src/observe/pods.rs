@@ -44,6 +44,7 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
+        addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),

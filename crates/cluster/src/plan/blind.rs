@@ -68,7 +68,7 @@ fn outlook(observed: &Observed, why: &str, draft: &mut Draft) {
         let soon = observed
             .pods
             .values()
-            .any(|pod| pod.running && !pod.terminating);
+            .any(|pod| pod.addressed && !pod.terminating);
         let look_again = if soon { SHORTLY } else { BLIND };
         draft.wait(
             "NoQuorum",

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::plan::{BLIND, Draft, SOON, STEADY, objects};
 use crate::write::{Order, Start, State, Write};
 
 /// No bootstrap is recorded: begin one, or find again what the status has forgotten.
@@ -130,7 +130,7 @@ pub(super) fn unformed(
     for (name, data) in &first {
         start_first(desired, observed, intent, name, *data, draft);
     }
-    waiting(observed, intent, quorum, draft);
+    waiting(observed, intent, quorum, now, draft);
     objects::troubles(observed, &intent.members, now, draft);
 }
 
@@ -297,18 +297,21 @@ fn start_first(
     }
 }
 
-fn waiting(observed: &Observed, intent: &Intent, quorum: usize, draft: &mut Draft) {
+fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, draft: &mut Draft) {
     let running = intent
         .members
         .iter()
         .filter_map(|name| observed.pods.get(name))
         .filter(|pod| pod.running)
         .count();
-    let look_again = if running >= quorum {
-        SOON
-    } else {
-        SHORTLY.max(BLIND)
-    };
+    let pods = intent
+        .members
+        .iter()
+        .filter_map(|name| observed.pods.get(name));
+    let soon = pods
+        .filter(|pod| objects::is_about_to_answer(pod, now))
+        .count();
+    let look_again = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
     draft.wait(
         "Bootstrapping",

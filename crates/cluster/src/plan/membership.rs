@@ -112,7 +112,7 @@ pub(super) fn change(
     let _decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
         || shrink((desired, observed, now), view, draft)
-        || promote(desired, observed, view, draft)
+        || promote((desired, observed, now), view, draft)
         || grow((desired, now), view, rules, &reserved, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {
         if let (Health::Unhealthy(why), Data::There | Data::Elsewhere) = (&seat.health, seat.data) {

@@ -281,6 +281,11 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
     }
 }
 
+/// Whether the pod's etcd may answer at any moment, so that asking often is worth it.
+pub(super) fn is_about_to_answer(pod: &Pod, now: Timestamp) -> bool {
+    pod.addressed && pod.trouble.is_none() && age(pod.created, now) < SLOW
+}
+
 /// How long ago something was.
 pub(super) fn age(since: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(since)).unwrap_or_default()

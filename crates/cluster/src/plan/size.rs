@@ -143,8 +143,7 @@ fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool 
 
 /// Invariant 4: a learner that has caught up becomes a voter, one after the other (invariant 2).
 pub(super) fn promote(
-    desired: &Desired,
-    observed: &Observed,
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
     draft: &mut Draft,
 ) -> bool {
@@ -177,15 +176,10 @@ pub(super) fn promote(
                 draft.wait("LearnerCatchingUp", text, SOON);
             }
             None => {
-                let stuck = seat.pod.is_some_and(|pod| pod.trouble.is_some());
-                let running = seat.pod.is_some_and(|pod| pod.running);
-                let look_again = if running {
-                    SOON
-                } else if stuck {
-                    STEADY
-                } else {
-                    BLIND
-                };
+                let soon = seat
+                    .pod
+                    .is_some_and(|pod| objects::is_about_to_answer(pod, now));
+                let look_again = if soon { SOON } else { BLIND };
                 draft.wait(
                     "LearnerStarting",
                     format!("{} is not running yet", seat.name),

@@ -51,6 +51,7 @@ impl World {
             durable: pod.start.durable,
             terminating: pod.ends_in.is_some(),
             failed: false,
+            addressed: pod.running,
             running: pod.running,
             running_since: pod.running_since.map(seconds),
             ready: pod.running,

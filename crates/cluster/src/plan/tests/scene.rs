@@ -173,6 +173,7 @@ impl Scene {
             durable: false,
             terminating: false,
             failed: false,
+            addressed: true,
             running: true,
             running_since: Some(at(0)),
             ready: true,
@@ -246,7 +247,9 @@ impl Scene {
 
     pub(crate) fn not_running(mut self, member: &str) -> Self {
         self.observed.statuses.remove(member);
-        self.with_pod(member, |pod| (pod.running, pod.ready) = (false, false))
+        self.with_pod(member, |pod| {
+            (pod.addressed, pod.running, pod.ready) = (false, false, false);
+        })
     }
 
     /// The pod runs and its etcd does not answer.
