@@ -16,7 +16,7 @@ use std::time::Duration;
 use api::EtcdCluster;
 use api::cluster::MemberRole;
 use api::names;
-use etcd::{ClusterId, Etcd};
+use etcd::{ClusterId, Etcd, Status};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -28,6 +28,9 @@ use crate::observed::{Intent, Observed, Seen};
 
 /// How long reading the Kubernetes objects may take.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a member may take that is not ready; one that is has the client's own deadline.
+const IMPATIENCE: Duration = Duration::from_millis(250);
 
 /// Why there is no observation.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +116,12 @@ pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
         .iter()
         .map(|name| addresses.client_url(name))
         .collect();
-    let statuses = join_all(via.iter().map(|url| etcd.status(url)));
+    let statuses = join_all(
+        asked
+            .iter()
+            .zip(&via)
+            .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
+    );
     let (members, statuses) = tokio::join!(etcd.members(&via), statuses);
     observed.members = seen(members);
     observed.statuses = asked
@@ -121,6 +129,16 @@ pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
         .zip(statuses.into_iter().map(seen))
         .collect();
     observed
+}
+
+/// One member's answer. Who is not ready is not waited for: a first packet that is lost, because the Service's
+/// rules are just being made, is sent again only after a second.
+async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
+    if ready {
+        return etcd.status(url).await;
+    }
+    let answer = tokio::time::timeout(IMPATIENCE, etcd.status(url)).await;
+    answer.unwrap_or_else(|_| Err(etcd::Error::Timeout(url.to_owned())))
 }
 
 fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
