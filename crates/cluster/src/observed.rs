@@ -138,6 +138,7 @@ pub struct Disk {
 }
 
 /// A member's own Service.
+#[allow(clippy::struct_excessive_bools)] // Each is seen by itself; all combinations happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Of the Service; deletes name it.
@@ -150,6 +151,8 @@ pub struct Service {
     pub started: bool,
     /// It is not what the builder makes.
     pub drifted: bool,
+    /// It has no endpoints yet: how a first member's Service begins.
+    pub closed: bool,
     /// When it was made: the age of the member.
     pub created: Timestamp,
 }

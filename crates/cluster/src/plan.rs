@@ -146,7 +146,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     }
     if let Some(restore) = &observed.claimed_by {
         let text = format!(
-            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done"
+            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done; if that \
+             EtcdRestore was deleted, delete this EtcdCluster, which nobody has written to yet, and restore again"
         );
         draft.wait("Restoring", text, BLIND);
         return draft.finish();

@@ -97,6 +97,13 @@ pub enum Write {
         member: String,
         /// Whether it carries the mark that a pod may have been made.
         started: bool,
+        /// Whether it has no endpoints until it is opened.
+        closed: bool,
+    },
+    /// Gives a first member's Service its endpoints.
+    OpenService {
+        /// Whose Service.
+        member: String,
     },
     /// Applies a member's Service that is there and not as it should be.
     RepairService {
@@ -263,6 +270,7 @@ pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
                 vec![Write::CreateService {
                     member: draw.member(),
                     started: false,
+                    closed: false,
                 }]
             })
             .collect(),
@@ -281,6 +289,7 @@ impl Write {
             Self::ApplyBudget { .. } => "before-apply-budget",
             Self::DeleteBudget => "before-delete-budget",
             Self::CreateService { .. } => "before-create-service",
+            Self::OpenService { .. } => "before-open-service",
             Self::RepairService { .. } => "before-repair-service",
             Self::MarkService { .. } => "before-mark-service",
             Self::DeleteService { .. } => "before-delete-service",
@@ -316,6 +325,7 @@ impl fmt::Display for Write {
             }
             Self::DeleteBudget => f.write_str("delete the disruption budget"),
             Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
+            Self::OpenService { member } => write!(f, "open the Service of {member}"),
             Self::RepairService { member } => write!(f, "repair the Service of {member}"),
             Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
             Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),

@@ -30,7 +30,7 @@ pub use budget::{disruption_budget, quorum};
 pub use flags::{MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use pod::{USER, container_security, data_mount, pod};
-pub use services::{client_service, headless_service, member_service};
+pub use services::{client_service, closed, headless_service, is_closed, member_service};
 pub use volume::volume_claim;
 
 /// Annotation with a hash of what the spec says about pods: a pod whose hash differs from

@@ -80,8 +80,15 @@ impl Actor<'_> {
                     None => Ok(None),
                 }
             }
-            Write::CreateService { member, started } => {
+            Write::CreateService {
+                member,
+                started,
+                closed,
+            } => {
                 let mut service = member::member_service(&self.members(), member);
+                if *closed {
+                    service = member::closed(service);
+                }
                 if *started {
                     service
                         .annotations_mut()
@@ -89,7 +96,7 @@ impl Actor<'_> {
                 }
                 self.create(&service).await
             }
-            Write::RepairService { member } => {
+            Write::OpenService { member } | Write::RepairService { member } => {
                 self.apply(&member::member_service(&self.members(), member))
                     .await
             }

@@ -74,6 +74,7 @@ pub(super) fn member_service(
         owned: owner == Some(uid),
         started: annotation(&service.metadata, names::ANNOTATION_STARTED).is_some(),
         drifted: drifted(&member::member_service(members, member), service),
+        closed: member::is_closed(service),
         created: service
             .creation_timestamp()
             .map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),

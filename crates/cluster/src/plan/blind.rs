@@ -34,7 +34,7 @@ pub(super) fn blind(
         let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
         let kept = disk.is_some_and(|disk| !disk.terminating);
         if kept || pod.is_some_and(Pod::stays) {
-            objects::serve(name, observed.services.get(name), draft);
+            objects::serve(name, observed.services.get(name), true, draft);
         }
         if kept && pod.is_none() {
             let start = Start {

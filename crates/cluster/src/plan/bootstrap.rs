@@ -14,6 +14,9 @@ use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, objects};
 use crate::write::{Order, Start, State, Write};
 
+/// How long first members' Services stay without endpoints when none of the members is seen running.
+const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
+
 /// No bootstrap is recorded: begin one, or find again what the status has forgotten.
 pub(super) fn unrecorded(
     desired: &Desired,
@@ -127,8 +130,9 @@ pub(super) fn unformed(
         draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
     }
     discard_others(observed, intent, draft);
+    let open = may_reach_each_other(observed, intent, now);
     for (name, data) in &first {
-        start_first(desired, observed, intent, name, *data, draft);
+        start_first((desired, observed, open), intent, name, *data, draft);
     }
     waiting(observed, intent, quorum, now, draft);
     objects::troubles(observed, &intent.members, now, draft);
@@ -248,9 +252,20 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
     }
 }
 
+/// Whether the first members' Services get their endpoints. They begin without: a first member asks the others, one
+/// after the other and for a second each, whether it was bootstrapped before, and members that start together
+/// listen and do not answer yet. Where connections are refused each starts at once. One that runs has asked; and
+/// after a moment the Services open in any case, so that nothing depends on one pod.
+fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
+    let mut pods = intent
+        .members
+        .iter()
+        .filter_map(|name| observed.pods.get(name));
+    pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
+}
+
 fn start_first(
-    desired: &Desired,
-    observed: &Observed,
+    (desired, observed, open): (&Desired, &Observed, bool),
     intent: &Intent,
     name: &str,
     data: Data,
@@ -273,6 +288,7 @@ fn start_first(
                 None => vec![Write::CreateService {
                     member: name.to_owned(),
                     started: true,
+                    closed: !open && intent.members.len() > 1,
                 }],
                 Some(service) => vec![objects::mark(name, service)],
             };
@@ -281,7 +297,7 @@ fn start_first(
             draft.order(Order::Writes(writes));
         }
         Data::There => {
-            objects::serve(name, service, draft);
+            objects::serve(name, service, open, draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
                 draft.order(objects::pod_on_disk(service, start));

@@ -80,25 +80,31 @@ pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft:
 pub(super) fn member_services(observed: &Observed, view: &View, draft: &mut Draft) {
     for seat in &view.seats {
         if seat.data == Data::There {
-            serve(&seat.name, observed.services.get(&seat.name), draft);
+            serve(&seat.name, observed.services.get(&seat.name), true, draft);
         }
     }
 }
 
-/// Makes or repairs the Service of a member that is there.
-pub(super) fn serve(name: &str, service: Option<&Service>, draft: &mut Draft) {
+/// Makes or repairs the Service of a member that is there; `open`: it is to have endpoints.
+pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
             draft.say(format!("make the Service of {name} again"));
             let write = Write::CreateService {
                 member: name.to_owned(),
                 started: true,
+                closed: false,
             };
             draft.order(Order::Writes(vec![write]));
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));
             draft.order(Order::Writes(vec![Write::RepairService {
+                member: name.to_owned(),
+            }]));
+        }
+        Some(service) if service.closed && open => {
+            draft.order(Order::Writes(vec![Write::OpenService {
                 member: name.to_owned(),
             }]));
         }

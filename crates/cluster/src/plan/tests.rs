@@ -50,7 +50,11 @@ fn starts_all_first_members_at_once_each_after_its_service() {
         });
         let Some(
             [
-                Write::CreateService { started: true, .. },
+                Write::CreateService {
+                    started: true,
+                    closed: true,
+                    ..
+                },
                 Write::CreatePod(start),
             ],
         ) = chain.map(Vec::as_slice)
@@ -59,6 +63,29 @@ fn starts_all_first_members_at_once_each_after_its_service() {
         };
         assert_eq!((start.state, start.initial.len()), (State::New, 3));
     }
+}
+
+#[test]
+fn first_members_reach_each_other_once_one_of_them_runs() {
+    let opened = |scene: &Scene| {
+        let writes = scene.writes();
+        ["a", "b", "c"].map(|member| {
+            let member = member.to_owned();
+            writes.contains(&Write::OpenService { member })
+        })
+    };
+    let mut scene = Scene::starting(&["a", "b", "c"]);
+    for service in scene.observed.services.values_mut() {
+        service.closed = true;
+    }
+    assert_eq!(opened(&scene), [true; 3]);
+    let young = ["a", "b", "c"].into_iter().fold(scene, |scene, member| {
+        scene.young(member).not_running(member)
+    });
+    assert_eq!(opened(&young), [false; 3]);
+    // Whatever the pods do, the Services do not stay closed.
+    let slow = young.aged();
+    assert_eq!(opened(&slow), [true; 3]);
 }
 
 #[test]
@@ -387,6 +414,7 @@ fn deleted_services_and_the_budget_come_back() {
         Write::CreateService {
             member: "b".into(),
             started: true,
+            closed: false,
         },
     ] {
         assert!(writes.contains(&write), "{write:?} in {writes:?}");

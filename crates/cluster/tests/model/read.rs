@@ -19,6 +19,7 @@ impl World {
                 owned: true,
                 started: service.started,
                 drifted: service.drifted,
+                closed: service.closed,
                 created: seconds(service.created),
             };
             (name.clone(), seen)

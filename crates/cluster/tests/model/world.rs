@@ -44,6 +44,7 @@ pub(crate) struct WorldService {
     pub(crate) version: u64,
     pub(crate) started: bool,
     pub(crate) drifted: bool,
+    pub(crate) closed: bool,
     pub(crate) created: u64,
 }
 
@@ -264,7 +265,11 @@ impl World {
             let has = self
                 .data(&member.name)
                 .is_some_and(|data| data.member == *id && data.token == token);
-            let is_up = runs && has && !self.isolated.contains(&member.name);
+            let closed = self
+                .services
+                .get(&member.name)
+                .is_some_and(|service| service.closed);
+            let is_up = runs && has && !closed && !self.isolated.contains(&member.name);
             member.up_since = if is_up {
                 member.up_since.or(Some(self.now))
             } else {
@@ -359,8 +364,8 @@ impl fmt::Display for World {
         for (name, service) in &self.services {
             writeln!(
                 f,
-                "service {name}: started {} drifted {}",
-                service.started, service.drifted
+                "service {name}: started {} drifted {} closed {}",
+                service.started, service.drifted, service.closed
             )?;
         }
         writeln!(

@@ -47,6 +47,7 @@ impl World {
                 Answer::Done(None)
             }
             Write::CreateService { .. }
+            | Write::OpenService { .. }
             | Write::RepairService { .. }
             | Write::MarkService { .. }
             | Write::DeleteService { .. } => self.write_service(write),
@@ -136,7 +137,11 @@ impl World {
     fn write_service(&mut self, write: &Write) -> Answer {
         let version = self.next();
         match write {
-            Write::CreateService { member, started } => {
+            Write::CreateService {
+                member,
+                started,
+                closed,
+            } => {
                 if self.services.contains_key(member) {
                     return Answer::Failed;
                 }
@@ -146,22 +151,24 @@ impl World {
                     version,
                     started: *started,
                     drifted: false,
+                    closed: *closed,
                     created,
                 };
                 self.services.insert(member.clone(), service);
                 Answer::Done(Some(version))
             }
-            Write::RepairService { member } => {
+            Write::OpenService { member } | Write::RepairService { member } => {
                 let created = self.now;
                 let service = WorldService {
                     uid: version,
                     version,
                     started: false,
                     drifted: false,
+                    closed: false,
                     created,
                 };
                 let service = self.services.entry(member.clone()).or_insert(service);
-                (service.version, service.drifted) = (version, false);
+                (service.version, service.drifted, service.closed) = (version, false, false);
                 Answer::Done(Some(version))
             }
             Write::MarkService {

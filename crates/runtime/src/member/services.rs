@@ -25,6 +25,34 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
+/// The Service without endpoints: connections to it are refused at once instead of reaching the pod. The first
+/// members begin behind such Services, see [`is_closed`].
+#[must_use]
+pub fn closed(mut service: Service) -> Service {
+    let selector = service
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.selector.as_mut());
+    if let Some(selector) = selector {
+        selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
+    }
+    service
+}
+
+/// Whether a member's Service has no endpoints yet.
+///
+/// A first member asks every other one whether it has been bootstrapped already, for a second each (etcd's
+/// `isMemberBootstrapped`). Members that start together listen and do not serve yet, so each waits the whole second
+/// for each other; a refused connection costs nothing.
+#[must_use]
+pub fn is_closed(service: &Service) -> bool {
+    let selector = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.selector.as_ref());
+    selector.is_some_and(|selector| selector.contains_key(names::LABEL_FORMED))
+}
+
 /// The headless Service named like the cluster: discovery, old clients, and addresses of the form
 /// `<member>.<cluster>.<namespace>.svc`.
 pub fn headless_service(members: &Members<'_>) -> Service {
@@ -102,6 +130,16 @@ mod tests {
         assert_eq!(spec.selector.unwrap()["etcd_node"], "db-aaaaaaaaaa");
         let ports: Vec<_> = spec.ports.unwrap().iter().map(|port| port.port).collect();
         assert_eq!(ports, [2379, 2380]);
+    }
+
+    #[test]
+    fn a_closed_service_selects_no_pod_and_is_told_apart() {
+        let fixture = Fixture::default();
+        let open = member_service(&fixture.members(), "db-aaaaaaaaaa");
+        let closed = closed(open.clone());
+        assert!(is_closed(&closed) && !is_closed(&open));
+        let selector = closed.spec.unwrap().selector.unwrap();
+        assert_eq!(selector["etcd.database.coreos.com/formed"], "true");
     }
 
     #[test]

@@ -176,8 +176,10 @@ pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
+        // Rules follow Services at once, as with nftables or eBPF. Left out, or 0, it means a second (kubeadm's set-up),
+        // and every measurement that waits for a Service shows kube-proxy's beat.
         // Pods share a bridge: without br_netfilter an answer would take the short way and miss the translation.
-        "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "0s" },
+        "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(
         testbed.run_folder.join("kube-proxy.json"),

@@ -269,7 +269,9 @@ impl Scene {
     }
 
     pub(crate) fn young(self, member: &str) -> Self {
-        self.with_pod(member, |pod| pod.running_since = Some(at(999)))
+        self.with_pod(member, |pod| {
+            (pod.running_since, pod.created) = (Some(at(999)), at(999));
+        })
     }
 
     /// Nobody answers.
@@ -287,6 +289,7 @@ impl Scene {
             owned: true,
             started: false,
             drifted: false,
+            closed: false,
             created: at(i64::from(member.as_bytes()[0])),
         };
         self.observed.services.insert(member.into(), service);
@@ -327,6 +330,14 @@ impl Scene {
         self.reserved(member)
             .marked(member)
             .pod(member, Role::Voter)
+    }
+
+    /// The same pods, made a while ago.
+    pub(crate) fn aged(mut self) -> Self {
+        for pod in self.observed.pods.values_mut() {
+            pod.created = at(900);
+        }
+        self
     }
 
     pub(crate) fn plan(&self) -> Plan {
