@@ -245,7 +245,8 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    network::remove_covered();
+    // Removing a folder ends the mounts other testbeds have on it.
+    slot::unless_others(run_folder, network::remove_covered);
     Ok(())
 }
 

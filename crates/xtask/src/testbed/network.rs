@@ -100,10 +100,11 @@ fn mounts(run_folder: &Path) -> String {
     script
 }
 
-/// Removes the folders [`create`] made for the namespace to cover.
+/// Removes the folders [`create`] made for the namespace to cover. No other testbed may be up: a folder that is
+/// removed takes the mounts on it along, in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // Only if it is empty: it may be the machine's, or another testbed's.
+        // Only if it is empty: it may be the machine's.
         let _ = fs::remove_dir(folder);
     }
 }

@@ -113,6 +113,26 @@ pub(crate) fn release(slot: Slot, run_folder: &Path) {
     }
 }
 
+/// Does something to what all testbeds share, unless another one is up or coming up; none can begin meanwhile.
+pub(crate) fn unless_others(run_folder: &Path, act: impl FnOnce()) {
+    unless_others_in(&checkout::slots_folder(), run_folder, act);
+}
+
+fn unless_others_in(folder: &Path, run_folder: &Path, act: impl FnOnce()) {
+    let Ok(lock) = File::create(folder.join("lock")) else {
+        return;
+    };
+    if lock.lock().is_err() {
+        return;
+    }
+    let others = (0..SLOTS)
+        .filter_map(|slot| held_by(folder, Slot(slot)))
+        .any(|claim| claim.run_folder != run_folder && claim.is_held());
+    if !others {
+        act();
+    }
+}
+
 fn claim_file(folder: &Path, slot: Slot) -> PathBuf {
     folder.join(format!("{}.json", slot.0))
 }
@@ -196,6 +216,25 @@ mod tests {
     fn a_wide_route_takes_all_slots_and_the_error_says_what_to_do() {
         let error = choose(|_| false, &[(Ipv4Addr::new(10, 0, 0, 0), 8)]).unwrap_err();
         assert!(error.to_string().contains("testbed down"));
+    }
+
+    #[test]
+    fn what_all_share_is_left_alone_while_another_testbed_is_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let done = |run_folder: &str| {
+            let mut done = false;
+            unless_others_in(folder.path(), Path::new(run_folder), || done = true);
+            done
+        };
+        assert!(done("/ours"));
+        let claim = Claim {
+            run_folder: "/theirs".into(),
+            by: Identity::own().unwrap(),
+        };
+        let text = serde_json::to_string(&claim).unwrap();
+        fs::write(claim_file(folder.path(), Slot(3)), text).unwrap();
+        assert!(!done("/ours"));
+        assert!(done("/theirs"));
     }
 
     #[test]
