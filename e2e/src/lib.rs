@@ -8,6 +8,7 @@ pub mod chart;
 pub mod env;
 pub mod keyspace;
 pub mod kubectl;
+pub mod manifests;
 pub mod objects;
 pub mod sandbox;
 pub mod wait;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 
@@ -128,4 +128,25 @@ pub async fn await_object(
         })
     })
     .await
+}
+
+/// Waits for a backup or restore to end.
+///
+/// # Errors
+/// With its conditions when it failed or does not end.
+pub async fn await_complete(
+    api: &Api<DynamicObject>,
+    name: &str,
+    within: Duration,
+) -> Result<DynamicObject> {
+    let object = await_object(api, name, "its end", within, |object| {
+        has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
+    })
+    .await?;
+    ensure!(
+        has_condition(&object, "Complete", "True"),
+        "{}",
+        conditions_line(&object)
+    );
+    Ok(object)
 }

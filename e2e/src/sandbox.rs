@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use serde_json::json;
 use tokio::sync::OnceCell;
@@ -222,6 +222,15 @@ impl Sandbox {
             .collect())
     }
 
+    /// Deletes a cluster and waits until its pods and volumes are gone.
+    ///
+    /// # Errors
+    /// With what is left.
+    pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
+        self.kubectl(&["delete", "etcdcluster", cluster]).await?;
+        await_no_data(&self.client, &self.namespace, cluster, PATIENCE).await
+    }
+
     /// The Events about an object, as `type reason: message` lines.
     ///
     /// # Errors
@@ -286,6 +295,35 @@ impl Sandbox {
             }
         }
     }
+}
+
+/// Waits until no pod and no volume of a cluster is left.
+///
+/// # Errors
+/// With what is left.
+pub async fn await_no_data(
+    client: &kube::Client,
+    namespace: &str,
+    cluster: &str,
+    within: Duration,
+) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let volumes: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
+    until(
+        "pods and volumes of the cluster are gone",
+        within,
+        async || {
+            let pods = pods.list(&selector).await?.items.len();
+            let volumes = volumes.list(&selector).await?.items.len();
+            Ok(if pods + volumes == 0 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
+            })
+        },
+    )
+    .await
 }
 
 /// Renders the CRDs out of the chart and applies them, as an administrator may do who installs them apart.

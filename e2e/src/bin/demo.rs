@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::bucket::Bucket;
-use e2e::objects::{
-    Kind, await_object, condition, conditions_line, field, has_condition, ready_members,
-};
-use e2e::wait::Look;
-use e2e::{Env, Keyspace, chart, kubectl, until};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::api::{Api, DynamicObject, ListParams};
+use e2e::objects::{Kind, await_complete, await_object, field, has_condition, ready_members};
+use e2e::sandbox::await_no_data;
+use e2e::{Env, Keyspace, chart, kubectl, manifests};
+use kube::api::{Api, DynamicObject};
 
 /// Install the operators, run a cluster, back it up, lose it, restore it, and read every key back.
 #[derive(Parser)]
@@ -244,20 +241,11 @@ impl Demo {
 
     async fn back_up(&self, bucket: &Bucket, before: &Before) -> Result<((), String)> {
         let s3 = self.env.s3()?;
-        let secret = format!(
-            "apiVersion: v1\nkind: Secret\nmetadata: {{name: aws}}\nstringData:\n  credentials: |\n    [default]\n    \
-             aws_access_key_id = {}\n    aws_secret_access_key = {}\n  config: |\n    [default]\n    region = {}\n",
-            s3.access_key, s3.secret_key, s3.region
-        );
+        let secret = manifests::aws_secret(s3, "aws");
         self.apply(&secret).await?;
-        let manifest = format!(
-            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: demo}}\nspec:\n  \
-             etcdCluster: {{name: {CLUSTER}}}\n  storageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, \
-             endpoint: \"{}\", forcePathStyle: true}}\n",
-            bucket.name, s3.endpoint
-        );
+        let manifest = manifests::backup(s3, "demo", CLUSTER, &format!("{}/{KEY}", bucket.name));
         self.apply(&manifest).await?;
-        let done = self.await_end(Kind::EtcdBackup, "demo").await?;
+        let done = await_complete(&self.objects(Kind::EtcdBackup), "demo", WITHIN).await?;
         let revision = field(&done, "/status/etcdRevision").as_i64().unwrap_or(0);
         ensure!(
             revision == before.revision,
@@ -280,35 +268,15 @@ impl Demo {
 
     async fn lose(&self) -> Result<((), String)> {
         self.kubectl(&["delete", "etcdcluster", CLUSTER]).await?;
-        until("pods and volumes are gone", WITHIN, async || {
-            let selector = ListParams::default().labels(&format!("etcd_cluster={CLUSTER}"));
-            let pods = self.api::<Pod>().list(&selector).await?.items.len();
-            let volumes = self
-                .api::<PersistentVolumeClaim>()
-                .list(&selector)
-                .await?
-                .items
-                .len();
-            Ok(if pods + volumes == 0 {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
-            })
-        })
-        .await?;
+        await_no_data(&self.client, &self.arguments.namespace, CLUSTER, WITHIN).await?;
         Ok(((), "no pod and no volume is left".to_owned()))
     }
 
     async fn restore(&self, bucket: &Bucket) -> Result<((), String)> {
         let s3 = self.env.s3()?;
-        let manifest = format!(
-            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: demo}}\nspec:\n  \
-             etcdCluster: {{name: {CLUSTER}}}\n  backupStorageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, \
-             endpoint: \"{}\", forcePathStyle: true}}\n",
-            bucket.name, s3.endpoint
-        );
+        let manifest = manifests::restore(s3, "demo", CLUSTER, &format!("{}/{KEY}", bucket.name));
         self.apply(&manifest).await?;
-        let done = self.await_end(Kind::EtcdRestore, "demo").await?;
+        let done = await_complete(&self.objects(Kind::EtcdRestore), "demo", WITHIN).await?;
         let revision = field(&done, "/status/restoredRevision")
             .as_i64()
             .unwrap_or(0);
@@ -348,20 +316,6 @@ impl Demo {
         Ok(())
     }
 
-    /// Waits for a backup or restore to end, and fails with what it says when it failed.
-    async fn await_end(&self, kind: Kind, name: &str) -> Result<DynamicObject> {
-        let object = await_object(&self.objects(kind), name, "its end", WITHIN, |object| {
-            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
-        })
-        .await?;
-        ensure!(
-            condition(&object, "Complete").is_some_and(|c| c["status"] == "True"),
-            "{}",
-            conditions_line(&object)
-        );
-        Ok(object)
-    }
-
     fn example(file: &str) -> Result<String> {
         let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../examples")
@@ -383,13 +337,6 @@ impl Demo {
 
     fn objects(&self, kind: Kind) -> Api<DynamicObject> {
         kind.api(self.client.clone(), &self.arguments.namespace)
-    }
-
-    fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
-    {
-        Api::namespaced(self.client.clone(), &self.arguments.namespace)
     }
 
     fn print_table(&self, total: Duration) {

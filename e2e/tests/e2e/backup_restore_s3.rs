@@ -2,58 +2,31 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::objects::{Kind, await_object, condition, conditions_line, field, has_condition};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use e2e::manifests::{self, aws_secret};
+use e2e::objects::{
+    Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
+};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::ListParams;
 
-use crate::fixtures::{DURABLE, aws_secret, cluster, cluster_with};
+use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 const KEYS: usize = 2_000;
 
 pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
-    Ok(format!(
-        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
-         etcdCluster: {{name: c}}\n  storageType: S3\n  s3: {{path: {bucket}/{key}, awsSecret: aws, endpoint: \"{}\", \
-         forcePathStyle: true}}\n",
-        s3.endpoint
-    ))
+    Ok(manifests::backup(s3, name, "c", &format!("{bucket}/{key}")))
 }
 
 fn restore(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
-    Ok(format!(
-        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  \
-         etcdCluster: {{name: c}}\n  backupStorageType: S3\n  s3: {{path: {bucket}/{key}, awsSecret: aws, \
-         endpoint: \"{}\", forcePathStyle: true}}\n",
-        s3.endpoint
+    Ok(manifests::restore(
+        s3,
+        name,
+        "c",
+        &format!("{bucket}/{key}"),
     ))
-}
-
-async fn delete_cluster(sandbox: &Sandbox) -> Result<()> {
-    sandbox.kubectl(&["delete", "etcdcluster", "c"]).await?;
-    until(
-        "pods and volumes of the deleted cluster are gone",
-        PATIENCE,
-        async || {
-            let selector = ListParams::default().labels("etcd_cluster=c");
-            let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
-            let volumes = sandbox
-                .api::<PersistentVolumeClaim>()
-                .list(&selector)
-                .await?
-                .items
-                .len();
-            Ok(if pods + volumes == 0 {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
-            })
-        },
-    )
-    .await
 }
 
 async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
@@ -72,21 +45,7 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
             "daily/etcd.backup",
         )?)
         .await?;
-    let done = await_object(
-        &sandbox.objects(Kind::EtcdBackup),
-        "first",
-        "Complete",
-        PATIENCE,
-        |object| {
-            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
-        },
-    )
-    .await?;
-    ensure!(
-        has_condition(&done, "Complete", "True"),
-        "{}",
-        conditions_line(&done)
-    );
+    let done = await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
     ensure!(field(&done, "/status/succeeded") == true);
     ensure!(field(&done, "/status/etcdVersion") == field(&before, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(&before, "/status/clusterID"));
@@ -116,7 +75,7 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
     // Written after the backup: must not be there after the restore.
     keys.fill("later/", 10, |_| ()).await?;
     drop(keys);
-    delete_cluster(sandbox).await?;
+    sandbox.delete_cluster("c").await?;
 
     sandbox
         .apply(&restore(
@@ -126,21 +85,7 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
             "daily/etcd.backup",
         )?)
         .await?;
-    let restored = await_object(
-        &sandbox.objects(Kind::EtcdRestore),
-        "back",
-        "Complete",
-        PATIENCE,
-        |object| {
-            has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
-        },
-    )
-    .await?;
-    ensure!(
-        has_condition(&restored, "Complete", "True"),
-        "{}",
-        conditions_line(&restored)
-    );
+    let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
     ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
     let after = sandbox.await_members("c", 3).await?;
@@ -207,14 +152,7 @@ async fn a_restore_over_a_living_cluster_is_refused() {
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
-        await_object(
-            &sandbox.objects(Kind::EtcdBackup),
-            "first",
-            "Complete",
-            PATIENCE,
-            |object| has_condition(object, "Complete", "True"),
-        )
-        .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
         sandbox
             .apply(&restore(sandbox, "over", &bucket.name, "etcd.backup")?)
             .await?;
@@ -256,20 +194,13 @@ async fn a_damaged_backup_is_found_out_before_it_serves() {
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
-        await_object(
-            &sandbox.objects(Kind::EtcdBackup),
-            "first",
-            "Complete",
-            PATIENCE,
-            |object| has_condition(object, "Complete", "True"),
-        )
-        .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
         let mut content = bucket.read("etcd.backup").await?;
         let middle = content.len() / 2;
         content[middle] ^= 0xff;
         bucket.write("etcd.backup", content).await?;
         drop(keys);
-        delete_cluster(sandbox).await?;
+        sandbox.delete_cluster("c").await?;
 
         sandbox
             .apply(&restore(sandbox, "back", &bucket.name, "etcd.backup")?)

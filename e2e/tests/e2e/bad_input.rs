@@ -2,11 +2,12 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
+use e2e::manifests::aws_secret;
 use e2e::objects::{Kind, await_object, conditions_line};
 use e2e::{PATIENCE, Sandbox, scenario};
 
 use crate::backup_restore_s3::backup;
-use crate::fixtures::{aws_secret, cluster};
+use crate::fixtures::cluster;
 
 /// The schema refuses the manifest, with a message that says why.
 async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {

@@ -54,12 +54,3 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     anyhow::ensure!(!files.is_empty(), "{} holds no manifests", path.display());
     Ok(files)
 }
-
-/// The Secret the S3 examples name, in the form of v1beta2.
-pub(crate) fn aws_secret(s3: &e2e::env::S3, name: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\nstringData:\n  credentials: |\n    [default]\n    \
-         aws_access_key_id = {}\n    aws_secret_access_key = {}\n  config: |\n    [default]\n    region = {}\n",
-        s3.access_key, s3.secret_key, s3.region
-    )
-}

@@ -36,8 +36,10 @@ mod alone {
     async fn operator_node(sandbox: &Sandbox) -> Result<String> {
         let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
         let pods = sandbox.api::<Pod>().list(&selector).await?;
-        let nodes = pods.into_iter().filter_map(|pod| pod.spec?.node_name);
-        nodes.last().context("the cluster operator runs nowhere")
+        let mut nodes = pods.into_iter().filter_map(|pod| pod.spec?.node_name);
+        nodes
+            .next_back()
+            .context("the cluster operator runs nowhere")
     }
 
     fn restarts(pod: &Pod) -> i32 {

@@ -1,0 +1,38 @@
+//! Manifests that the demo and the tests apply alike.
+
+use crate::env::S3;
+
+/// The Secret the S3 examples name, in the form of v1beta2.
+#[must_use]
+pub fn aws_secret(s3: &S3, name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\nstringData:\n  credentials: |\n    [default]\n    \
+         aws_access_key_id = {}\n    aws_secret_access_key = {}\n  config: |\n    [default]\n    region = {}\n",
+        s3.access_key, s3.secret_key, s3.region
+    )
+}
+
+/// A one-shot EtcdBackup of a cluster to `path`, with the Secret `aws`.
+#[must_use]
+pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
+    let source = source(s3, path);
+    format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
+         etcdCluster: {{name: {cluster}}}\n  storageType: S3\n  {source}\n"
+    )
+}
+
+/// An EtcdRestore of a cluster from `path`, with the Secret `aws`.
+#[must_use]
+pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
+    let source = source(s3, path);
+    format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  \
+         etcdCluster: {{name: {cluster}}}\n  backupStorageType: S3\n  {source}\n"
+    )
+}
+
+fn source(s3: &S3, path: &str) -> String {
+    let endpoint = &s3.endpoint;
+    format!("s3: {{path: {path}, awsSecret: aws, endpoint: \"{endpoint}\", forcePathStyle: true}}")
+}
