@@ -19,6 +19,8 @@ pub struct Env {
     pub etcd_versions: Vec<String>,
     /// The `xtask` executable that brought the testbed up; absent on a cluster of the user's own.
     pub xtask: Option<PathBuf>,
+    /// The testbed's nodes.
+    pub nodes: Vec<String>,
 }
 
 /// An S3 server with full access to it.
@@ -46,6 +48,13 @@ impl Env {
                 format!("{name} is not set: run the tests with `cargo xtask test`, or set it as CONTRIBUTING.md says")
             })
         };
+        let list = |name: &str| -> Vec<String> {
+            let text = var(name).unwrap_or_default();
+            text.split(',')
+                .map(|word| word.trim().to_owned())
+                .filter(|word| !word.is_empty())
+                .collect()
+        };
         let s3 = match (
             var("E2E_S3_ENDPOINT"),
             var("E2E_S3_ACCESS_KEY"),
@@ -67,14 +76,9 @@ impl Env {
             chart: need("E2E_CHART")?.into(),
             context: var("E2E_CONTEXT"),
             s3,
-            etcd_versions: var("E2E_ETCD_VERSIONS")
-                .map(|list| {
-                    list.split(',')
-                        .map(|version| version.trim().to_owned())
-                        .collect()
-                })
-                .unwrap_or_default(),
+            etcd_versions: list("E2E_ETCD_VERSIONS"),
             xtask: var("E2E_XTASK").map(Into::into),
+            nodes: list("E2E_NODES"),
         })
     }
 

@@ -11,12 +11,16 @@ pub mod kubectl;
 pub mod manifests;
 pub mod objects;
 pub mod sandbox;
+pub mod testbed;
 pub mod wait;
+pub mod writer;
 
 pub use env::Env;
 pub use keyspace::Keyspace;
 pub use sandbox::{Sandbox, scenario};
+pub use testbed::Testbed;
 pub use wait::until;
+pub use writer::Writer;
 
 use std::time::Duration;
 

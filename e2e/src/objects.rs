@@ -66,6 +66,45 @@ pub fn ready_members(object: &DynamicObject) -> Vec<String> {
     strings(field(object, "/status/members/ready"))
 }
 
+/// `(name, id)` of the members in the status.
+#[must_use]
+pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let details = field(object, "/status/memberDetails").as_array();
+    details
+        .into_iter()
+        .flatten()
+        .map(|member| (text(&member["name"]), text(&member["id"])))
+        .collect()
+}
+
+/// The name of the member that leads.
+///
+/// # Errors
+/// When the status names none.
+pub fn leader(object: &DynamicObject) -> Result<String> {
+    let leader = field(object, "/status/leader")
+        .as_str()
+        .context("status.leader is empty")?;
+    members(object)
+        .into_iter()
+        .find(|(name, id)| name == leader || id == leader)
+        .map(|(name, _)| name)
+        .with_context(|| format!("{leader} is no member"))
+}
+
+/// The name of a member that does not lead.
+///
+/// # Errors
+/// When the status names no leader, or no other member.
+pub fn follower(object: &DynamicObject) -> Result<String> {
+    let leader = leader(object)?;
+    ready_members(object)
+        .into_iter()
+        .find(|name| *name != leader)
+        .context("no member but the leader is ready")
+}
+
 /// The strings of a JSON list.
 #[must_use]
 pub fn strings(value: &Value) -> Vec<String> {

@@ -222,6 +222,49 @@ impl Sandbox {
             .collect())
     }
 
+    /// `kubectl scale`.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
+        let (cluster, size) = (
+            format!("etcdcluster/{cluster}"),
+            format!("--replicas={size}"),
+        );
+        self.kubectl(&["scale", &cluster, &size]).await.map(drop)
+    }
+
+    /// Deletes a member's pod at once and waits until the operator has seen the loss: until then, the old status
+    /// still holds.
+    ///
+    /// # Errors
+    /// When the loss is not reported.
+    pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
+        self.kubectl(&["delete", "pod", pod, "--now", "--wait=false"])
+            .await?;
+        self.await_unready(cluster, pod).await
+    }
+
+    /// Waits until a member is not reported as ready.
+    ///
+    /// # Errors
+    /// When it is reported as ready all along.
+    pub async fn await_unready(&self, cluster: &str, member: &str) -> Result<()> {
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &format!("the loss of {member} is seen"),
+            PATIENCE,
+            |object| {
+                !objects::ready_members(object)
+                    .iter()
+                    .any(|name| name == member)
+            },
+        )
+        .await
+        .map(drop)
+    }
+
     /// Deletes a cluster and waits until its pods and volumes are gone.
     ///
     /// # Errors
@@ -270,7 +313,7 @@ impl Sandbox {
     }
 
     /// Prints what a person would look at.
-    async fn print_state(&self) {
+    pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
         let looks: [&[&str]; 7] = [
             &["get", "etcdclusters,etcdbackups,etcdrestores", "-o", "yaml"],

@@ -23,7 +23,7 @@ const PROGRAMS: &[&str] = &[
 ];
 
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-const KEPT: usize = 3;
+const KEPT: usize = 6;
 
 /// A built image.
 #[derive(Debug, Clone)]

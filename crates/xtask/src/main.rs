@@ -90,11 +90,30 @@ enum TestbedCommand {
     /// Lose a node and bring it back.
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Stop a daemon of the control plane and start it again.
+    #[command(subcommand)]
+    Daemon(DaemonCommand),
+    /// Start every node and daemon that does not run, with DNS as it is at first.
+    Mend,
     /// Run a command in the testbed's namespaces, for looking around: `exec -- ip address`.
     Exec {
         /// The command and its arguments.
         #[arg(trailing_var_arg = true, required = true)]
         command: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum DaemonCommand {
+    /// Stop it at once, as if it had crashed.
+    Stop {
+        /// As `testbed status` names it: kube-apiserver, coredns, ...
+        name: String,
+    },
+    /// Start it, and wait until the control plane answers.
+    Start {
+        /// As `testbed status` names it.
+        name: String,
     },
 }
 
@@ -179,6 +198,9 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
         TestbedCommand::Node(NodeCommand::Kill { node }) => testbed::kill_node(&node),
         TestbedCommand::Node(NodeCommand::Start { node }) => testbed::start_node(&node),
         TestbedCommand::Node(NodeCommand::StopKubelet { node }) => testbed::stop_kubelet(&node),
+        TestbedCommand::Daemon(DaemonCommand::Stop { name }) => testbed::stop_daemon(&name),
+        TestbedCommand::Daemon(DaemonCommand::Start { name }) => testbed::start_daemon(&name),
+        TestbedCommand::Mend => testbed::mend(),
         TestbedCommand::Exec { command } => testbed::exec(&command),
     }
 }

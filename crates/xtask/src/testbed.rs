@@ -356,6 +356,67 @@ pub(crate) fn set_dns(dns: Dns) -> Result<()> {
     testbed.state.write(&run_folder)
 }
 
+/// Stops a daemon of the control plane, as if it had crashed.
+pub(crate) fn stop_daemon(name: &str) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let testbed = Testbed::running()?;
+    known_daemon(name)?;
+    control::stop_daemon(&testbed, name)?;
+    progress::say(&format!(
+        "{name} is stopped; `cargo xtask testbed daemon start {name}` starts it again"
+    ));
+    Ok(())
+}
+
+/// Starts a daemon of the control plane that does not run, and waits until the control plane answers.
+pub(crate) fn start_daemon(name: &str) -> Result<()> {
+    let run_folder = checkout::run_folder();
+    let _lock = state::lock(&run_folder)?;
+    let testbed = Testbed::running()?;
+    known_daemon(name)?;
+    if control::daemon_runs(&testbed, name) {
+        progress::say(&format!("{name} runs already"));
+        return Ok(());
+    }
+    progress::step(&format!("starting {name}"), || {
+        control::start_daemon(&testbed, name)?;
+        testbed.wait_ready()?;
+        control::wait_services(&testbed)
+    })
+}
+
+fn known_daemon(name: &str) -> Result<()> {
+    if !control::DAEMONS.contains(&name) {
+        bail!(
+            "no daemon {name}: there are {}",
+            control::DAEMONS.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Starts whatever does not run, and gives DNS its first set-up back.
+pub(crate) fn mend() -> Result<()> {
+    for name in control::DAEMONS {
+        let runs = control::daemon_runs(&Testbed::running()?, name);
+        if !runs {
+            start_daemon(name)?;
+        }
+    }
+    let state = Testbed::running()?.state;
+    for index in 0..state.nodes {
+        let name = format!("node-{index}");
+        if !node::runs(&Testbed::running()?, &name) {
+            start_node(&name)?;
+        }
+    }
+    if state.dns != Options::default().dns {
+        set_dns(Options::default().dns)?;
+    }
+    Ok(())
+}
+
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
 
 /// Runs a command in the testbed's namespaces, for looking around.

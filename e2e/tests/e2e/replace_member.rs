@@ -1,53 +1,12 @@
 //! A member is lost and the cluster is whole again, with its data.
 
-use anyhow::{Context, Result, ensure};
-use e2e::objects::{Kind, await_object, field, ready_members, strings};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use anyhow::ensure;
+use e2e::objects::{Kind, await_object, field, follower, leader, members, ready_members, strings};
+use e2e::{Keyspace, PATIENCE, scenario};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 const KEYS: usize = 500;
-
-/// `(name, id)` of the members in the status.
-fn members(object: &kube::api::DynamicObject) -> Vec<(String, String)> {
-    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let details = field(object, "/status/memberDetails")
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
-    details
-        .iter()
-        .map(|member| (text(&member["name"]), text(&member["id"])))
-        .collect()
-}
-
-/// The name of the member that leads.
-fn leader(object: &kube::api::DynamicObject) -> Result<String> {
-    let leader = field(object, "/status/leader")
-        .as_str()
-        .context("status.leader is empty")?;
-    members(object)
-        .into_iter()
-        .find(|(name, id)| name == leader || id == leader)
-        .map(|(name, _)| name)
-        .with_context(|| format!("{leader} is no member"))
-}
-
-async fn lose(sandbox: &Sandbox, pod: &str) -> Result<()> {
-    sandbox
-        .kubectl(&["delete", "pod", pod, "--now", "--wait=false"])
-        .await?;
-    // Until the operator has seen it, the old status still holds.
-    await_object(
-        &sandbox.objects(Kind::EtcdCluster),
-        "c",
-        "the loss is seen",
-        PATIENCE,
-        |object| !ready_members(object).iter().any(|name| name == pod),
-    )
-    .await?;
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_lost_member_without_a_disk_is_replaced_by_another() {
@@ -60,15 +19,11 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
         // First a follower, then the leader.
         for round in ["follower", "leader"] {
             let object = sandbox.await_members("c", 3).await?;
-            let leader = leader(&object)?;
             let victim = match round {
-                "leader" => leader.clone(),
-                _ => ready_members(&object)
-                    .into_iter()
-                    .find(|name| *name != leader)
-                    .context("no follower")?,
+                "leader" => leader(&object)?,
+                _ => follower(&object)?,
             };
-            lose(sandbox, &victim).await?;
+            sandbox.lose_pod("c", &victim).await?;
             let after = sandbox.await_members("c", 3).await?;
             ensure!(
                 !ready_members(&after).contains(&victim),
@@ -97,7 +52,7 @@ async fn a_lost_member_with_a_disk_is_the_same_member_again() {
         let revision = keys.fill("kept/", KEYS, |_| ()).await?;
         let mut expected = members(&before);
         expected.sort();
-        lose(sandbox, &leader(&before)?).await?;
+        sandbox.lose_pod("c", &leader(&before)?).await?;
         let after = sandbox.await_members("c", 3).await?;
         let mut found = members(&after);
         found.sort();

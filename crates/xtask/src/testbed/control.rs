@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use super::inside::Daemon;
@@ -102,7 +102,11 @@ fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
 
 /// Starts the API server and its etcd.
 pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
+    start_etcd(testbed)?;
+    start_api_server(testbed)
+}
+
+fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
     // Without fsync: what is lost with the machine is only the testbed.
     start(
@@ -115,7 +119,11 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
          --initial-cluster=default=http://127.0.0.1:2380
          --unsafe-no-fsync --log-level=warn --quota-backend-bytes=4294967296
          --auto-compaction-mode=periodic --auto-compaction-retention=5m",
-    )?;
+    )
+}
+
+fn start_api_server(testbed: &Testbed) -> Result<()> {
+    let slot = testbed.state.slot;
     start(
         testbed,
         "kube-apiserver",
@@ -145,7 +153,14 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 /// Starts what needs the API server, and S3.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
+    start_controller_manager(testbed)?;
+    start_scheduler(testbed)?;
+    start_proxy(testbed)?;
+    start_dns(testbed)?;
+    start_s3(testbed)
+}
+
+fn start_controller_manager(testbed: &Testbed) -> Result<()> {
     start(
         testbed,
         "kube-controller-manager",
@@ -157,13 +172,20 @@ pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
              --cluster-signing-cert-file=${{RUN}}/pki/ca.crt --cluster-signing-key-file=${{RUN}}/pki/ca.key
              --enable-hostpath-provisioner=true --node-monitor-period=2s --node-monitor-grace-period={NODE_GRACE}"
         ),
-    )?;
+    )
+}
+
+fn start_scheduler(testbed: &Testbed) -> Result<()> {
     start(
         testbed,
         "kube-scheduler",
         "kube-scheduler",
         "--kubeconfig=${RUN}/kube-scheduler.kubeconfig --leader-elect=false",
-    )?;
+    )
+}
+
+fn start_proxy(testbed: &Testbed) -> Result<()> {
+    let slot = testbed.state.slot;
     let bridged = testbed
         .inside
         .script("cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null || echo 0")?;
@@ -191,9 +213,32 @@ pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
         "kube-proxy",
         "kube-proxy",
         "--config=${RUN}/kube-proxy.json",
-    )?;
-    start_dns(testbed)?;
-    start_s3(testbed)
+    )
+}
+
+/// Stops a daemon at once, as if it had crashed.
+pub(crate) fn stop_daemon(testbed: &Testbed, name: &str) -> Result<()> {
+    testbed.cgroups.kill(&group_of(&format!("control/{name}")))
+}
+
+/// Whether a daemon runs.
+pub(crate) fn daemon_runs(testbed: &Testbed, name: &str) -> bool {
+    let group = group_of(&format!("control/{name}"));
+    !testbed.cgroups.processes(&group).is_empty()
+}
+
+/// Starts a daemon that was stopped, with the set-up it had.
+pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
+    match name {
+        "etcd" => start_etcd(testbed),
+        "kube-apiserver" => start_api_server(testbed),
+        "kube-controller-manager" => start_controller_manager(testbed),
+        "kube-scheduler" => start_scheduler(testbed),
+        "kube-proxy" => start_proxy(testbed),
+        "coredns" => start_dns(testbed),
+        "versitygw" => start_s3(testbed),
+        _ => bail!("no daemon {name}: there are {}", DAEMONS.join(", ")),
+    }
 }
 
 /// After this time without a sign of life a node counts as lost. Kubernetes' default is 50 s.

@@ -11,6 +11,8 @@ use super::inside::Daemon;
 use super::{Testbed, control, group_of, state};
 use crate::{checkout, image, progress, shell};
 
+/// What runs on each node beside its pods.
+const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
 /// Starts a node's container runtime and gives it the images it lacks.
@@ -159,24 +161,30 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Whether all of a node runs.
+pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
+    DAEMONS
+        .iter()
+        .all(|daemon| daemon_runs(testbed, name, daemon))
+}
+
+fn daemon_runs(testbed: &Testbed, name: &str, daemon: &str) -> bool {
+    let group = group_of(&format!("{name}/daemons/{daemon}"));
+    !testbed.cgroups.processes(&group).is_empty()
+}
+
 /// Starts what of a node does not run, and waits until the node is ready.
 pub(crate) fn start(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
     let testbed = Testbed::running()?;
     let index = index(&testbed, name)?;
-    let runs = |daemon: &str| {
-        !testbed
-            .cgroups
-            .processes(&group_of(&format!("{name}/daemons/{daemon}")))
-            .is_empty()
-    };
     progress::step(&format!("starting {name}"), || {
-        if !runs("containerd") {
+        if !daemon_runs(&testbed, name, "containerd") {
             start_runtime(&testbed, index)?;
         }
         let begun = now(&testbed)?;
-        if !runs("kubelet") {
+        if !daemon_runs(&testbed, name, "kubelet") {
             start_kubelet(&testbed, index)?;
         }
         wait_heard_of(&testbed, name, &begun)
@@ -210,7 +218,7 @@ fn now(testbed: &Testbed) -> Result<String> {
 /// Names and control groups of the nodes' daemons.
 pub(crate) fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     (0..nodes).flat_map(|index| {
-        ["containerd", "kubelet"].map(|daemon| {
+        DAEMONS.map(|daemon| {
             (
                 format!("node-{index} {daemon}"),
                 format!("node-{index}/daemons/{daemon}"),

@@ -1,0 +1,140 @@
+//! Breaking things on the testbed: nodes, daemons of the control plane, DNS, files on volumes.
+//!
+//! Only tests in a module `alone` do this to what others use.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use tokio::process::Command;
+
+use crate::Sandbox;
+
+/// The testbed a test runs on.
+pub struct Testbed<'a> {
+    sandbox: &'a Sandbox,
+    xtask: &'a Path,
+}
+
+impl<'a> Testbed<'a> {
+    /// The testbed below the sandbox.
+    ///
+    /// # Errors
+    /// On a cluster of the user's own, where nothing is broken.
+    pub fn of(sandbox: &'a Sandbox) -> Result<Self> {
+        let xtask = sandbox
+            .env
+            .xtask
+            .as_deref()
+            .context("E2E_XTASK is not set: things can only be broken on the testbed")?;
+        Ok(Self { sandbox, xtask })
+    }
+
+    /// Runs a test's body that breaks things, and starts everything again that it left broken, also when it failed.
+    ///
+    /// # Errors
+    /// With the body's, or when something does not start again.
+    pub async fn breaking(
+        sandbox: &'a Sandbox,
+        body: impl AsyncFnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        let testbed = Self::of(sandbox)?;
+        let outcome = body(&testbed).await;
+        if outcome.is_err() {
+            // While it is still as it failed.
+            sandbox.print_state().await;
+        }
+        let mended = testbed.mend().await;
+        outcome.and(mended)
+    }
+
+    /// Starts every node and daemon that does not run, with DNS as most tests want it, and lets pods onto all nodes.
+    ///
+    /// # Errors
+    /// When something does not start.
+    pub async fn mend(&self) -> Result<()> {
+        self.run(&["mend"]).await?;
+        for node in self.nodes() {
+            self.sandbox.kubectl(&["uncordon", &node]).await?;
+        }
+        Ok(())
+    }
+
+    /// The nodes' names.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<String> {
+        self.sandbox.env.nodes.clone()
+    }
+
+    /// Loses a node as if its power went.
+    ///
+    /// # Errors
+    /// When it is no node.
+    pub async fn kill_node(&self, node: &str) -> Result<()> {
+        self.run(&["node", "kill", node]).await.map(drop)
+    }
+
+    /// Starts a lost node and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub async fn start_node(&self, node: &str) -> Result<()> {
+        self.run(&["node", "start", node]).await.map(drop)
+    }
+
+    /// Stops a node's kubelet alone; [`Self::start_node`] starts it again.
+    ///
+    /// # Errors
+    /// When it is no node.
+    pub async fn stop_kubelet(&self, node: &str) -> Result<()> {
+        self.run(&["node", "stop-kubelet", node]).await.map(drop)
+    }
+
+    /// Stops a daemon of the control plane, such as `kube-apiserver` or `coredns`.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub async fn stop_daemon(&self, name: &str) -> Result<()> {
+        self.run(&["daemon", "stop", name]).await.map(drop)
+    }
+
+    /// Starts a daemon again and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn start_daemon(&self, name: &str) -> Result<()> {
+        self.run(&["daemon", "start", name]).await.map(drop)
+    }
+
+    /// Changes how DNS caches: `nocache` or `cache30`.
+    ///
+    /// # Errors
+    /// When DNS does not start.
+    pub async fn dns(&self, set_up: &str) -> Result<()> {
+        self.run(&["dns", set_up]).await.map(drop)
+    }
+
+    /// Runs a shell script in the testbed's namespaces, where nodes' processes and volumes are; returns its output.
+    ///
+    /// # Errors
+    /// With what the script said.
+    pub async fn script(&self, script: &str) -> Result<String> {
+        self.run(&["exec", "--", "sh", "-euc", script]).await
+    }
+
+    async fn run(&self, words: &[&str]) -> Result<String> {
+        let output = Command::new(self.xtask)
+            .arg("testbed")
+            .args(words)
+            .kill_on_drop(true)
+            .output()
+            .await
+            .with_context(|| self.xtask.display().to_string())?;
+        ensure!(
+            output.status.success(),
+            "testbed {}: {}",
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}

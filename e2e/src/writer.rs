@@ -1,0 +1,377 @@
+//! A client that writes all along: what was acknowledged to it has to be there at the end, whatever happened.
+//!
+//! It goes the way applications go: to the client Service, with a connection it makes anew when it breaks and a
+//! deadline for each write. Every key is written once, so a key says by itself whether it was lost.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use etcd_client::{Client, ConnectOptions, GetOptions};
+use k8s_openapi::api::core::v1::Service;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use crate::kubectl::PortForward;
+use crate::wait::{Look, until};
+use crate::{PATIENCE, Sandbox};
+
+/// Where its keys begin.
+const PREFIX: &str = "written/";
+/// From one write to the next: cheap enough to run in every test.
+const EVERY: Duration = Duration::from_millis(60);
+/// A write that takes longer is given up; whether it was done is unknown then.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// A client that writes in the background until [`Writer::finish`].
+pub struct Writer {
+    task: JoinHandle<()>,
+    ledger: Arc<Mutex<Ledger>>,
+    way: Way,
+}
+
+/// How the cluster is reached.
+#[derive(Clone)]
+enum Way {
+    /// The client Service's own address: the machine reaches the testbed's Services.
+    Address(String),
+    /// A forwarded port: a cluster of the user's own is reached like this only.
+    Forward {
+        env: Box<crate::Env>,
+        namespace: String,
+        cluster: String,
+    },
+}
+
+/// A connection; a forwarded port lives as long as it does.
+struct Line {
+    client: Client,
+    _forward: Option<PortForward>,
+}
+
+/// What the writer knows.
+struct Ledger {
+    begun: Instant,
+    /// Number of the key, and the store's revision when its write was acknowledged.
+    acknowledged: BTreeMap<u64, i64>,
+    /// Numbers of the keys whose writes were not answered, or refused.
+    unknown: Vec<u64>,
+    last: Instant,
+    gap: Duration,
+    gap_begun: Instant,
+    why: String,
+}
+
+/// What became of the writes.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// Writes etcd acknowledged.
+    pub acknowledged: usize,
+    /// Writes etcd refused or did not answer in time; they may have been done.
+    pub unknown: usize,
+    /// Acknowledged writes that are not there, or differ: their keys, with the revision they were acknowledged at.
+    pub lost: Vec<(String, i64)>,
+    /// The longest time between two acknowledged writes.
+    pub gap: Duration,
+    /// When that began, from the writer's beginning on.
+    pub gap_begun: Duration,
+    /// The last error a write ended with.
+    pub why: String,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            to,
+            "{} writes acknowledged, {} unanswered, {} lost; longest gap {:.1} s, {:.1} s after the first",
+            self.acknowledged,
+            self.unknown,
+            self.lost.len(),
+            self.gap.as_secs_f32(),
+            self.gap_begun.as_secs_f32(),
+        )?;
+        if !self.why.is_empty() {
+            write!(to, "; last error: {}", self.why)?;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// Begins to write to the cluster; returns when the first write is acknowledged.
+    ///
+    /// # Errors
+    /// When no write is acknowledged.
+    pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
+        let way = Way::to(sandbox, cluster).await?;
+        let now = Instant::now();
+        let ledger = Arc::new(Mutex::new(Ledger {
+            begun: now,
+            acknowledged: BTreeMap::new(),
+            unknown: Vec::new(),
+            last: now,
+            gap: Duration::ZERO,
+            gap_begun: now,
+            why: String::new(),
+        }));
+        let task = tokio::spawn(write(way.clone(), Arc::clone(&ledger)));
+        let writer = Self { task, ledger, way };
+        writer.await_more(1).await?;
+        Ok(writer)
+    }
+
+    /// Waits until this many more writes are acknowledged: the cluster serves.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub async fn await_more(&self, count: usize) -> Result<()> {
+        let before = self.look(|ledger| ledger.acknowledged.len());
+        until(&format!("{count} more writes"), PATIENCE, async || {
+            let (now, why) = self.look(|ledger| (ledger.acknowledged.len(), ledger.why.clone()));
+            Ok(if now >= before + count {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{} ({why})", now - before))
+            })
+        })
+        .await
+    }
+
+    /// How many writes were acknowledged so far.
+    #[must_use]
+    pub fn acknowledged(&self) -> usize {
+        self.look(|ledger| ledger.acknowledged.len())
+    }
+
+    /// How long ago the last write was acknowledged.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        self.look(|ledger| ledger.last.elapsed())
+    }
+
+    /// Ends the writing, looks for every acknowledged write, and says what became of them.
+    ///
+    /// # Errors
+    /// When an acknowledged write is lost, or the cluster does not serve.
+    pub async fn finish(self, what: &str) -> Result<Tally> {
+        let tally = self.finish_counting(what).await?;
+        ensure!(
+            tally.lost.is_empty(),
+            "{what}: acknowledged writes are lost: {tally}; the first of them: {:?}",
+            tally.lost.iter().take(5).collect::<Vec<_>>()
+        );
+        Ok(tally)
+    }
+
+    /// As [`Self::finish`], where a loss is expected: it is counted and no error.
+    ///
+    /// # Errors
+    /// When the cluster does not serve.
+    pub async fn finish_counting(self, what: &str) -> Result<Tally> {
+        // The last write is ended between two others, so the ledger has an entry for each.
+        self.task.abort();
+        let silence = self.silence();
+        let (acknowledged, unknown, begun) = self.look(|ledger| {
+            (
+                ledger.acknowledged.clone(),
+                ledger.unknown.len(),
+                ledger.begun,
+            )
+        });
+        let found = until("every key can be read back", PATIENCE, async || {
+            let line = self.way.connect().await?;
+            let mut client = line.client.kv_client();
+            let answer = client.get(PREFIX, Some(GetOptions::new().with_prefix()));
+            let answer = timeout(Duration::from_secs(20), answer)
+                .await
+                .context("no answer in 20 s")??;
+            let pairs = answer.kvs().iter().map(|pair| {
+                (
+                    String::from_utf8_lossy(pair.key()).into_owned(),
+                    (
+                        String::from_utf8_lossy(pair.value()).into_owned(),
+                        pair.mod_revision(),
+                    ),
+                )
+            });
+            Ok(Look::Done(pairs.collect::<BTreeMap<_, _>>()))
+        })
+        .await?;
+        let lost = acknowledged
+            .iter()
+            .filter(|(number, revision)| {
+                found.get(&key(**number)) != Some(&(value(**number), **revision))
+            })
+            .map(|(number, revision)| (key(*number), *revision))
+            .collect();
+        let tally = self.look(|ledger| {
+            // What is silent at the end counts, too.
+            let (gap, gap_begun) = if silence > ledger.gap {
+                (silence, ledger.last)
+            } else {
+                (ledger.gap, ledger.gap_begun)
+            };
+            Tally {
+                acknowledged: acknowledged.len(),
+                unknown,
+                lost,
+                gap,
+                gap_begun: gap_begun.saturating_duration_since(begun),
+                why: ledger.why.clone(),
+            }
+        });
+        // Past the test harness, which shows what passing tests print to nobody.
+        let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
+        Ok(tally)
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
+        look(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Way {
+    async fn to(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
+        if sandbox.env.xtask.is_none() {
+            return Ok(Self::Forward {
+                env: Box::new(sandbox.env.clone()),
+                namespace: sandbox.namespace.clone(),
+                cluster: cluster.to_owned(),
+            });
+        }
+        let service = sandbox
+            .api::<Service>()
+            .get(&format!("{cluster}-client"))
+            .await
+            .context("the client Service")?;
+        let address = service
+            .spec
+            .and_then(|spec| spec.cluster_ip)
+            .context("the client Service has no address")?;
+        Ok(Self::Address(address))
+    }
+
+    async fn connect(&self) -> Result<Line> {
+        let (url, forward) = match self {
+            Self::Address(address) => (format!("http://{address}:2379"), None),
+            Self::Forward {
+                env,
+                namespace,
+                cluster,
+            } => {
+                let target = format!("service/{cluster}-client");
+                let forward = PortForward::open(env, namespace, &target, 2379).await?;
+                (format!("http://127.0.0.1:{}", forward.port), Some(forward))
+            }
+        };
+        let options = ConnectOptions::new().with_connect_timeout(DEADLINE);
+        Ok(Line {
+            client: Client::connect([url], Some(options)).await?,
+            _forward: forward,
+        })
+    }
+}
+
+/// Writes until it is aborted.
+async fn write(way: Way, ledger: Arc<Mutex<Ledger>>) {
+    let mut beat = interval(EVERY);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut line: Option<Line> = None;
+    for number in 0.. {
+        beat.tick().await;
+        let attempt = async {
+            if line.is_none() {
+                line = Some(way.connect().await?);
+            }
+            let client = line.as_ref().map(|line| line.client.kv_client());
+            let mut client = client.context("no connection")?;
+            let answer = client.put(key(number), value(number), None);
+            let answer = timeout(DEADLINE, answer)
+                .await
+                .context("no answer in time")??;
+            let header = answer.header().context("an answer without a header")?;
+            anyhow::Ok(header.revision())
+        };
+        // A forwarded port takes its time to open; a write does not.
+        let outcome = timeout(DEADLINE * 5, attempt).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")));
+        if outcome.is_err() {
+            line = None;
+        }
+        ledger
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .enter(number, outcome);
+    }
+}
+
+impl Ledger {
+    fn enter(&mut self, number: u64, outcome: Result<i64>) {
+        match outcome {
+            Ok(revision) => {
+                let now = Instant::now();
+                let silence = now.duration_since(self.last);
+                if silence > self.gap && !self.acknowledged.is_empty() {
+                    (self.gap, self.gap_begun) = (silence, self.last);
+                }
+                self.last = now;
+                self.acknowledged.insert(number, revision);
+            }
+            Err(error) => {
+                self.unknown.push(number);
+                self.why = format!("{error:#}");
+            }
+        }
+    }
+}
+
+fn key(number: u64) -> String {
+    format!("{PREFIX}{number:08}")
+}
+
+fn value(number: u64) -> String {
+    format!("the value of {}", key(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_the_time_between_two_acknowledged_writes() {
+        let begun = Instant::now()
+            .checked_sub(Duration::from_secs(10))
+            .unwrap_or_else(Instant::now);
+        let mut ledger = Ledger {
+            begun,
+            acknowledged: BTreeMap::new(),
+            unknown: Vec::new(),
+            last: begun,
+            gap: Duration::ZERO,
+            gap_begun: begun,
+            why: String::new(),
+        };
+        // Before the first there is no gap: the cluster was not there yet.
+        ledger.enter(0, Ok(5));
+        assert_eq!(ledger.gap, Duration::ZERO);
+        let back = Instant::now()
+            .checked_sub(Duration::from_secs(4))
+            .unwrap_or_else(Instant::now);
+        ledger.last = back;
+        ledger.enter(1, Err(anyhow::anyhow!("no answer")));
+        ledger.enter(2, Ok(6));
+        assert!(ledger.gap >= Duration::from_secs(4), "{:?}", ledger.gap);
+        assert_eq!(ledger.gap_begun, back);
+        assert_eq!(ledger.acknowledged.len(), 2);
+        assert_eq!(ledger.unknown, [1]);
+    }
+}
