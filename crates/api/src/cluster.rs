@@ -20,7 +20,7 @@ pub use options::{
 pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
 pub use status::{
     BootstrapStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
-    MembersStatus,
+    MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
 };
 pub use tls::{MemberTls, StaticTls, TlsPolicy};
 
@@ -34,6 +34,8 @@ pub const MIN_SIZE: i32 = 1;
 pub const MAX_SIZE: i32 = 7;
 /// How long a member may be down on a dead node before it is replaced, in seconds.
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
+/// How long quorum must have been lost before a recovery acts without a person, in seconds.
+pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
 /// What an EtcdCluster should be.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -201,6 +203,26 @@ impl EtcdClusterSpec {
             .and_then(DurationText::parse)
             .unwrap_or(std::time::Duration::from_secs(
                 DEFAULT_REPLACE_AFTER_SECONDS,
+            ))
+    }
+
+    /// Whether a lost quorum is recovered without a person.
+    pub fn recovers_automatically(&self) -> bool {
+        let policy = self
+            .recovery
+            .as_ref()
+            .and_then(|recovery| recovery.policy.as_ref());
+        policy == Some(&RecoveryPolicy::Automatic)
+    }
+
+    /// How long quorum must have been lost before a recovery acts without a person.
+    pub fn recover_after(&self) -> std::time::Duration {
+        self.recovery
+            .as_ref()
+            .and_then(|recovery| recovery.after.as_ref())
+            .and_then(DurationText::parse)
+            .unwrap_or(std::time::Duration::from_secs(
+                DEFAULT_RECOVER_AFTER_SECONDS,
             ))
     }
 }

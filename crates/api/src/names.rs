@@ -3,6 +3,7 @@
 //! Pure text. Nothing here may look anything up.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::cluster::MemberAddress;
 
@@ -42,6 +43,10 @@ pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-membe
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
 /// Annotation on an `EtcdCluster` that belongs to a restore: the UID of the `EtcdRestore`.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
+/// Annotation by which a person approves the recovery of an `EtcdCluster` that has lost its quorum: its cluster ID.
+pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
+/// Finalizer of an `EtcdBackup` whose stored backups go with it.
+pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 /// Annotation that gives an object to the cluster-wide operators.
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
 /// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
@@ -125,6 +130,9 @@ pub fn is_cluster_name(name: &str) -> bool {
 /// The member named by the host of a peer or client URL: its first label.
 pub fn member_of_url(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
+    if rest.starts_with('[') {
+        return None; // An IPv6 address names nobody.
+    }
     let host = rest.split(['/', ':']).next()?;
     let label = host.split('.').next()?;
     (!label.is_empty() && label.parse::<u8>().is_err()).then_some(label)
@@ -207,6 +215,12 @@ impl Addresses {
             scheme(self.client_tls),
             self.host(member)
         )
+    }
+
+    /// The client URL of whatever serves at an address: an IPv6 one stands in brackets.
+    pub fn client_url_at(&self, address: IpAddr) -> String {
+        let at = SocketAddr::new(address, CLIENT_PORT);
+        format!("{}://{at}", scheme(self.client_tls))
     }
 
     /// The URL of the client Service.
@@ -313,6 +327,14 @@ mod tests {
     }
 
     #[test]
+    fn an_address_becomes_a_url_with_brackets_where_it_is_ipv6() {
+        let addresses = addresses(MemberAddress::Service, "");
+        let at = |address: &str| addresses.client_url_at(address.parse().unwrap());
+        assert_eq!(at("10.0.0.7"), "https://10.0.0.7:2379");
+        assert_eq!(at("fd00::7"), "https://[fd00::7]:2379");
+    }
+
+    #[test]
     fn the_member_is_read_back_from_its_url() {
         let both = [
             addresses(MemberAddress::Service, ""),
@@ -322,6 +344,7 @@ mod tests {
             assert_eq!(member_of_url(&form.peer_url("main-x")), Some("main-x"));
         }
         assert_eq!(member_of_url("http://10.0.0.1:2380"), None);
+        assert_eq!(member_of_url("http://[fd00::7]:2380"), None);
         assert_eq!(member_of_url("nonsense"), None);
     }
 

@@ -67,7 +67,23 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         .and_then(|replacement| replacement.after.as_ref());
     problems
         .extend(after.and_then(|after| duration_problem("spec.memberReplacement.after", after)));
+    problems.extend(recovery_problems(spec));
     problems.extend(backup_problems(spec));
+    problems
+}
+
+fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
+    let Some(recovery) = &spec.recovery else {
+        return Vec::new();
+    };
+    let after = recovery.after.as_ref();
+    let mut problems: Vec<Problem> = after
+        .and_then(|after| duration_problem("spec.recovery.after", after))
+        .into_iter()
+        .collect();
+    if let Some(RecoveryPolicy::Unknown(text)) = &recovery.policy {
+        problems.push(unknown("spec.recovery.policy", text, RecoveryPolicy::KNOWN));
+    }
     problems
 }
 
@@ -180,14 +196,6 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
         .as_ref()
         .and_then(|replacement| replacement.after.as_ref());
     note(after.is_some(), "spec.memberReplacement.after");
-    let policy = spec
-        .recovery
-        .as_ref()
-        .and_then(|recovery| recovery.policy.as_ref());
-    note(
-        policy == Some(&RecoveryPolicy::Automatic),
-        "spec.recovery.policy",
-    );
     note(spec.auth.is_some(), "spec.auth");
     note(spec.backup.is_some(), "spec.backup");
     if let Some(pod) = &spec.pod {
@@ -298,6 +306,7 @@ mod tests {
             r#"{"bootstrap":"Seed"}"#,
             r#"{"memberAddress":"Pod"}"#,
             r#"{"recovery":{"policy":"Manual"}}"#,
+            r#"{"recovery":{"policy":"Automatic","after":"5m"}}"#,
             r#"{"etcd":{"snapshotCount":1000}}"#,
         ] {
             assert_eq!(not_in_effect(&spec(text)), Vec::<String>::new(), "{text}");
@@ -308,10 +317,6 @@ mod tests {
             (
                 r#"{"memberReplacement":{"after":"5m"}}"#,
                 "spec.memberReplacement.after",
-            ),
-            (
-                r#"{"recovery":{"policy":"Automatic"}}"#,
-                "spec.recovery.policy",
             ),
             (
                 r#"{"pod":{"busyboxImage":"busybox"}}"#,

@@ -142,6 +142,10 @@ pub struct Recovery {
     /// Who decides; `Manual` where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
+    /// How long quorum must have been lost, such as `60s` (the default) or `5m`, before `Automatic` acts, and
+    /// before a recovery goes on without a survivor that does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<DurationText>,
 }
 
 /// Options of etcd itself. What is not given is left to etcd.

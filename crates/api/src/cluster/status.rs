@@ -32,8 +32,30 @@ text_enum! {
     }
 }
 
-/// What is known about an EtcdCluster. Except for `bootstrap` and `clusterID` all of it is a report that can
-/// be rebuilt.
+text_enum! {
+    /// How far a recovery from the loss of the quorum is.
+    RecoveryPhase {
+        /// The new cluster's first member is being made from the survivor.
+        InProgress = "InProgress",
+        /// The new cluster was verified and recorded.
+        Complete = "Complete",
+        /// It was given up: a quorum came back, or the survivor was lost.
+        Cancelled = "Cancelled",
+    }
+}
+
+text_enum! {
+    /// Who decided that a lost quorum is recovered.
+    RecoveryApproval {
+        /// A person, by the annotation.
+        Annotation = "Annotation",
+        /// `spec.recovery.policy: Automatic`.
+        Policy = "Policy",
+    }
+}
+
+/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery` and `staleApproval` all of
+/// it is a report that can be rebuilt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
@@ -78,6 +100,13 @@ pub struct EtcdClusterStatus {
     /// The recorded intent of the first start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<BootstrapStatus>,
+    /// The last recovery from the loss of the quorum: what was decided before it began, and how it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<RecoveryStatus>,
+    /// An approval of a recovery (the annotation `etcd.database.coreos.com/recover`) that was there while a quorum
+    /// answered. It approves nothing until it was removed and set again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stale_approval: Option<String>,
     /// Version the members run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_version: Option<String>,
@@ -107,6 +136,61 @@ pub struct EtcdClusterStatus {
     )]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A recovery from the loss of the quorum: a new cluster begins with what the most advanced survivor has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecoveryStatus {
+    /// `InProgress`, `Complete` or `Cancelled`.
+    #[schemars(with = "String")]
+    pub phase: RecoveryPhase,
+    /// `Annotation` or `Policy`: who decided.
+    #[schemars(with = "String")]
+    pub approved_by: RecoveryApproval,
+    /// Cluster ID of the cluster that lost its quorum.
+    #[serde(rename = "fromClusterID")]
+    pub from_cluster_id: String,
+    /// Token of that cluster; stands on its pods and volume claims.
+    pub from_token: String,
+    /// The member whose data the new cluster begins with.
+    pub survivor: String,
+    /// The survivor's revision. Writes acknowledged after it may be missing in the new cluster.
+    pub revision: i64,
+    /// Members whose data is gone.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub lost_members: Vec<String>,
+    /// Members that have data and were not waited for any longer, since they did not answer.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub silent_members: Vec<String>,
+    /// First member of the new cluster.
+    pub member: String,
+    /// Token of the new cluster.
+    pub token: String,
+    /// Cluster ID of the new cluster, once it is recorded.
+    #[serde(
+        default,
+        rename = "toClusterID",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub to_cluster_id: Option<String>,
+    /// When it was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the new cluster was recorded, or the recovery was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// What was lost, or why the recovery was given up, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// Names of the members by readiness of their pods.
