@@ -5,7 +5,8 @@ use api::EtcdCluster;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
 use api::names::Addresses;
-use api::storage::S3Source;
+use api::storage::{S3Source, StorageSource};
+use store::{Directories, Secrets};
 pub(crate) use store::{SecretData, Target};
 
 use crate::observed::Trouble;
@@ -16,13 +17,15 @@ pub(crate) async fn target(
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
 ) -> Result<Target, Trouble> {
-    store::open_s3(source, secret, ca).await.map_err(|error| {
+    let secrets = Secrets {
+        credentials: secret,
+        ca,
+    };
+    let source = StorageSource::S3(source);
+    let opened = store::open(&source, secrets, &Directories::default()).await;
+    opened.map_err(|error| {
         let reason = match &error {
-            store::Error::Invalid { field, .. }
-                if field == store::AWS_SECRET || field == store::CA_SECRET =>
-            {
-                Reason::SecretMissing
-            }
+            store::Error::Secret { .. } => Reason::SecretMissing,
             _ => Reason::InvalidSpec,
         };
         Trouble::new(reason, error.to_string())

@@ -317,6 +317,7 @@ pub fn in_store(error: &store::Error) -> Trouble {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
         store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
+        store::Error::Secret { .. } => Reason::SecretMissing,
         _ => Reason::StoreUnreachable,
     };
     Trouble::new(reason, error.to_string())

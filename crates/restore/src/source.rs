@@ -3,11 +3,11 @@
 
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
-use api::storage::S3Source;
+use api::storage::{S3Source, StorageSource};
 use bytes::Bytes;
 use futures::StreamExt;
 pub use store::SecretData;
-use store::Target;
+use store::{Directories, Secrets, Target};
 
 use crate::observed::Trouble;
 
@@ -23,7 +23,11 @@ pub async fn open(
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
 ) -> Result<Place, Trouble> {
-    store::open_s3(source, secret, ca)
+    let secrets = Secrets {
+        credentials: secret,
+        ca,
+    };
+    store::open(&StorageSource::S3(source), secrets, &Directories::default())
         .await
         .map(Place)
         .map_err(|error| trouble(&error))
@@ -35,11 +39,7 @@ pub fn trouble(error: &store::Error) -> Trouble {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
         store::Error::NoSuchObject { .. } => Reason::BackupMissing,
         store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
-        store::Error::Invalid { field, .. }
-            if field == store::AWS_SECRET || field == store::CA_SECRET =>
-        {
-            Reason::SecretMissing
-        }
+        store::Error::Secret { .. } => Reason::SecretMissing,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
         _ => Reason::StoreUnreachable,
     };

@@ -7,8 +7,10 @@
 pub mod fake;
 mod hexadecimal;
 mod local;
+mod oss;
 mod port;
 mod s3;
+mod secret;
 mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -17,4 +19,6 @@ pub use hexadecimal::hexadecimal;
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Store};
-pub use source::{AWS_SECRET, CA_SECRET, SecretData, Target, open_s3};
+pub use source::{
+    Directories, SecretData, SecretName, SecretNames, Secrets, Target, ambient, open, secrets_of,
+};

@@ -65,10 +65,21 @@ pub enum Error {
     /// No answer in time.
     #[error("the store did not answer in time: {0}")]
     Timeout(String),
-    /// The configuration or Secret cannot work; names the field or key.
+    /// No room for the object.
+    #[error("no space is left: {0}; enlarge the volume or remove old backups")]
+    Full(String),
+    /// What a Secret holds cannot work.
+    #[error("{key}: {problem}")]
+    Secret {
+        /// The key of the Secret, or the field of the spec that names the Secret.
+        key: String,
+        /// What is wrong and what to do; no value.
+        problem: String,
+    },
+    /// The configuration cannot work; names the field.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field of the spec or the key of the Secret.
+        /// The field of the spec.
         field: String,
         /// What is wrong and what to do.
         problem: String,

@@ -2,11 +2,13 @@
 //! this module but inside the store (invariant 14).
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::storage::{ObjectPath, S3Source};
+use api::storage::{ObjectPath, OssSource, S3Source, StorageSource};
 
-use crate::{Error, S3Access, S3Config, S3Keys, S3Store, Store};
+use crate::oss;
+use crate::{Error, LocalStore, S3Access, S3Config, S3Keys, S3Store, Store};
 
 /// A Secret's data, or what the directory of a mounted Secret holds.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
@@ -14,69 +16,205 @@ pub type SecretData = BTreeMap<String, Vec<u8>>;
 /// The key of the certificate authority in `caSecret`.
 const CA_KEY: &str = "ca.crt";
 
-/// The fields that name Secrets; an [`Error::Invalid`] about their content names them.
-pub const AWS_SECRET: &str = "spec.s3.awsSecret";
-/// As [`AWS_SECRET`], for the certificate authority.
-pub const CA_SECRET: &str = "spec.s3.caSecret";
-
 /// A store, open, and the key in it.
 #[derive(Clone)]
 pub struct Target {
-    /// The bucket.
+    /// The bucket, container or directory.
     pub store: Arc<dyn Store>,
     /// The key of the backup.
     pub key: String,
 }
 
-/// Opens the bucket of an S3 block; nothing is sent yet. What cannot work is [`Error::Invalid`] with the field of the
-/// spec.
-pub async fn open_s3(
-    source: &S3Source,
-    secret: Option<&SecretData>,
-    ca: Option<&SecretData>,
+/// A Secret a block names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecretName<'a> {
+    /// The field of the spec that names it, for messages.
+    pub field: &'static str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+/// The Secrets a block names; what they hold goes to [`open`] as [`Secrets`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SecretNames<'a> {
+    /// Who asks. `None` means the pod's own identity, where the store knows identities: see [`ambient`].
+    pub credentials: Option<SecretName<'a>>,
+    /// Whom to trust.
+    pub ca: Option<SecretName<'a>>,
+}
+
+/// What the Secrets hold that a block names.
+#[derive(Clone, Copy, Default)]
+pub struct Secrets<'a> {
+    /// Of [`SecretNames::credentials`].
+    pub credentials: Option<&'a SecretData>,
+    /// Of [`SecretNames::ca`].
+    pub ca: Option<&'a SecretData>,
+}
+
+/// Where this process has directories mounted that are stores.
+#[derive(Clone, Debug, Default)]
+pub struct Directories {
+    /// The operator's directory for the storage type `Local`.
+    pub local: Option<PathBuf>,
+    /// The root of the volume of the PersistentVolumeClaim that the block names.
+    pub claim: Option<PathBuf>,
+}
+
+/// The Secrets a block names.
+pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
+    fn named<'a>(field: &'static str, name: Option<&'a String>) -> Option<SecretName<'a>> {
+        name.filter(|name| !name.is_empty())
+            .map(|name| SecretName { field, name })
+    }
+    let (credentials, ca) = match source {
+        StorageSource::S3(s3) => (
+            named("spec.s3.awsSecret", s3.aws_secret.as_ref()),
+            named("spec.s3.caSecret", s3.ca_secret.as_ref()),
+        ),
+        StorageSource::Abs(abs) => (named("spec.abs.absSecret", abs.abs_secret.as_ref()), None),
+        StorageSource::Gcs(gcs) => (named("spec.gcs.gcpSecret", gcs.gcp_secret.as_ref()), None),
+        StorageSource::Oss(oss) => (named("spec.oss.ossSecret", oss.oss_secret.as_ref()), None),
+        StorageSource::Pvc(_) | StorageSource::Local(_) => (None, None),
+    };
+    SecretNames { credentials, ca }
+}
+
+/// The bucket and key that would be reached with the pod's own identity, because no Secret is named. Whether the
+/// object's namespace may do that is for the caller to decide, before it opens the store.
+pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
+    let nobody = source.has_bucket() && secrets_of(source).credentials.is_none();
+    nobody
+        .then(|| ObjectPath::parse(source.path()).ok())
+        .flatten()
+}
+
+/// Opens the place a block names; nothing is sent yet. What cannot work is [`Error::Invalid`] with the field of the
+/// spec, or [`Error::Secret`] with the field that names the Secret.
+pub async fn open(
+    source: &StorageSource<'_>,
+    secrets: Secrets<'_>,
+    directories: &Directories,
 ) -> Result<Target, Error> {
-    let path = ObjectPath::parse(&source.path)
-        .map_err(|error| invalid("spec.s3.path", format!("{:?}: {error}", source.path)))?;
-    let access = match secret {
-        Some(data) => S3Access::Keys(S3Keys::from_secret(data).map_err(|error| {
-            let name = source.aws_secret().unwrap_or_default();
-            invalid(AWS_SECRET, format!("Secret {name}: {error}"))
-        })?),
+    let block = source.block();
+    match source {
+        StorageSource::Pvc(pvc) => directory(directories.claim.as_ref(), &pvc.path, || {
+            let problem = format!(
+                "{}: this process has no volume of it mounted",
+                pvc.claim_name
+            );
+            invalid("spec.pvc.claimName", problem)
+        }),
+        StorageSource::Local(local) => directory(directories.local.as_ref(), &local.path, || {
+            let problem = "Local: the operator was not given a directory for backups: set its flag, or use PVC";
+            invalid("spec.storageType", problem.to_owned())
+        }),
+        StorageSource::S3(_)
+        | StorageSource::Abs(_)
+        | StorageSource::Gcs(_)
+        | StorageSource::Oss(_) => {
+            let path = ObjectPath::parse(source.path()).map_err(|error| {
+                invalid(
+                    &format!("spec.{block}.path"),
+                    format!("{:?}: {error}", source.path()),
+                )
+            })?;
+            let store = bucket(source, path.bucket, secrets)
+                .await
+                .map_err(|error| in_spec(source, error))?;
+            Ok(Target {
+                store,
+                key: path.key,
+            })
+        }
+    }
+}
+
+fn directory(
+    root: Option<&PathBuf>,
+    path: &str,
+    missing: impl FnOnce() -> Error,
+) -> Result<Target, Error> {
+    Ok(Target {
+        store: Arc::new(LocalStore::new(root.ok_or_else(missing)?)),
+        key: path.to_owned(),
+    })
+}
+
+async fn bucket(
+    source: &StorageSource<'_>,
+    bucket: String,
+    secrets: Secrets<'_>,
+) -> Result<Arc<dyn Store>, Error> {
+    Ok(match source {
+        StorageSource::S3(s3) => Arc::new(S3Store::new(s3_config(s3, bucket, secrets)?).await?),
+        StorageSource::Oss(oss) => Arc::new(S3Store::new(oss_config(oss, bucket, secrets)?).await?),
+        _ => {
+            let problem = format!("{}: is not in effect yet", source.block());
+            return Err(invalid("path", problem));
+        }
+    })
+}
+
+fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Config, Error> {
+    let access = match secrets.credentials {
+        Some(data) => S3Access::Keys(S3Keys::from_secret(data)?),
         None => S3Access::Ambient,
     };
-    let ca = ca.map(|data| authority(source, data)).transpose()?;
-    let config = S3Config {
-        bucket: path.bucket,
-        endpoint: source.endpoint().map(str::to_owned),
-        region: source.region.clone().filter(|region| !region.is_empty()),
-        force_path_style: source.force_path_style,
+    let ca = match secrets.ca {
+        Some(data) => Some(data.get(CA_KEY).cloned().ok_or_else(|| Error::Secret {
+            key: CA_KEY.to_owned(),
+            problem: "is missing: add the certificate authority under this key".to_owned(),
+        })?),
+        None => None,
+    };
+    Ok(S3Config {
+        bucket,
+        endpoint: s3.endpoint().map(str::to_owned),
+        region: s3.region.clone().filter(|region| !region.is_empty()),
+        force_path_style: s3.force_path_style,
         access,
         ca,
+    })
+}
+
+fn oss_config(oss: &OssSource, bucket: String, secrets: Secrets<'_>) -> Result<S3Config, Error> {
+    let Some(data) = secrets.credentials else {
+        let problem = "is missing: OSS knows no identity of a pod here, so name a Secret with accessKeyID and accessKeySecret";
+        return Err(invalid("ossSecret", problem.to_owned()));
     };
-    let store = S3Store::new(config).await.map_err(in_spec)?;
-    Ok(Target {
-        store: Arc::new(store),
-        key: path.key,
+    let place = oss::place(oss.endpoint.as_deref());
+    Ok(S3Config {
+        bucket,
+        endpoint: Some(place.endpoint),
+        region: place.region,
+        force_path_style: place.force_path_style,
+        access: S3Access::Keys(oss::keys(data)?),
+        ca: None,
     })
 }
 
-fn authority(source: &S3Source, data: &SecretData) -> Result<Vec<u8>, Error> {
-    data.get(CA_KEY).cloned().ok_or_else(|| {
-        let name = source.ca_secret.as_deref().unwrap_or_default();
-        let problem =
-            format!("Secret {name} has no key {CA_KEY}: add the certificate authority under it");
-        invalid(CA_SECRET, problem)
-    })
-}
-
-/// The store names its own settings; the user knows them by their place in the spec.
-fn in_spec(error: Error) -> Error {
+/// The stores name their own settings and the keys of a Secret; the user knows them by their place in the spec.
+fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
+    let secrets = secrets_of(source);
     match error {
-        Error::Invalid { field, problem } if field == CA_KEY => {
-            invalid(CA_SECRET, format!("{field}: {problem}"))
+        Error::Secret { key, problem } => {
+            let named = if key == CA_KEY {
+                secrets.ca
+            } else {
+                secrets.credentials
+            };
+            let problem = match named {
+                Some(SecretName { name, .. }) => format!("Secret {name}: {key}: {problem}"),
+                None => format!("{key}: {problem}"),
+            };
+            Error::Secret {
+                key: named.map_or(source.block(), |named| named.field).to_owned(),
+                problem,
+            }
         }
         Error::Invalid { field, problem } => Error::Invalid {
-            field: format!("spec.s3.{field}"),
+            field: format!("spec.{}.{field}", source.block()),
             problem,
         },
         error => error,
@@ -92,17 +230,27 @@ fn invalid(field: &str, problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use api::storage::{LocalSource, PvcSource};
+
     use super::*;
+
+    async fn opened(source: &StorageSource<'_>, secrets: Secrets<'_>) -> String {
+        match open(source, secrets, &Directories::default()).await {
+            Ok(target) => format!("{} {}", target.store.location(), target.key),
+            Err(error) => error.to_string(),
+        }
+    }
 
     #[tokio::test]
     async fn says_which_secret_and_key_are_wrong() {
-        let source = S3Source {
+        let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),
             ca_secret: Some("authority".to_owned()),
             endpoint: Some("http://127.0.0.1:1".to_owned()),
             ..S3Source::default()
         };
+        let source = StorageSource::S3(&s3);
         let good = SecretData::from([(
             "credentials".to_owned(),
             b"[default]\naws_access_key_id=a\naws_secret_access_key=b".to_vec(),
@@ -118,23 +266,89 @@ mod tests {
             (
                 &good,
                 Some(&empty),
-                "spec.s3.caSecret: Secret authority has no key ca.crt",
+                "spec.s3.caSecret: Secret authority: ca.crt: is missing",
             ),
-            (&good, Some(&nonsense), "spec.s3.caSecret: ca.crt: "),
+            (
+                &good,
+                Some(&nonsense),
+                "spec.s3.caSecret: Secret authority: ca.crt: is not PEM",
+            ),
+            (&good, None, "s3://bucket key"),
         ];
-        for (secret, ca, expected) in cases {
-            let error = open_s3(&source, Some(secret), ca).await.err().unwrap();
-            assert!(error.to_string().starts_with(expected), "{error}");
+        for (credentials, ca, expected) in cases {
+            let secrets = Secrets {
+                credentials: Some(credentials),
+                ca,
+            };
+            let text = opened(&source, secrets).await;
+            assert!(text.starts_with(expected), "{text}");
         }
         let elsewhere = S3Source {
             endpoint: Some("minio:9000".to_owned()),
-            ..source.clone()
+            ..s3.clone()
         };
-        let error = open_s3(&elsewhere, Some(&good), None).await.err().unwrap();
-        assert!(
-            error.to_string().starts_with("spec.s3.endpoint: "),
-            "{error}"
+        let secrets = Secrets {
+            credentials: Some(&good),
+            ca: None,
+        };
+        let text = opened(&StorageSource::S3(&elsewhere), secrets).await;
+        assert!(text.starts_with("spec.s3.endpoint: "), "{text}");
+    }
+
+    #[tokio::test]
+    async fn every_storage_type_is_opened_by_its_block() {
+        let local = LocalSource {
+            path: "etcd/backup".to_owned(),
+        };
+        let pvc = PvcSource {
+            claim_name: "backups".to_owned(),
+            path: "etcd/backup".to_owned(),
+        };
+        let nothing = Secrets::default();
+        assert_eq!(
+            opened(&StorageSource::Pvc(&pvc), nothing).await,
+            "spec.pvc.claimName: backups: this process has no volume of it mounted"
         );
-        assert!(open_s3(&source, Some(&good), None).await.is_ok());
+        let text = opened(&StorageSource::Local(&local), nothing).await;
+        assert!(text.contains("was not given a directory"), "{text}");
+        let mounted = Directories {
+            local: Some("/local".into()),
+            claim: Some("/claim".into()),
+        };
+        for (source, expected) in [
+            (StorageSource::Local(&local), "file:///local"),
+            (StorageSource::Pvc(&pvc), "file:///claim"),
+        ] {
+            let target = open(&source, nothing, &mounted).await.unwrap();
+            assert_eq!(target.store.location(), expected);
+            assert_eq!(target.key, "etcd/backup");
+        }
+        let oss = OssSource {
+            path: "bucket/key".to_owned(),
+            ..OssSource::default()
+        };
+        let text = opened(&StorageSource::Oss(&oss), nothing).await;
+        assert!(text.starts_with("spec.oss.ossSecret: is missing"), "{text}");
+    }
+
+    #[test]
+    fn only_buckets_without_a_secret_are_reached_with_the_pods_own_identity() {
+        let mut s3 = S3Source {
+            path: "bucket/etcd/key".to_owned(),
+            ..S3Source::default()
+        };
+        let reached = ambient(&StorageSource::S3(&s3)).unwrap();
+        assert_eq!(
+            (reached.bucket.as_str(), reached.key.as_str()),
+            ("bucket", "etcd/key")
+        );
+        s3.aws_secret = Some(String::new());
+        assert!(ambient(&StorageSource::S3(&s3)).is_some());
+        s3.aws_secret = Some("aws".to_owned());
+        assert_eq!(ambient(&StorageSource::S3(&s3)), None);
+        let local = LocalSource {
+            path: "etcd/backup".to_owned(),
+        };
+        assert_eq!(ambient(&StorageSource::Local(&local)), None);
     }
 }

@@ -20,6 +20,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use crate::port::Error;
+use crate::secret;
 
 /// Where AWS is when nobody says so.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -82,25 +83,20 @@ impl S3Keys {
     /// Reads the Secret's keys `credentials` (needed) and `config` (optional), as v1beta2 defines them.
     /// An error names the key and what is missing in it, never a value.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, Error> {
-        let text = |key: &str| -> Result<Option<&str>, Error> {
-            data.get(key)
-                .map(|bytes| {
-                    std::str::from_utf8(bytes).map_err(|_| invalid(key, "is not text".to_owned()))
-                })
-                .transpose()
-        };
-        let credentials = text("credentials")?.ok_or_else(|| {
-            invalid(
-                "credentials",
-                "is missing: add the AWS credentials file under this key".to_owned(),
-            )
-        })?;
+        secret::spelt(data, &["credentials", "config"])?;
+        let credentials = secret::text(
+            data,
+            "credentials",
+            "add the AWS credentials file under this key",
+        )?;
         let credentials = default_profile(credentials);
-        let config = text("config")?.map(default_profile).unwrap_or_default();
+        let config = secret::optional(data, "config")?
+            .map(default_profile)
+            .unwrap_or_default();
         let needed = |name: &str| {
             let value = credentials.get(name).or_else(|| config.get(name)).copied();
             value.filter(|value| !value.is_empty()).ok_or_else(|| {
-                invalid(
+                secret::wrong(
                     "credentials",
                     format!("has no {name} in its profile [default]: add it"),
                 )
@@ -110,7 +106,7 @@ impl S3Keys {
             .into_iter()
             .find(|name| credentials.contains_key(name) || config.contains_key(name))
         {
-            return Err(invalid(
+            return Err(secret::wrong(
                 "config",
                 format!(
                     "sets {name}, which is not supported: give keys, or leave the Secret out and use the pod's own identity"
@@ -238,7 +234,7 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
 }
 
 fn check_certificates(pem: &[u8]) -> Result<(), Error> {
-    let wrong = |problem: &str| invalid("ca.crt", problem.to_owned());
+    let wrong = |problem: &str| secret::wrong("ca.crt", problem.to_owned());
     let certificates: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|_| wrong("is not PEM: give the CA's certificate"))?;
@@ -435,7 +431,9 @@ mod tests {
         ];
         for (config, expected) in cases {
             match clients(config).await {
-                Err(Error::Invalid { field, .. }) => assert_eq!(field, expected),
+                Err(Error::Invalid { field: name, .. } | Error::Secret { key: name, .. }) => {
+                    assert_eq!(name, expected);
+                }
                 other => panic!("{expected}: {}", other.is_ok()),
             }
         }
