@@ -2,9 +2,11 @@
 //!
 //! Only tests in a module `alone` do this to what others use.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use tokio::process::Command;
 
 use crate::Sandbox;
@@ -111,6 +113,32 @@ impl<'a> Testbed<'a> {
     /// When DNS does not start.
     pub async fn dns(&self, set_up: &str) -> Result<()> {
         self.run(&["dns", set_up]).await.map(drop)
+    }
+
+    /// Kills the containers of pods, all at once, as the kernel does when they take too much memory.
+    ///
+    /// # Errors
+    /// When one of them does not run.
+    pub async fn kill_containers(&self, pods: &[Pod]) -> Result<()> {
+        let mut script = String::new();
+        for pod in pods {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            let node = node.with_context(|| format!("{name} is on no node"))?;
+            let status = pod.status.as_ref();
+            let containers = status.and_then(|status| status.container_statuses.as_ref());
+            for container in containers.into_iter().flatten() {
+                let id = container.container_id.as_deref().unwrap_or_default();
+                let id = id.strip_prefix("containerd://");
+                let id = id.with_context(|| format!("{name} does not run"))?;
+                let _ = writeln!(
+                    script,
+                    "ctr -a /run/{node}/containerd.sock -n k8s.io tasks kill -s SIGKILL {id} &"
+                );
+            }
+        }
+        script.push_str("wait\n");
+        self.script(&script).await.map(drop)
     }
 
     /// Runs a shell script in the testbed's namespaces, where nodes' processes and volumes are; returns its output.

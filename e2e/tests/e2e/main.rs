@@ -5,6 +5,7 @@
 
 #![allow(clippy::large_futures)] // One per test.
 
+mod all_pods_lost;
 mod api_rules;
 mod backup_restore_s3;
 mod bad_input;
@@ -12,7 +13,7 @@ mod bootstrap;
 mod chart_install;
 mod examples;
 mod fixtures;
+mod member_loss;
 mod node_reboot;
 mod old_manifests;
-mod replace_member;
-mod scale;
+mod scale_edges;

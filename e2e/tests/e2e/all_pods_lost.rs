@@ -1,0 +1,148 @@
+//! All members are lost at once, and the data is there when they are back: on their disks, or in pods that restart.
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, field, members, ready_members};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::DynamicObject;
+
+use crate::fixtures::{DURABLE, cluster, cluster_with};
+
+/// Invariant 8: losing every pod loses no data while the disks exist.
+#[tokio::test]
+async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
+    scenario("all_pods_lost", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        delete_all(sandbox).await?;
+        await_object(
+            &sandbox.objects(Kind::EtcdCluster),
+            "c",
+            "the loss is seen",
+            PATIENCE,
+            |object| ready_members(object).is_empty(),
+        )
+        .await?;
+        let after = sandbox.await_members("c", 3).await?;
+        same_members(&before, &after)?;
+        writer.await_more(10).await?;
+        writer.finish("all pods lost, disks left").await.map(drop)
+    })
+    .await;
+}
+
+/// Without a volume the data lies in the pod, which outlives its container.
+#[tokio::test]
+async fn containers_that_are_all_killed_restart_with_their_data() {
+    scenario("all_containers", async |sandbox| {
+        let testbed = Testbed::of(sandbox)?;
+        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let pods = sandbox.member_pods("c").await?;
+        testbed.kill_containers(&pods).await?;
+        await_restarts(sandbox, &pods).await?;
+        let after = sandbox.await_members("c", 3).await?;
+        same_members(&before, &after)?;
+        let uids = |pods: &[Pod]| -> Vec<Option<String>> {
+            pods.iter().map(|pod| pod.metadata.uid.clone()).collect()
+        };
+        let now = sandbox.member_pods("c").await?;
+        ensure!(uids(&now) == uids(&pods), "a pod was made anew");
+        writer.await_more(10).await?;
+        writer.finish("all containers killed").await.map(drop)
+    })
+    .await;
+}
+
+/// Every pod of a cluster without disks is gone: the status says so, and names the way on.
+#[tokio::test]
+async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
+    scenario("nothing_left", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+        sandbox.await_members("c", 3).await?;
+        delete_all(sandbox).await?;
+        let object = await_object(
+            &sandbox.objects(Kind::EtcdCluster),
+            "c",
+            "QuorumLost",
+            PATIENCE,
+            |object| {
+                e2e::objects::condition(object, "Degraded")
+                    .is_some_and(|c| c["status"] == "True" && c["reason"] == "QuorumLost")
+            },
+        )
+        .await?;
+        let message = e2e::objects::condition(&object, "Degraded")
+            .map(|c| c["message"].clone())
+            .unwrap_or_default();
+        ensure!(
+            message
+                .as_str()
+                .is_some_and(|text| text.contains("EtcdRestore")),
+            "no way on in: {message}"
+        );
+        ensure!(e2e::objects::has_condition(&object, "Available", "False"));
+        // Invariant 7: it is not bootstrapped again.
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        let pods = sandbox.member_pods("c").await?;
+        ensure!(pods.is_empty(), "{} pods were made", pods.len());
+        Ok(())
+    })
+    .await;
+}
+
+async fn delete_all(sandbox: &Sandbox) -> Result<()> {
+    let all = ["delete", "pods", "-l", "etcd_cluster=c", "--now"];
+    sandbox
+        .kubectl(&[&all[..], &["--wait=false"]].concat())
+        .await
+        .map(drop)
+}
+
+/// The same members, by name and ID, of the same cluster.
+pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
+    let sorted = |object| {
+        let mut members = members(object);
+        members.sort();
+        members
+    };
+    let (expected, found) = (sorted(before), sorted(after));
+    ensure!(
+        found == expected,
+        "members before: {expected:?}, after: {found:?}"
+    );
+    ensure!(field(after, "/status/clusterID") == field(before, "/status/clusterID"));
+    Ok(())
+}
+
+pub(crate) fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.container_statuses.as_ref());
+    statuses
+        .into_iter()
+        .flatten()
+        .map(|container| container.restart_count)
+        .sum()
+}
+
+/// Waits until the containers of each of these pods have restarted since.
+pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
+    until("the containers have restarted", PATIENCE, async || {
+        for old in before {
+            let name = old.metadata.name.as_deref().unwrap_or_default();
+            let new = sandbox.api::<Pod>().get_opt(name).await?;
+            let new = new.with_context(|| format!("{name} is gone"))?;
+            if restarts(&new) <= restarts(old) {
+                return Ok(Look::NotYet(format!("{name} has not restarted")));
+            }
+        }
+        Ok(Look::Done(()))
+    })
+    .await
+}

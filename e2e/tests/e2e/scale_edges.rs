@@ -1,0 +1,107 @@
+//! `size` changes, up and down, midway and again and again, and the data stays.
+
+use anyhow::{Context, Result, ensure};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use kube::api::ListParams;
+
+use crate::fixtures::{DURABLE, cluster, cluster_with};
+
+/// Times a cluster grows by a member and shrinks again.
+const CYCLES: usize = 20;
+
+/// What removed members left is gone: a volume left by a removed member could be taken for a member's.
+async fn await_nothing_left(sandbox: &Sandbox, volumes: usize, services: usize) -> Result<()> {
+    let what = format!("{volumes} volumes and {services} Services are left");
+    until(&what, PATIENCE, async || {
+        let selector = ListParams::default().labels("etcd_cluster=c");
+        let claims = sandbox.api::<PersistentVolumeClaim>();
+        let claims = claims.list(&selector).await?.items.len();
+        let found = sandbox.api::<Service>().list(&selector).await?.items.len();
+        Ok(if (claims, found) == (volumes, services) {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{claims} volumes, {found} Services"))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn grows_to_seven_and_shrinks_to_one_by_kubectl_scale() {
+    scenario("scale_edges", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 1).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        for size in [3, 5, 7, 5, 3, 1] {
+            sandbox.scale("c", size).await?;
+            sandbox
+                .await_members("c", size)
+                .await
+                .with_context(|| format!("towards {size}"))?;
+        }
+        writer.await_more(10).await?;
+        writer.finish("1-3-5-7-5-3-1").await?;
+        await_nothing_left(sandbox, 1, 3).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_target_that_changes_midway_is_reached() {
+    scenario("scale_midway", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+        sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        // Each change comes as soon as the one before is seen under way.
+        for (size, next) in [(7, 3), (1, 5), (3, 2)] {
+            let before = sandbox.member_pods("c").await?.len();
+            sandbox.scale("c", size).await?;
+            until("the first pod comes or goes", PATIENCE, async || {
+                let now = sandbox.member_pods("c").await?.len();
+                Ok(if now == before && now != size {
+                    Look::NotYet(format!("{now} pods"))
+                } else {
+                    Look::Done(())
+                })
+            })
+            .await?;
+            sandbox.scale("c", next).await?;
+            sandbox
+                .await_members("c", next)
+                .await
+                .with_context(|| format!("towards {size}, then {next}"))?;
+            ensure!(sandbox.member_pods("c").await?.len() == next);
+        }
+        writer.await_more(10).await?;
+        writer
+            .finish("3-7-3-1-5-3-2, each second one midway")
+            .await?;
+        await_nothing_left(sandbox, 0, 4).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn twenty_cycles_of_growth_and_shrinking_lose_nothing() {
+    scenario("scale_cycles", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+        sandbox.await_members("c", 1).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        for cycle in 1..=CYCLES {
+            for size in [2, 1] {
+                sandbox.scale("c", size).await?;
+                sandbox
+                    .await_members("c", size)
+                    .await
+                    .with_context(|| format!("cycle {cycle}, towards {size}"))?;
+            }
+        }
+        writer.await_more(10).await?;
+        writer.finish(&format!("{CYCLES} times 1-2-1")).await?;
+        await_nothing_left(sandbox, 0, 3).await
+    })
+    .await;
+}
