@@ -17,7 +17,14 @@ struct Options {
 fn main() -> anyhow::Result<()> {
     let options: Options = cli::parse();
     #[cfg(feature = "failpoints")]
-    let _failpoints = fail::FailScenario::setup();
+    let _failpoints = {
+        // A fail point stands for the death of the process, not of one task.
+        std::panic::set_hook(Box::new(|what| {
+            tracing::error!("{what}");
+            std::process::abort();
+        }));
+        fail::FailScenario::setup()
+    };
     let definition = Definition {
         name: "etcd-operator",
         word: "cluster",

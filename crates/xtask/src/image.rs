@@ -40,9 +40,17 @@ pub(crate) const SELECTION: &[&str] = &[
     "-p", "cluster", "-p", "backup", "-p", "restore", "-p", "e2e",
 ];
 
+/// What is added to the operators for the end-to-end tests: they die where a test asks for it.
+const FAIL_POINTS: &[&str] = &["--features", "cluster/failpoints,backup/failpoints"];
+
 /// Compiles the operators and the programs of the e2e crate.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
+}
+
+/// As [`compile`], with the operators' fail points.
+pub(crate) fn compile_with_fail_points() -> Result<Vec<PathBuf>> {
+    cargo_executables(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())
 }
 
 /// Makes the image of the compiled operators, unless the same image is there already.
