@@ -5,6 +5,7 @@
 //! (invariant 1); without the Kubernetes objects there is no observation at all.
 
 mod children;
+mod ending;
 mod pods;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Plain data. What could not be read is [`Seen::Unknown`], never empty (invariant 1).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
@@ -76,6 +77,12 @@ pub struct Pod {
     pub role: Option<Role>,
     /// Why it does not run, as Kubernetes tells it.
     pub trouble: Option<Trouble>,
+    /// Since when it has not been ready, by the clock of the API server.
+    pub unready_since: Option<Timestamp>,
+    /// Since when its node, or the only node that reaches its disk, has been away, as far as the pod tells.
+    pub lost_since: Option<Timestamp>,
+    /// How its etcd container ended last.
+    pub ending: Option<Ending>,
     /// Where it runs.
     pub node: Option<String>,
     /// When it was made.
@@ -116,6 +123,30 @@ impl Trouble {
             Self::Unschedulable(text) | Self::Image(text) | Self::Failing(text) => text,
         }
     }
+}
+
+/// How a member's etcd container ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// When.
+    pub at: Timestamp,
+    /// Why, as far as it can be told.
+    pub cause: Cause,
+}
+
+/// Why a member's etcd container ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// What lies on its disk is damaged or missing, in etcd's own words.
+    Data(String),
+    /// It took more memory than it may.
+    Memory,
+    /// What surrounds it is not as it needs it: a full disk, rights, an address, a flag.
+    Surroundings(String),
+    /// It failed, and nobody knows whether its data is the reason.
+    Failed(String),
+    /// It was ended, or ended in order.
+    Ended,
 }
 
 /// A member's volume claim.
@@ -241,6 +272,8 @@ pub struct Desired {
     pub image: String,
     /// The hash of what pods are made from.
     pub spec_hash: String,
+    /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
+    pub replace_after: Duration,
     /// `spec.paused`.
     pub paused: bool,
     /// Whether there is a disruption budget.

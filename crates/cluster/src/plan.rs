@@ -6,6 +6,7 @@
 
 mod blind;
 mod bootstrap;
+mod fate;
 mod membership;
 mod objects;
 mod quorum;
@@ -22,6 +23,7 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
+pub use fate::Fate;
 pub(crate) use membership::current_version;
 pub use quorum::Quorum;
 pub use view::{Data, Health, Seat, VersionRules, View};
@@ -196,7 +198,7 @@ fn formed(
             );
         }
         Seen::Known(list) => {
-            let view = View::new(list, observed);
+            let view = View::new(list, (desired, observed, now));
             objects::budget(desired, observed, &view, draft);
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services(observed, &view, draft);

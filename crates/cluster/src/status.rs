@@ -34,18 +34,19 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    fn view(&self) -> Option<View<'_>> {
+    fn view(&self, now: &Time) -> Option<View<'_>> {
         let list = self.observed.members.known()?;
         let ours = self
             .observed
             .cluster_id
             .is_none_or(|id| id == list.cluster_id);
-        ours.then(|| View::new(list, self.observed))
+        ours.then(|| View::new(list, (self.desired, self.observed, now.0)))
     }
 
     /// The report alone, as it stands in the object now.
     pub fn current(&self) -> EtcdClusterStatus {
-        let current = self.cluster.status.clone().unwrap_or_default();
+        let mut current = self.cluster.status.clone().unwrap_or_default();
+        current.conditions.retain(conditions::is_ours);
         EtcdClusterStatus {
             bootstrap: None,
             cluster_id: None,
@@ -64,7 +65,7 @@ impl Report<'_> {
             ..
         } = self;
         let before = self.current();
-        let view = self.view();
+        let view = self.view(now);
         let formed = observed.cluster_id.is_some();
         let phase = match (&desired.invalid, formed) {
             (Some(_), _) => ClusterPhase::Failed,

@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 
 use api::names;
-use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, Pod as KubePod};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
+};
 use kube::ResourceExt;
 use runtime::member::ANNOTATION_SPEC_HASH;
 
 use crate::observe::children::annotation;
-use crate::observe::parse_cluster_id;
+use crate::observe::{ending, parse_cluster_id};
 use crate::observed::{Pod, Role, Trouble};
 
 pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
@@ -28,6 +31,9 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
         names::ROLE_LEARNER => Some(Role::Learner),
         _ => None,
     };
+    let initial = container.map(initial_members).unwrap_or_default();
+    let alone = initial.iter().all(|name| *name == pod.name_any());
+    let unready = condition(pod, "Ready").filter(|ready| ready.status == "False");
     Pod {
         uid: pod.uid().unwrap_or_default(),
         owned,
@@ -40,7 +46,7 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
             .and_then(|one| one.image.clone())
             .unwrap_or_default(),
         spec_hash: annotation(&pod.metadata, ANNOTATION_SPEC_HASH),
-        initial: container.map(initial_members).unwrap_or_default(),
+        initial,
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
@@ -49,18 +55,89 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        ready: etcd.is_some_and(|status| status.ready),
+        // On a lost node the kubelet's last word stands, and the node controller's is newer.
+        ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
             .labels()
             .get(names::LABEL_ROLE)
             .and_then(|label| role(label)),
         trouble: trouble(pod),
+        unready_since: unready.and_then(since),
+        lost_since: lost_since(pod, phase),
+        ending: etcd.and_then(|status| ending::ending(status, alone)),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         created: pod
             .creation_timestamp()
             .map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
     }
+}
+
+fn condition<'a>(pod: &'a KubePod, kind: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+fn since(condition: &PodCondition) -> Option<Timestamp> {
+    condition.last_transition_time.as_ref().map(|time| time.0)
+}
+
+/// Since when the pod's node, or the only node that reaches its disk, has been away. The operator has no right to
+/// read nodes; the pod tells:
+///
+/// - The node lifecycle controller sets `Ready` to false on the pods of a node it has lost, and nothing else
+///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet sets `Ready` and `ContainersReady` together; so
+///   one without the other, and without a readiness gate being the reason, was written over a silent kubelet.
+/// - A pod whose grace period is over (`deletionTimestamp` includes it) and that is still there waits for a kubelet
+///   to end it. So it is with those the taint manager deleted.
+/// - The phase `Unknown`, of old control planes.
+/// - No node reaches the volume: its node is not there any more, or is marked as unreachable.
+fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
+    let ready = condition(pod, "Ready");
+    let by_node_controller = ready
+        .filter(|ready| {
+            ready.status == "False" && ready.reason.as_deref() != Some("ReadinessGatesNotReady")
+        })
+        .filter(|_| condition(pod, "ContainersReady").is_some_and(|all| all.status == "True"))
+        .and_then(since);
+    let stuck = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    let unknown = (phase == "Unknown")
+        .then(|| ready.and_then(since))
+        .flatten();
+    let out_of_reach = condition(pod, "PodScheduled")
+        .filter(|scheduled| scheduled.status == "False")
+        .filter(|scheduled| no_node_reaches_the_volume(scheduled.message.as_deref()))
+        .and_then(since);
+    let known = [by_node_controller, stuck, unknown, out_of_reach];
+    known.into_iter().flatten().min()
+}
+
+/// Whether the scheduler's sentence says that every node lacks the volume or is marked as lost. One that is
+/// cordoned, full or tainted by people may take the pod again.
+fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
+    let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
+    else {
+        return false;
+    };
+    let reasons = reasons
+        .split(". ")
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches('.');
+    let lacks = |reason: &str| {
+        reason.ends_with("volume node affinity conflict")
+            || reason.ends_with("didn't match PersistentVolume's node affinity")
+            || reason.ends_with("no available volume zone")
+    };
+    // Newer schedulers do not name the taint. Nodes of the control plane never had the volume.
+    let taints = [
+        "taint {node.kubernetes.io/",
+        "taint {node-role.kubernetes.io/",
+        "untolerated taint(s)",
+    ];
+    let lost = |reason: &str| taints.iter().any(|taint| reason.contains(taint));
+    let all: Vec<&str> = reasons.split(", ").collect();
+    all.iter().any(|reason| lacks(reason)) && all.iter().all(|reason| lacks(reason) || lost(reason))
 }
 
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {

@@ -2,13 +2,19 @@
 //!
 //! At most one change a plan (invariant 2); each asks the quorum guard (invariant 3).
 
+use std::time::Duration;
+
 use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Role};
-use crate::plan::size::{grow, promote, reserve, shrink};
+use crate::plan::fate::Fate;
+use crate::plan::quorum::quorum_of;
+use crate::plan::size::{
+    comes_first, grow, promote, reserve, shrink, wait_for_connections, wait_for_voters,
+};
 use crate::plan::view::{Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, STEADY, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
 use crate::write::{Change, Order, Start, State, Write};
 
 /// The version new pods of a formed cluster get: the one it runs. Another `spec.version` is an upgrade.
@@ -112,21 +118,73 @@ pub(super) fn change(
     let _decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
         || shrink((desired, observed, now), view, draft)
+        || replace((desired, observed, now), view, draft)
         || promote((desired, observed, now), view, draft)
         || grow((desired, now), view, rules, &reserved, draft);
+    foreigners(view, draft);
+    joining_with_a_vote(view, rules, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {
-        if let (Health::Unhealthy(why), Data::There | Data::Elsewhere) = (&seat.health, seat.data) {
-            let look_again = if seat.pod.is_some_and(|pod| pod.running) {
-                BLIND
-            } else {
-                STEADY
-            };
-            draft.wait(
-                "MemberUnhealthy",
-                format!("{}: {why}", seat.name),
-                look_again,
-            );
+        if let (Health::Unhealthy(why), Fate::Stays) = (&seat.health, &seat.fate) {
+            unhealthy(seat, why, now, draft);
         }
+    }
+}
+
+/// A voter that does not serve and stays a member, as long as it is not gone for good.
+fn unhealthy(seat: &Seat, why: &str, now: Timestamp, draft: &mut Draft) {
+    if let Some(at) = seat.gone_at {
+        let text = format!(
+            "{}: {why}; it is replaced if that lasts until {at}",
+            seat.name
+        );
+        let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
+        // Not a moment later, and not asked for again and again before.
+        draft.wait("MemberUnhealthy", text, left.max(SOON));
+        return;
+    }
+    let runs = seat.pod.is_some_and(|pod| pod.running);
+    let look_again = if runs { BLIND } else { STEADY };
+    draft.wait(
+        "MemberUnhealthy",
+        format!("{}: {why}", seat.name),
+        look_again,
+    );
+}
+
+/// Members that somebody else added and that never started. They are counted for the quorum when they vote; whether
+/// they are wanted nobody here can know, so they are named and left alone.
+fn foreigners(view: &View, draft: &mut Draft) {
+    let unstarted = |seat: &&Seat| seat.data == Data::Elsewhere && !seat.joined();
+    for seat in view.seats.iter().filter(unstarted) {
+        let (id, urls) = (seat.id(), seat.member.peer_urls.join(", "));
+        let counts = if seat.votes() {
+            ", it has a vote, so the quorum counts on it, and no member can be added meanwhile"
+        } else {
+            ""
+        };
+        let text = format!(
+            "member {id} ({urls}) was added by somebody else and has never started{counts}; start it, or remove it \
+             with: etcdctl member remove {id}"
+        );
+        draft.problem("ForeignMember", text);
+    }
+}
+
+/// Before etcd 3.4 a member joins with a vote: until it runs, the quorum depends on it.
+fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
+    let joins = |seat: &&Seat| !seat.joined() && seat.fate == Fate::Stays;
+    if rules.learners {
+        return;
+    }
+    for seat in view.voters().filter(joins) {
+        let (serving, voters) = (view.quorum().healthy(), view.quorum().voters());
+        let text = format!(
+            "{} joins with a vote, because etcd before 3.4 has no learners: until it runs {serving} of {voters} voters \
+             serve and a quorum needs {}; the loss of one more may stop the cluster",
+            seat.name,
+            quorum_of(voters)
+        );
+        draft.problem("JoinsWithVote", text);
     }
 }
 
@@ -163,8 +221,8 @@ pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> 
 
 /// Learners that will never catch up: they have no vote, so nothing is asked before they go.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
-    let lost = view.learners().find(|seat| seat.data == Data::Gone);
-    lost.is_some_and(|seat| remove(view, seat, "a learner without a disk", draft))
+    let lost = view.learners().find(|seat| seat.fate != Fate::Stays);
+    lost.is_some_and(|seat| remove(view, seat, seat.why(), draft))
 }
 
 /// A pod made for an older list of members, whose etcd has refused it, is made again on its disk. Without a
@@ -190,26 +248,62 @@ fn renew(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Invariant 5: a voter whose disk is gone is removed before its replacement is added.
+/// Invariant 5: a voter whose disk is gone, cannot be reached or cannot be started on, is removed before its
+/// replacement is added.
 fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
-    let Some(dead) = view.voters().find(|seat| seat.data == Data::Gone) else {
+    let Some(dead) = view.voters().find(|seat| seat.is_lost()) else {
         return false;
     };
     // Invariant 3.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         draft.wait(
             "QuorumAtRisk",
-            format!("{} lost its disk and is not removed: {risk}", dead.name),
+            format!("{} is not removed ({}): {risk}", dead.name, dead.why()),
             SHORTLY,
         );
         return true;
     }
-    if view.leader == Some(dead.id())
-        && let Some(next) = view.voters().find(|seat| seat.is_healthy())
-    {
-        return move_leader(view, dead, next, draft);
+    remove_voter(view, dead, dead.why(), draft)
+}
+
+/// A voter that serves and is to be replaced, in a cluster where one less is a quorum still. In a smaller one the
+/// next member comes first: `grow` adds it and `shrink` takes the old one.
+fn replace(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
+    draft: &mut Draft,
+) -> bool {
+    let Some(old) = view.voters().find(|seat| seat.leaves()) else {
+        return false;
+    };
+    // One after the other: the last replacement is a voter before the next begins.
+    let complete = view.seats.len() >= desired.size && view.learners().next().is_none();
+    if comes_first(desired) || !complete {
+        return false;
     }
-    remove(view, dead, "its disk is gone", draft)
+    // Invariant 3.
+    if let Some(risk) = view.quorum().unsafe_without(old.id()) {
+        let text = format!("{} is not replaced ({}): {risk}", old.name, old.why());
+        draft.wait("QuorumAtRisk", text, SHORTLY);
+        return true;
+    }
+    // Invariant 2.
+    let what = format!("{} is replaced", old.name);
+    if wait_for_voters(observed, view, &what, draft) || wait_for_connections(view, now, draft) {
+        return true;
+    }
+    remove_voter(view, old, old.why(), draft)
+}
+
+/// Removes a voter; a leader hands over first, so that nobody waits for an election.
+pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
+    let able = |next: &&Seat| next.is_healthy() && next.id() != seat.id();
+    if view.leader == Some(seat.id())
+        && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
+    {
+        return move_leader(view, seat, next, draft);
+    }
+    remove(view, seat, why, draft)
 }
 
 fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Service, Trouble};
+use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Service, Trouble};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY};
@@ -168,7 +168,7 @@ pub(super) fn leftovers(observed: &Observed, view: &View, draft: &mut Draft) {
     }
 }
 
-fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
+pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
     let pod = observed.pods.get(name).and_then(|pod| pod.cluster_id);
     let disk = observed.disks.get(name).and_then(|disk| disk.cluster_id);
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
@@ -247,6 +247,7 @@ pub(super) fn troubles(
         match kind {
             Kind::Image => draft.problem("ImageNotAvailable", message),
             Kind::Slow => draft.problem("PodNotStarting", message),
+            Kind::Memory => draft.problem("OutOfMemory", message),
             Kind::Failing => draft.problem("ContainerFailing", message),
             Kind::Unschedulable => draft.wait("Unschedulable", message, STEADY),
         }
@@ -257,6 +258,7 @@ pub(super) fn troubles(
 enum Kind {
     Image,
     Slow,
+    Memory,
     Failing,
     Unschedulable,
 }
@@ -274,6 +276,15 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             Kind::Unschedulable,
             format!("no node takes the pod: {text}"),
         )),
+        Some(Trouble::Failing(_))
+            if pod
+                .ending
+                .as_ref()
+                .is_some_and(|end| end.cause == Cause::Memory) =>
+        {
+            let text = "etcd took more memory than its limit allows and was ended, raise spec.pod.resources.limits.memory";
+            Some((Kind::Memory, text.to_owned()))
+        }
         Some(Trouble::Failing(text)) => Some((Kind::Failing, text.clone())),
         None if !pod.running && pod.node.is_some() && age(pod.created, now) > SLOW => {
             let text = format!(

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed};
-use crate::plan::membership::{decide, remove};
+use crate::plan::membership::{decide, remove_voter};
 use crate::plan::view::{Data, Seat, VersionRules, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects};
 use crate::write::{Order, Write};
@@ -19,11 +19,7 @@ pub(super) fn reserve(
     rules: VersionRules,
     draft: &mut Draft,
 ) -> Vec<String> {
-    let stay = view
-        .seats
-        .iter()
-        .filter(|seat| seat.data != Data::Gone)
-        .count();
+    let stay = view.staying().count();
     let at_once = if rules.several_learners {
         usize::MAX
     } else {
@@ -48,16 +44,30 @@ pub(super) fn reserve(
     reserved
 }
 
-/// More members than wanted: learners first, then unhealthy voters, then the newest, the leader never.
+/// Whether a member that is to be replaced is followed before it is removed: where the voters that are left would
+/// survive no failure. Not in larger clusters: there may be no node for one member more.
+pub(super) fn comes_first(desired: &Desired) -> bool {
+    desired.size < 3
+}
+
+/// More members than wanted: those that are to be replaced first, then learners, unhealthy voters, the newest. The
+/// leader never, unless it is to be replaced; then it hands over before.
 pub(super) fn shrink(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
     draft: &mut Draft,
 ) -> bool {
-    if view.seats.len() <= desired.size {
+    let (stay, size) = (view.staying().count(), desired.size);
+    let all_vote = view.staying().filter(|seat| seat.votes()).count() >= size;
+    // Who is to be replaced stays until those that follow have their vote.
+    let replaced = view
+        .seats
+        .iter()
+        .find(|seat| seat.leaves() && (all_vote || stay > size));
+    if stay <= size && replaced.is_none() {
         return false;
     }
-    let Some(victim) = victim(view) else {
+    let Some(victim) = replaced.or_else(|| victim(view)) else {
         draft.wait(
             "NoMemberToRemove",
             "every member left is the leader or not run by this operator",
@@ -84,7 +94,11 @@ pub(super) fn shrink(
             return true;
         }
     }
-    remove(view, victim, "the cluster shrinks", draft)
+    let why = match victim.why() {
+        "" => "the cluster shrinks",
+        why => why,
+    };
+    remove_voter(view, victim, why, draft)
 }
 
 fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v Seat<'a>> {
@@ -106,7 +120,12 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v Seat<'a>> {
 }
 
 /// Whether a change of the voters has to wait for one of them.
-fn wait_for_voters(observed: &Observed, view: &View, what: &str, draft: &mut Draft) -> bool {
+pub(super) fn wait_for_voters(
+    observed: &Observed,
+    view: &View,
+    what: &str,
+    draft: &mut Draft,
+) -> bool {
     let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) else {
         return false;
     };
@@ -121,7 +140,7 @@ fn wait_for_voters(observed: &Observed, view: &View, what: &str, draft: &mut Dra
 }
 
 /// What etcd's own rule of five seconds would refuse is waited for. A voter alone is connected to itself.
-fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
+pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
     if view.voters().count() == 1 {
         return false;
     }
@@ -160,7 +179,7 @@ pub(super) fn promote(
         .max()
         .unwrap_or(u64::MAX);
     let mut ready = None;
-    for seat in view.learners() {
+    for seat in view.learners().filter(|seat| seat.data != Data::Elsewhere) {
         let has = observed
             .statuses
             .get(&seat.name)
@@ -188,7 +207,8 @@ pub(super) fn promote(
             }
         }
     }
-    let Some(seat) = ready.filter(|_| view.voters().count() < desired.size) else {
+    let voters = view.voters().filter(|seat| !seat.leaves()).count();
+    let Some(seat) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
     if wait_for_voters(
@@ -228,7 +248,12 @@ pub(super) fn grow(
     reserved: &[String],
     draft: &mut Draft,
 ) -> bool {
-    let missing = desired.size.saturating_sub(view.seats.len());
+    let there = if comes_first(desired) {
+        view.staying().count()
+    } else {
+        view.seats.len()
+    };
+    let missing = desired.size.saturating_sub(there);
     let count = if rules.several_learners {
         missing
     } else {
@@ -287,5 +312,10 @@ pub(super) fn grow(
         .map(|name| name.as_str())
         .collect::<Vec<_>>()
         .join(", ");
-    decide(view, writes, None, format!("add {text}"), draft)
+    let how = if rules.learners {
+        ""
+    } else {
+        " with a vote, because etcd before 3.4 has no learners: a quorum needs one more before it runs"
+    };
+    decide(view, writes, None, format!("add {text}{how}"), draft)
 }

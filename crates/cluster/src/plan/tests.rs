@@ -1,5 +1,7 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
+mod losses;
+mod replacing;
 pub(crate) mod scene;
 mod sizes;
 

@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 
 use api::names::{cluster_of_member, member_of_url};
 use etcd::{Member, MemberId, Members};
+use jiff::Timestamp;
 
-use crate::observed::{Disk, Observed, Pod, Seen, Service};
+use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
+use crate::plan::fate::{Fate, fate};
 use crate::plan::quorum::Quorum;
 
 /// What became of a member's data.
@@ -49,6 +51,10 @@ pub struct Seat<'a> {
     pub data: Data,
     /// Whether it serves.
     pub health: Health,
+    /// What is to become of it.
+    pub fate: Fate,
+    /// When it will count as gone if nothing changes.
+    pub gone_at: Option<Timestamp>,
 }
 
 impl Seat<'_> {
@@ -67,9 +73,32 @@ impl Seat<'_> {
         !self.member.client_urls.is_empty()
     }
 
+    /// It answers for itself and knows a leader.
+    pub fn serves(&self) -> bool {
+        self.health == Health::Healthy
+    }
+
     /// It answers and will go on answering.
     pub fn is_healthy(&self) -> bool {
-        self.health == Health::Healthy && self.data != Data::Gone
+        self.serves() && !self.is_lost()
+    }
+
+    /// It counts as gone.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.fate, Fate::Lost(_))
+    }
+
+    /// It serves and is to be replaced.
+    pub fn leaves(&self) -> bool {
+        matches!(self.fate, Fate::Leaves(_))
+    }
+
+    /// Why it is to be replaced.
+    pub fn why(&self) -> &str {
+        match &self.fate {
+            Fate::Stays => "",
+            Fate::Leaves(why) | Fate::Lost(why) => why,
+        }
     }
 
     /// The pod was started with a list of members that is not the list any more, and etcd has refused it:
@@ -94,7 +123,10 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// Puts list and Kubernetes objects together.
-    pub fn new(list: &'a Members, observed: &'a Observed) -> Self {
+    pub fn new(
+        list: &'a Members,
+        (desired, observed, now): (&Desired, &'a Observed, Timestamp),
+    ) -> Self {
         let mut seats: Vec<Seat> = list
             .members
             .iter()
@@ -106,6 +138,13 @@ impl<'a> View<'a> {
             if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
                 seat.data = Data::Gone;
             }
+        }
+        let fates: Vec<_> = seats
+            .iter()
+            .map(|seat| fate(seat, &seats, (desired, now)))
+            .collect();
+        for (seat, fate) in seats.iter_mut().zip(fates) {
+            (seat.fate, seat.gone_at) = fate;
         }
         Self {
             list,
@@ -129,6 +168,11 @@ impl<'a> View<'a> {
         self.seats.iter().filter(|seat| !seat.votes())
     }
 
+    /// The members that stay or are yet to be started: those that are to be replaced do not count.
+    pub fn staying(&self) -> impl Iterator<Item = &Seat<'a>> {
+        self.seats.iter().filter(|seat| seat.fate == Fate::Stays)
+    }
+
     /// The quorum guard.
     pub fn quorum(&self) -> Quorum {
         Quorum::new(self.voters().map(|seat| (seat.id(), seat.is_healthy())))
@@ -138,7 +182,7 @@ impl<'a> View<'a> {
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
         let able = |seat: &&Seat| seat.health == Health::Healthy && Some(seat.id()) != without;
         let mut seats: Vec<&Seat> = self.voters().filter(able).collect();
-        seats.sort_by_key(|seat| (seat.data == Data::Gone, Some(seat.id()) != self.leader));
+        seats.sort_by_key(|seat| (seat.fate != Fate::Stays, Some(seat.id()) != self.leader));
         seats.iter().map(|seat| seat.name.clone()).collect()
     }
 }
@@ -173,6 +217,8 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
         service,
         data,
         health,
+        fate: Fate::Stays,
+        gone_at: None,
     }
 }
 

@@ -5,7 +5,7 @@ use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, is_true, 
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::plan::{Data, View, current_version};
+use crate::plan::{View, current_version};
 use crate::status::Report;
 
 pub(super) fn conditions(
@@ -24,12 +24,7 @@ pub(super) fn conditions(
         fields_in_effect(report),
         advisable(report),
     ];
-    let known = |condition: &&Condition| {
-        findings
-            .iter()
-            .any(|finding| finding.kind.as_str() == condition.type_)
-    };
-    let mut conditions: Vec<Condition> = before.conditions.iter().filter(known).cloned().collect();
+    let mut conditions = before.conditions.clone();
     for finding in &findings {
         set(
             &mut conditions,
@@ -39,6 +34,21 @@ pub(super) fn conditions(
         );
     }
     conditions
+}
+
+/// Others write conditions too: whether the object can be read, and who manages it.
+pub(super) fn is_ours(condition: &Condition) -> bool {
+    let ours = [
+        ConditionType::Available,
+        ConditionType::Progressing,
+        ConditionType::Degraded,
+        ConditionType::Scaling,
+        ConditionType::Recovering,
+        ConditionType::Upgrading,
+        ConditionType::FieldsInEffect,
+        ConditionType::Advisable,
+    ];
+    ours.iter().any(|kind| kind.as_str() == condition.type_)
 }
 
 fn finding(
@@ -216,8 +226,7 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
 }
 
 fn is_short(view: &View) -> bool {
-    view.voters()
-        .any(|seat| seat.data == Data::Gone || !seat.is_healthy())
+    view.voters().any(|seat| !seat.is_healthy())
 }
 
 /// From the loss of a member until there are as many healthy voters as wanted again.
@@ -229,12 +238,12 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
     let Some(view) = view else {
         return finding(kind, true, Reason::QuorumLost, "no quorum answers");
     };
-    if let Some(seat) = view.voters().find(|seat| seat.data == Data::Gone) {
+    if let Some(seat) = view.voters().find(|seat| seat.is_lost() || seat.leaves()) {
         return finding(
             kind,
             true,
             Reason::ReplacingMember,
-            format!("{} is being replaced", seat.name),
+            format!("{} is being replaced: {}", seat.name, seat.why()),
         );
     }
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {

@@ -59,6 +59,9 @@ impl World {
             restarts: pod.restarts,
             role: Some(pod.role),
             trouble: held.then(|| Trouble::Unschedulable("no node".to_owned())),
+            unready_since: None,
+            lost_since: None,
+            ending: None,
             node: None,
             created: seconds(pod.created),
         }

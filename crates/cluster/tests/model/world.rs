@@ -126,6 +126,7 @@ impl World {
             version: self.version.to_owned(),
             image: format!("etcd:v{}", self.version),
             spec_hash: "hash".to_owned(),
+            replace_after: std::time::Duration::from_secs(6),
             paused: false,
             budget: true,
             invalid: None,

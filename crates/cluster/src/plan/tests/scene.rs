@@ -1,11 +1,14 @@
 //! One builder for realistic worlds, used by all stories. Members are named by letters, in the order of their age.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Disk, Intent, Kept, Observed, Pod, Role, Seen, Service, Shared};
+use crate::observed::{
+    Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Role, Seen, Service, Shared, Trouble,
+};
 use crate::plan::{Plan, plan};
 use crate::write::{Draw, Write, chains};
 
@@ -35,6 +38,7 @@ impl Scene {
             version: "3.6.16".into(),
             image: "etcd:v3.6.16".into(),
             spec_hash: "hash".into(),
+            replace_after: Duration::from_mins(1),
             paused: false,
             budget: true,
             invalid: None,
@@ -131,6 +135,11 @@ impl Scene {
             String::new()
         };
         let peer_urls = vec![format!("http://{member}.ns.svc:2380")];
+        let peer_urls = if member == "elsewhere" {
+            vec!["http://10.0.0.7:2380".to_owned()]
+        } else {
+            peer_urls
+        };
         self.list().push(Member {
             id: id(member),
             name,
@@ -180,6 +189,9 @@ impl Scene {
             restarts: 0,
             role: Some(role),
             trouble: None,
+            unready_since: None,
+            lost_since: None,
+            ending: None,
             node: None,
             created: at(i64::from(member.as_bytes()[0])),
         };
@@ -220,15 +232,7 @@ impl Scene {
         self.desired.durable = true;
         for (member, pod) in &mut self.observed.pods {
             pod.durable = true;
-            let disk = Disk {
-                uid: format!("disk-{member}"),
-                owned: true,
-                token: Some("token".into()),
-                cluster_id: self.observed.cluster_id,
-                version: None,
-                initial: [].into(),
-                terminating: false,
-            };
+            let disk = disk(member, self.observed.cluster_id);
             self.observed.disks.insert(member.clone(), disk);
         }
         self
@@ -257,6 +261,62 @@ impl Scene {
         self.observed
             .statuses
             .insert(member.into(), Seen::Unknown("connection refused".into()));
+        self
+    }
+
+    /// The node of the pod has been lost for so many seconds, and its etcd does not answer.
+    pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
+        self.down(member).with_pod(member, |pod| {
+            pod.ready = false;
+            pod.unready_since = Some(at(1000 - seconds));
+            pod.lost_since = pod.unready_since;
+        })
+    }
+
+    /// The pod was deleted, its grace period was over so many seconds ago, and it is still there.
+    pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
+        self.terminating(member).with_pod(member, |pod| {
+            pod.lost_since = Some(at(1000 - seconds));
+        })
+    }
+
+    /// Its container ends again and again, for so many seconds.
+    pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
+        self.not_running(member).with_pod(member, |pod| {
+            pod.unready_since = Some(at(1000 - seconds));
+            pod.restarts = restarts;
+            pod.trouble = Some(Trouble::Failing("CrashLoopBackOff".into()));
+            pod.ending = Some(Ending { at: at(995), cause });
+        })
+    }
+
+    /// Somebody deleted the volume claim; it is held back as long as the pod lives.
+    pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
+        self.observed.disks.get_mut(member).unwrap().terminating = true;
+        self
+    }
+
+    /// The volume claim is gone.
+    pub(crate) fn without_claim(mut self, member: &str) -> Self {
+        self.observed.disks.remove(member);
+        self
+    }
+
+    /// A claim, whatever else there is.
+    pub(crate) fn with_disk(mut self, member: &str) -> Self {
+        let disk = disk(member, self.observed.cluster_id);
+        self.observed.disks.insert(member.into(), disk);
+        self
+    }
+
+    /// A pod was made for it.
+    pub(crate) fn starts(self, member: &str) -> Self {
+        self.pod(member, Role::Voter)
+    }
+
+    /// Added to etcd with a vote, never started.
+    pub(crate) fn added_with_vote(mut self, member: &str) -> Self {
+        self.enlist(member, false, false);
         self
     }
 
@@ -371,6 +431,18 @@ impl Scene {
     }
 }
 
+fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
+    Disk {
+        uid: format!("disk-{member}"),
+        owned: true,
+        token: Some("token".into()),
+        cluster_id,
+        version: None,
+        initial: [].into(),
+        terminating: false,
+    }
+}
+
 struct Letters;
 
 impl Draw for Letters {
@@ -401,6 +473,13 @@ pub(crate) fn delete_pod(member: &str) -> Write {
     Write::DeletePod {
         member: member.into(),
         uid: format!("pod-{member}"),
+    }
+}
+
+pub(crate) fn delete_disk(member: &str) -> Write {
+    Write::DeleteDisk {
+        member: member.into(),
+        uid: format!("disk-{member}"),
     }
 }
 

@@ -1,0 +1,247 @@
+//! How a member's etcd ended, told from its exit code and its last words. Pure.
+//!
+//! The kubelet keeps the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). What stands here was
+//! read in etcd's and bbolt's sources and tried with 3.5, 3.6 and 3.7 on damaged data directories. A text that is
+//! not known is [`Cause::Failed`]: then time and the other members decide, not the words.
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
+
+use crate::observed::{Cause, Ending};
+
+/// What etcd says when its data directory is damaged.
+const DAMAGED: [&str; 17] = [
+    // The write-ahead log (`server/storage/wal`).
+    "walpb: crc mismatch",
+    "wal: crc mismatch",
+    "wal: file not found",
+    "wal: slice bounds out of range",
+    "wal: conflicting metadata found",
+    "failed to read WAL, cannot be repaired",
+    // Snapshot and database do not belong together, or one is missing (`etcdserver/bootstrap.go`).
+    "failed to recover v3 backend from snapshot",
+    "failed to find database snapshot file",
+    // The database (`bbolt/errors` and its assertions about pages).
+    "invalid database",
+    "checksum error",
+    "file size too small",
+    "Page expected to be",
+    "invalid freelist page",
+    "unexpected page type",
+    // Raft: the log ends before what the member had acknowledged.
+    "Was the raft log corrupted, truncated, or lost?",
+    // The check against the others at the start (`etcdserver/corrupt.go`).
+    "found data inconsistency with peers",
+    "etcdserver: corrupt cluster",
+];
+
+/// The cluster knows this member, and its disk does not: the data directory is empty.
+const EMPTY: &str = "has already been bootstrapped";
+/// The same for a member that was told of nobody but itself, as all are that get their pod back on their disk.
+const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
+
+/// What is not the data's fault, and would hit the next member as well.
+const SURROUNDINGS: [&str; 9] = [
+    "no space left on device",
+    "permission denied",
+    "read-only file system",
+    "address already in use",
+    "flag provided but not defined",
+    "error verifying flags",
+    "invalid value",
+    "no such host",
+    "cannot allocate memory",
+];
+
+/// Where the last words begin: what comes before is ordinary log.
+const LAST_WORDS: [&str; 4] = [
+    "\"level\":\"fatal\"",
+    "\"level\":\"panic\"",
+    "panic: ",
+    "fatal error: ",
+];
+
+/// The last ending of a container. `alone`: its etcd was told of no other member.
+pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
+    let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
+        state.as_ref().and_then(|state| state.terminated.clone())
+    };
+    let ended = terminated(&status.state).or_else(|| terminated(&status.last_state))?;
+    let at = ended.finished_at.as_ref()?.0;
+    Some(Ending {
+        at,
+        cause: cause(&ended, alone),
+    })
+}
+
+fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
+    if ended.reason.as_deref() == Some("OOMKilled") {
+        return Cause::Memory;
+    }
+    // In order, killed, and asked to end.
+    if matches!(ended.exit_code, 0 | 137 | 143) {
+        return Cause::Ended;
+    }
+    let text = ended.message.as_deref().unwrap_or_default();
+    let begin = LAST_WORDS.iter().filter_map(|word| text.find(word)).min();
+    let last = &text[begin.unwrap_or_default()..];
+    let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
+    // Go ends with 2 when it panics: bbolt panics about pages that are not what they should be, and its trace may
+    // be all that is left of the text.
+    let in_database = ended.exit_code == 2 && last.contains("go.etcd.io/bbolt");
+    if says(&DAMAGED) || says(&[EMPTY]) || alone && says(&[EMPTY_AND_ALONE]) {
+        Cause::Data(words(last))
+    } else if says(&SURROUNDINGS) {
+        Cause::Surroundings(words(last))
+    } else if in_database {
+        Cause::Data(format!("its database cannot be read: {}", words(last)))
+    } else if text.is_empty() {
+        Cause::Failed(format!("exit code {}", ended.exit_code))
+    } else {
+        Cause::Failed(words(last))
+    }
+}
+
+/// The sentence in a log line, or the first line.
+fn words(last: &str) -> String {
+    let line = last.lines().next().unwrap_or_default();
+    let field = |name: &str| {
+        let begin = line.find(name)? + name.len();
+        line[begin..].split("\",\"").next()
+    };
+    let said = match (field("\"msg\":\""), field("\"error\":\"")) {
+        (Some(msg), Some(error)) => format!("{msg}: {error}"),
+        (Some(msg), None) => msg.to_owned(),
+        (None, _) => line.to_owned(),
+    };
+    let end = said
+        .char_indices()
+        .nth(200)
+        .map_or(said.len(), |(at, _)| at);
+    said[..end].trim_end_matches(['"', '}']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn after(code: i32, reason: &str, message: &str, alone: bool) -> Cause {
+        let status: ContainerStatus = serde_json::from_value(json!({
+            "name": "etcd", "image": "etcd", "imageID": "", "ready": false, "restartCount": 3,
+            "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+            "lastState": { "terminated": { "exitCode": code, "reason": reason, "message": message,
+                "finishedAt": "2026-11-21T00:00:00Z" } },
+        }))
+        .unwrap();
+        ending(&status, alone).unwrap().cause
+    }
+
+    fn log(level: &str, msg: &str, error: &str) -> String {
+        format!(
+            "{{\"level\":\"info\",\"msg\":\"permission denied\"}}\n{{\"level\":\"{level}\",\"caller\":\"x.go:1\",\"msg\":\"{msg}\",\
+             \"error\":\"{error}\",\"stacktrace\":\"main.main\\n\\tmain.go:1\"}}"
+        )
+    }
+
+    /// As etcd 3.5.35, 3.6.16 and 3.7.3 said it with data directories damaged on purpose.
+    #[test]
+    fn damaged_data_is_known_by_etcds_own_words() {
+        let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
+        let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
+        let damaged = [
+            (
+                1,
+                log(
+                    "fatal",
+                    "discovery failed",
+                    "walpb: crc mismatch: expected: 6f690bd7 computed: c1445ae",
+                ),
+            ),
+            (
+                2,
+                log("panic", "failed to open database", "invalid database"),
+            ),
+            (
+                2,
+                log(
+                    "panic",
+                    "failed to recover v3 backend from snapshot",
+                    "failed to find database snapshot file",
+                ),
+            ),
+            (2, assertion.to_owned()),
+            (2, trace.to_owned()),
+            (
+                2,
+                log(
+                    "panic",
+                    "tocommit(9) is out of range [lastIndex(3)]. Was the raft log corrupted, truncated, or lost?",
+                    "",
+                ),
+            ),
+            (
+                1,
+                log(
+                    "fatal",
+                    "discovery failed",
+                    "member 8e9e05c52164694d has already been bootstrapped",
+                ),
+            ),
+        ];
+        for (code, message) in damaged {
+            let cause = after(code, "Error", &message, false);
+            assert!(
+                matches!(&cause, Cause::Data(words) if words.len() <= 240),
+                "{message}: {cause:?}"
+            );
+        }
+        let Cause::Data(words) = after(
+            2,
+            "Error",
+            &log("panic", "failed to open database", "invalid database"),
+            false,
+        ) else {
+            panic!("not known")
+        };
+        assert_eq!(words, "failed to open database: invalid database");
+    }
+
+    #[test]
+    fn an_empty_disk_is_known_by_a_member_that_finds_nobody_but_itself() {
+        let text = log(
+            "fatal",
+            "discovery failed",
+            "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
+        );
+        assert!(matches!(after(1, "Error", &text, true), Cause::Data(_)));
+        // Told of others, it may just not have reached them.
+        assert!(matches!(after(1, "Error", &text, false), Cause::Failed(_)));
+    }
+
+    #[test]
+    fn memory_settings_and_signals_are_not_the_datas_fault() {
+        assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
+        assert_eq!(after(137, "Error", "", false), Cause::Ended);
+        assert_eq!(after(0, "Completed", "", false), Cause::Ended);
+        for error in [
+            "open /var/etcd/data: permission denied",
+            "write wal: no space left on device",
+        ] {
+            let cause = after(1, "Error", &log("fatal", "discovery failed", error), false);
+            assert!(
+                matches!(cause, Cause::Surroundings(_)),
+                "{error}: {cause:?}"
+            );
+        }
+        let flag = "{\"level\":\"info\"}\nflag provided but not defined: -nonsense";
+        assert!(matches!(
+            after(2, "Error", flag, false),
+            Cause::Surroundings(_)
+        ));
+        assert_eq!(
+            after(1, "Error", "", false),
+            Cause::Failed("exit code 1".into())
+        );
+    }
+}

@@ -1,0 +1,262 @@
+//! Members that are down although their disk exists: on a lost node, or unable to start on their data.
+
+use std::time::Duration;
+
+use crate::observed::{Cause, Trouble};
+use crate::plan::STEADY;
+use crate::plan::tests::scene::{self, Scene};
+use crate::write::{Order, Write};
+
+fn three() -> Scene {
+    Scene::formed(&["a", "b", "c"]).durable()
+}
+
+fn problem(scene: &Scene, code: &str) -> String {
+    let problems = scene.plan().problems;
+    let found = problems.iter().find(|problem| problem.code == code);
+    found
+        .unwrap_or_else(|| panic!("{problems:?}"))
+        .message
+        .clone()
+}
+
+fn is_wanted(scene: &Scene) -> bool {
+    scene.changes().is_empty()
+}
+
+// ---- a lost node ----
+
+/// Invariant 5 and its exception.
+#[test]
+fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
+    let early = three().node_lost("b", 59);
+    assert!(is_wanted(&early) && early.writes().is_empty());
+    let plan = early.plan();
+    assert_eq!(plan.requeue, Duration::from_secs(1), "not a moment later");
+    let [wait] = &plan.waiting_for[..] else {
+        panic!("{:?}", plan.waiting_for)
+    };
+    assert!(
+        wait.message
+            .contains("replaced if that lasts until 1970-01-01T00:16:41Z"),
+        "{}",
+        wait.message
+    );
+    let late = three().node_lost("b", 60);
+    assert_eq!(late.changes(), [scene::remove("b")]);
+    // Its disk stays until it is no member any more, and a name for the next one is made meanwhile.
+    assert!(
+        late.writes()
+            .iter()
+            .all(|write| scene::is_service(write, "n"))
+    );
+    assert!(
+        late.plan()
+            .step
+            .orders
+            .contains(&Order::Reserve { count: 1 })
+    );
+}
+
+#[test]
+fn how_long_a_node_may_be_lost_is_the_users_choice() {
+    let mut patient = three().node_lost("b", 200);
+    patient.desired.replace_after = Duration::from_mins(5);
+    assert!(is_wanted(&patient));
+    assert_eq!(
+        patient.plan().requeue,
+        STEADY,
+        "others are asked for their health meanwhile"
+    );
+}
+
+#[test]
+fn a_member_that_answers_stays_whatever_its_node_is_said_to_be() {
+    let mut scene = three().node_lost("b", 600);
+    scene
+        .observed
+        .statuses
+        .insert("b".into(), three().observed.statuses["b"].clone());
+    assert!(is_wanted(&scene) && scene.waits().is_empty());
+}
+
+#[test]
+fn a_pod_that_nobody_ends_is_on_a_lost_node() {
+    assert!(is_wanted(&three().stuck("b", 59)));
+    assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
+}
+
+/// Invariant 3.
+#[test]
+fn invariant_3_two_lost_nodes_of_three_are_waited_for() {
+    let scene = Scene::formed(&["a", "b", "c", "d", "e"])
+        .durable()
+        .node_lost("b", 600)
+        .node_lost("c", 600)
+        .down("d");
+    assert!(is_wanted(&scene));
+    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    let wait = &scene.plan().waiting_for[0].message;
+    assert!(wait.contains("its node has been lost since"), "{wait}");
+}
+
+#[test]
+fn two_lost_nodes_of_five_are_replaced_one_after_the_other() {
+    let scene = Scene::formed(&["a", "b", "c", "d", "e"])
+        .durable()
+        .node_lost("b", 600)
+        .node_lost("c", 600);
+    assert_eq!(scene.changes(), [scene::remove("b")]);
+}
+
+#[test]
+fn what_is_left_on_a_lost_node_is_deleted_without_force_and_blocks_nothing() {
+    // Removed from etcd; pod and claim are still there.
+    let removed = Scene::formed(&["a", "c"])
+        .durable()
+        .size(3)
+        .leftover("b")
+        .with_disk("b")
+        .reserved("d");
+    let gone = removed.writes();
+    assert!(
+        gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
+        "{gone:?}"
+    );
+    // And once both wait for a kubelet that is away, the next member joins beside them.
+    let stuck = removed.stuck("b", 600).claim_deleted("b");
+    assert_eq!(
+        stuck.changes(),
+        [Write::AddMember {
+            member: "d".into(),
+            learner: true
+        }]
+    );
+    assert!(stuck.writes().is_empty(), "{:?}", stuck.writes());
+}
+
+#[test]
+fn a_learner_on_a_lost_node_is_removed_when_the_time_is_over() {
+    let learner = |seconds| {
+        Scene::formed(&["a", "b"])
+            .size(3)
+            .learner("d")
+            .node_lost("d", seconds)
+    };
+    assert!(is_wanted(&learner(59)));
+    assert_eq!(learner(60).changes(), [scene::remove("d")]);
+}
+
+#[test]
+fn a_lost_member_without_a_disk_is_waited_for_as_long() {
+    let scene = |seconds| Scene::formed(&["a", "b", "c"]).node_lost("b", seconds);
+    assert!(is_wanted(&scene(59)));
+    assert_eq!(scene(60).changes(), [scene::remove("b")]);
+}
+
+// ---- data that cannot be started on ----
+
+fn damaged(restarts: i32) -> Scene {
+    three().crashes("b", Cause::Data("walpb: crc mismatch".into()), restarts, 20)
+}
+
+#[test]
+fn a_member_with_damaged_data_is_replaced_after_a_second_look() {
+    assert!(is_wanted(&damaged(1)));
+    assert_eq!(damaged(2).changes(), [scene::remove("b")]);
+    let said = damaged(2).plan().next.unwrap();
+    assert!(said.contains("walpb: crc mismatch"), "{said}");
+}
+
+/// Invariant 3.
+#[test]
+fn invariant_3_damaged_data_is_kept_while_the_quorum_needs_it() {
+    let scene = damaged(9).down("c");
+    assert!(is_wanted(&scene));
+    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    let alone = Scene::formed(&["a"])
+        .durable()
+        .crashes("a", Cause::Data("crc".into()), 9, 600);
+    assert!(is_wanted(&alone));
+}
+
+#[test]
+fn the_end_of_a_healthy_life_is_no_reason_to_replace_a_member() {
+    // It was ready after it ended last: what it said then is long past.
+    let mut scene = damaged(9);
+    scene.observed.pods.get_mut("b").unwrap().unready_since =
+        scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
+    assert!(is_wanted(&scene));
+}
+
+fn failing(restarts: i32, seconds: i64) -> Scene {
+    three().crashes("b", Cause::Failed("exit code 1".into()), restarts, seconds)
+}
+
+#[test]
+fn a_member_that_fails_for_no_known_reason_is_replaced_late() {
+    assert!(is_wanted(&failing(4, 600)));
+    assert!(is_wanted(&failing(5, 59)));
+    assert_eq!(failing(5, 59).plan().requeue, Duration::from_secs(1));
+    assert_eq!(failing(5, 60).changes(), [scene::remove("b")]);
+}
+
+#[test]
+fn a_bad_setting_never_takes_member_after_member() {
+    // Another voter is not healthy either.
+    assert!(is_wanted(
+        &Scene::formed(&["a", "b", "c", "d", "e"])
+            .durable()
+            .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
+            .down("c")
+    ));
+    // Nobody else has been started with these settings, or this image.
+    let mut settings = failing(9, 600);
+    settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
+    assert!(is_wanted(&settings));
+    let mut image = failing(9, 600);
+    image.observed.pods.get_mut("b").unwrap().image = "etcd:v3.6.17".into();
+    assert!(is_wanted(&image));
+}
+
+#[test]
+fn memory_surroundings_and_signals_cost_no_member_its_data() {
+    for cause in [
+        Cause::Memory,
+        Cause::Surroundings("no space left on device".into()),
+        Cause::Ended,
+    ] {
+        assert!(
+            is_wanted(&three().crashes("b", cause.clone(), 99, 6000)),
+            "{cause:?}"
+        );
+    }
+    let image = three().not_running("b");
+    assert!(is_wanted(&image));
+}
+
+#[test]
+fn too_little_memory_names_the_field() {
+    let scene = three().crashes("b", Cause::Memory, 3, 60);
+    let text = problem(&scene, "OutOfMemory");
+    assert!(text.contains("spec.pod.resources.limits.memory"), "{text}");
+}
+
+#[test]
+fn a_learner_with_damaged_data_begins_anew() {
+    let scene = Scene::formed(&["a", "b"]).size(3).learner("d").crashes(
+        "d",
+        Cause::Data("invalid database".into()),
+        2,
+        30,
+    );
+    assert_eq!(scene.changes(), [scene::remove("d")]);
+}
+
+#[test]
+fn a_crash_loop_that_costs_nothing_yet_is_told() {
+    let mut scene = failing(3, 30);
+    scene.observed.pods.get_mut("b").unwrap().trouble =
+        Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));
+    assert!(problem(&scene, "ContainerFailing").contains("CrashLoopBackOff"));
+}
