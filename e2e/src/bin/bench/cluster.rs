@@ -1,0 +1,372 @@
+//! `bench cluster`: one life of a cluster a round, each change of it timed.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use e2e::objects::Kind;
+use e2e::wait::Look;
+use e2e::writer::Writer;
+use e2e::{Keyspace, Sandbox, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::figures::{Sample, as_json, print_table};
+use crate::idle;
+use crate::subject::{SUBJECTS, Subject};
+
+/// How long a measurement may take.
+pub(crate) const WITHIN: Duration = Duration::from_mins(2);
+/// Members of the cluster that is measured.
+const SIZE: usize = 3;
+/// Clusters that are made at once.
+const MANY: usize = 10;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Row {
+    /// From apply to 3 ready members that are 3 voters.
+    Create,
+    /// From a deleted pod to 3 healthy voters.
+    DeleteOne,
+    /// From a deleted pod and volume to 3 healthy voters.
+    LoseVolume,
+    /// From size 5 to 5 healthy voters.
+    Grow,
+    /// From size 3 to 3 members.
+    Shrink,
+    /// From 2 deleted pods to 3 healthy voters.
+    DeleteTwo,
+    /// From 3 deleted pods to 3 healthy voters.
+    DeleteAll,
+    /// From apply to ten ready clusters of one member; and the operator at rest afterwards.
+    TenClusters,
+}
+
+impl Row {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Create,
+        Self::DeleteOne,
+        Self::LoseVolume,
+        Self::Grow,
+        Self::Shrink,
+        Self::DeleteTwo,
+        Self::DeleteAll,
+        Self::TenClusters,
+    ];
+
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::DeleteOne => "delete_one",
+            Self::LoseVolume => "lose_volume",
+            Self::Grow => "grow",
+            Self::Shrink => "shrink",
+            Self::DeleteTwo => "delete_two",
+            Self::DeleteAll => "delete_all",
+            Self::TenClusters => "ten_clusters",
+        }
+    }
+
+    /// What the project wants to reach.
+    pub(crate) fn goal(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Create => "x1.3",
+            Self::DeleteOne => "x1.0",
+            Self::LoseVolume => "6 s",
+            Self::Grow => "5 s",
+            Self::Shrink => "3 s",
+            Self::DeleteTwo => "3.5 s",
+            Self::DeleteAll | Self::TenClusters => "4 s",
+        })
+    }
+
+    /// Whether there is anything to measure: a StatefulSet neither changes etcd's members nor makes lost data good, and
+    /// members without volumes do not outlive a majority of their pods.
+    fn is_measured(self, subject: Subject) -> bool {
+        match self {
+            Self::Create | Self::DeleteOne => true,
+            Self::LoseVolume => subject == Subject::OperatorDurable,
+            Self::Grow | Self::Shrink => subject != Subject::StatefulSet,
+            Self::DeleteTwo | Self::DeleteAll => subject != Subject::Operator,
+            Self::TenClusters => subject != Subject::OperatorDurable,
+        }
+    }
+}
+
+/// Measures, prints, and writes the figures where wanted.
+pub(crate) async fn bench(
+    rounds: usize,
+    only: &[Row],
+    json: Option<&Path>,
+    dns: &str,
+) -> Result<()> {
+    let wanted = |row: Row| only.is_empty() || only.contains(&row);
+    let sandbox = Sandbox::create("bench").await?;
+    let mut samples = Vec::new();
+    let outcome = measure(&sandbox, rounds, &wanted, &mut samples).await;
+    sandbox.delete().await;
+    print_table(&samples, dns);
+    let idle = outcome?;
+    if let Some(idle) = &idle {
+        idle.print();
+    }
+    if let Some(path) = json {
+        let idle = idle.map(serde_json::to_value).transpose()?;
+        let figures = serde_json::to_string_pretty(&as_json(&samples, dns, idle))?;
+        std::fs::write(path, figures).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+async fn measure(
+    sandbox: &Sandbox,
+    rounds: usize,
+    wanted: &impl Fn(Row) -> bool,
+    samples: &mut Vec<Sample>,
+) -> Result<Option<idle::Idle>> {
+    sandbox.install_operators().await?;
+    // The first round of each warms images and caches up and is not counted.
+    for number in 0..=rounds {
+        for subject in SUBJECTS {
+            let life = Life {
+                sandbox,
+                subject,
+                name: format!("{}-{number}", subject.short()),
+            };
+            let mut taken = life
+                .live(wanted)
+                .await
+                .with_context(|| format!("{subject:?}, round {number}"))?;
+            print_round(number, subject, &taken);
+            if number > 0 {
+                samples.append(&mut taken);
+            }
+        }
+    }
+    if !wanted(Row::TenClusters) {
+        return Ok(None);
+    }
+    for number in 1..=rounds {
+        for subject in [Subject::StatefulSet, Subject::Operator] {
+            let name = |at: usize| format!("{}-ten-{number}-{at}", subject.short());
+            let seconds = ten_clusters(sandbox, subject, &name).await?;
+            let sample = Sample {
+                row: Row::TenClusters,
+                subject,
+                seconds,
+                write_gap_seconds: None,
+            };
+            print_round(number, subject, std::slice::from_ref(&sample));
+            samples.push(sample);
+            if number == rounds && subject == Subject::Operator {
+                let idle = idle::measure(sandbox, MANY).await?;
+                return Ok(Some(idle));
+            }
+            for at in 0..MANY {
+                subject.remove(sandbox, &name(at)).await?;
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn print_round(number: usize, subject: Subject, samples: &[Sample]) {
+    let kind = if number == 0 { "warm-up" } else { "round" };
+    let figures: Vec<String> = samples
+        .iter()
+        .map(|sample| {
+            let gap = sample
+                .write_gap_seconds
+                .map_or_else(String::new, |gap| format!(" (gap {gap:.2} s)"));
+            format!("{} {:.2} s{gap}", sample.row.name(), sample.seconds)
+        })
+        .collect();
+    println!("{kind} {number} {subject:?}: {}", figures.join(", "));
+}
+
+/// One cluster from its creation to its end.
+struct Life<'a> {
+    sandbox: &'a Sandbox,
+    subject: Subject,
+    name: String,
+}
+
+impl Life<'_> {
+    async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
+        let mut samples = Vec::new();
+        for row in Row::ALL {
+            // All begins with a cluster.
+            if row == Row::TenClusters
+                || !row.is_measured(self.subject)
+                || !(wanted(row) || row == Row::Create)
+            {
+                continue;
+            }
+            let (seconds, write_gap_seconds) = self
+                .timed(row)
+                .await
+                .with_context(|| row.name().to_owned())?;
+            samples.push(Sample {
+                row,
+                subject: self.subject,
+                seconds,
+                write_gap_seconds,
+            });
+            let size = if row == Row::Grow { SIZE + 2 } else { SIZE };
+            self.subject.settle(self.sandbox, &self.name, size).await?;
+        }
+        self.subject.remove(self.sandbox, &self.name).await?;
+        samples.retain(|sample| wanted(sample.row));
+        Ok(samples)
+    }
+
+    async fn timed(&self, row: Row) -> Result<(f64, Option<f64>)> {
+        Ok(match row {
+            Row::Create => (self.create().await?, None),
+            Row::DeleteOne => (self.delete(1, false).await?, None),
+            Row::LoseVolume => (self.delete(1, true).await?, None),
+            Row::Grow => (self.resize(SIZE + 2).await?, None),
+            Row::Shrink => (self.resize(SIZE).await?, None),
+            Row::DeleteTwo | Row::DeleteAll => {
+                let count = if row == Row::DeleteTwo { 2 } else { SIZE };
+                let writer = Writer::start(self.sandbox, &self.name).await?;
+                let seconds = self.delete(count, false).await?;
+                let what = format!("{} {:?}", row.name(), self.subject);
+                let tally = writer.finish(&what).await?;
+                (seconds, Some(tally.gap.as_secs_f64()))
+            }
+            Row::TenClusters => (0.0, None),
+        })
+    }
+
+    async fn create(&self) -> Result<f64> {
+        let manifest = self.subject.manifest(self.sandbox, &self.name, SIZE)?;
+        // The clock starts when the API server has taken the objects: kubectl's own start is not measured.
+        self.sandbox.apply(&manifest).await?;
+        let begun = Instant::now();
+        self.await_whole(SIZE, &[], &[]).await?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// From the deletion of so many pods, with or without their volumes, to as many healthy voters as before.
+    async fn delete(&self, count: usize, volumes: bool) -> Result<f64> {
+        let pods = self.sandbox.member_pods(&self.name).await?;
+        let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
+        let (victims, survivors) = pods.split_at(count.min(pods.len()));
+        let survivors: Vec<String> = survivors.iter().map(name).collect();
+        let gone: Vec<String> = victims
+            .iter()
+            .filter_map(|pod| pod.metadata.uid.clone())
+            .collect();
+        let api = self.sandbox.api::<Pod>();
+        let claims = self.sandbox.api::<PersistentVolumeClaim>();
+        let begun = Instant::now();
+        for victim in victims.iter().map(name) {
+            if volumes {
+                claims.delete(&victim, &DeleteParams::default()).await?;
+            }
+            api.delete(&victim, &DeleteParams::default()).await?;
+        }
+        self.await_whole(SIZE, &survivors, &gone).await?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    async fn resize(&self, size: usize) -> Result<f64> {
+        let clusters = self.sandbox.objects(Kind::EtcdCluster);
+        let patch = json!({"spec": {"size": size}});
+        let begun = Instant::now();
+        clusters
+            .patch(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        self.await_whole(size, &[], &[]).await?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// So many pods ready, none of them `gone`, and as many voters and nobody else in etcd's own list.
+    async fn await_whole(&self, size: usize, via: &[String], gone: &[String]) -> Result<()> {
+        let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
+        let mut connection: Option<Keyspace> = match via.first() {
+            Some(pod) => Some(Keyspace::of_pod(env, namespace, pod).await?),
+            None => None,
+        };
+        until(&format!("{} is whole", self.name), WITHIN, async || {
+            let pods = self.sandbox.member_pods(&self.name).await?;
+            let is_gone = |pod: &Pod| {
+                pod.metadata
+                    .uid
+                    .as_ref()
+                    .is_some_and(|uid| gone.contains(uid))
+            };
+            let ready: Vec<&Pod> = pods
+                .iter()
+                .filter(|pod| is_ready(pod) && !is_gone(pod))
+                .collect();
+            if ready.len() != size || pods.len() != size {
+                let text = format!("{} of {} pods ready", ready.len(), pods.len());
+                return Ok(Look::NotYet(text));
+            }
+            if connection.is_none() {
+                let pod = ready[0].metadata.name.clone().unwrap_or_default();
+                connection = Some(Keyspace::of_pod(env, namespace, &pod).await?);
+            }
+            let Some(keys) = &connection else {
+                return Ok(Look::NotYet("no connection".to_owned()));
+            };
+            let members = keys.members().await?;
+            let voters = members
+                .iter()
+                .filter(|(name, learner)| !learner && !name.is_empty())
+                .count();
+            Ok(if voters == size && members.len() == size {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{members:?}"))
+            })
+        })
+        .await
+    }
+}
+
+/// From apply to ten ready clusters of one member.
+async fn ten_clusters(
+    sandbox: &Sandbox,
+    subject: Subject,
+    name: &impl Fn(usize) -> String,
+) -> Result<f64> {
+    let names: Vec<String> = (0..MANY).map(name).collect();
+    let manifests: Result<Vec<String>> = names
+        .iter()
+        .map(|name| subject.manifest(sandbox, name, 1))
+        .collect();
+    let selector = format!("app=etcd,etcd_cluster in ({})", names.join(","));
+    sandbox.apply(&manifests?.join("\n---\n")).await?;
+    let begun = Instant::now();
+    until("ten clusters are ready", WITHIN, async || {
+        let list = ListParams::default().labels(&selector);
+        let pods = sandbox.api::<Pod>().list(&list).await?.items;
+        let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+        Ok(if ready == MANY && pods.len() == MANY {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{ready} of {} pods ready", pods.len()))
+        })
+    })
+    .await?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

@@ -1,0 +1,130 @@
+//! What was measured, as a table and as JSON.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cluster::Row;
+use crate::subject::{SUBJECTS, Subject};
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Sample {
+    /// What was measured.
+    pub(crate) row: Row,
+    /// Of whom.
+    pub(crate) subject: Subject,
+    /// How long it took.
+    pub(crate) seconds: f64,
+    /// The longest time between two acknowledged writes meanwhile, where a writer was there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) write_gap_seconds: Option<f64>,
+}
+
+/// Lowest, middle and highest of some values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) low: f64,
+    pub(crate) median: f64,
+    pub(crate) high: f64,
+}
+
+pub(crate) fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (*values.first()?, *values.last()?);
+    let half = values.len() / 2;
+    let median = if values.len() % 2 == 1 {
+        values[half]
+    } else {
+        f64::midpoint(values[half - 1], values[half])
+    };
+    Some(Spread { low, median, high })
+}
+
+fn of(
+    samples: &[Sample],
+    row: Row,
+    subject: Subject,
+    value: impl Fn(&Sample) -> Option<f64>,
+) -> Option<Spread> {
+    let here = samples
+        .iter()
+        .filter(|sample| sample.row == row && sample.subject == subject);
+    spread(here.filter_map(value))
+}
+
+/// Every row and subject that was measured, beside the StatefulSet's and the goal.
+pub(crate) fn print_table(samples: &[Sample], dns: &str) {
+    println!(
+        "\nDNS: {dns}; seconds: median (lowest to highest), ratio to the StatefulSet's median\n"
+    );
+    println!(
+        "{:14} {:16} {:>24} {:>7} {:>7}   longest write gap",
+        "", "", "seconds", "ratio", "goal"
+    );
+    for row in Row::ALL {
+        for subject in SUBJECTS {
+            let Some(seconds) = of(samples, row, subject, |sample| Some(sample.seconds)) else {
+                continue;
+            };
+            let reference = of(samples, row, Subject::StatefulSet, |sample| {
+                Some(sample.seconds)
+            });
+            let ours = subject != Subject::StatefulSet;
+            let ratio = reference
+                .filter(|_| ours)
+                .map_or_else(String::new, |reference| {
+                    format!("x{:.2}", seconds.median / reference.median)
+                });
+            let goal = ours.then(|| row.goal()).flatten().unwrap_or_default();
+            let gap = of(samples, row, subject, |sample| sample.write_gap_seconds)
+                .map_or_else(String::new, |gap| text(&gap));
+            println!(
+                "{:14} {:16} {:>24} {ratio:>7} {goal:>7}   {gap}",
+                row.name(),
+                format!("{subject:?}"),
+                text(&seconds)
+            );
+        }
+    }
+}
+
+fn text(spread: &Spread) -> String {
+    format!(
+        "{:.2} ({:.2} to {:.2})",
+        spread.median, spread.low, spread.high
+    )
+}
+
+/// All figures.
+pub(crate) fn as_json(samples: &[Sample], dns: &str, idle: Option<Value>) -> Value {
+    let mut medians = Vec::new();
+    for row in Row::ALL {
+        for subject in SUBJECTS {
+            if let Some(seconds) = of(samples, row, subject, |sample| Some(sample.seconds)) {
+                medians.push(json!({
+                    "row": row, "subject": subject, "seconds": seconds,
+                    "write_gap_seconds": of(samples, row, subject, |sample| sample.write_gap_seconds),
+                }));
+            }
+        }
+    }
+    json!({"bench": "cluster", "dns": dns, "rows": medians, "idle": idle, "samples": samples})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Spread, spread};
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two_middle_values() {
+        let cases = [
+            (vec![5.0, 1.0, 3.0], 1.0, 3.0, 5.0),
+            (vec![4.0, 1.0, 2.0, 9.0], 1.0, 3.0, 9.0),
+        ];
+        for (values, low, median, high) in cases {
+            assert_eq!(spread(values), Some(Spread { low, median, high }));
+        }
+        assert_eq!(spread([]), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! What the cluster operator needs while nothing happens: memory and processor time, as its kubelet counts them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::Sandbox;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use serde::Serialize;
+use serde_json::Value;
+
+/// How long nothing happens.
+const WINDOW: Duration = Duration::from_secs(45);
+
+/// At rest.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Idle {
+    clusters: usize,
+    window_seconds: f64,
+    resident_megabytes: f64,
+    working_set_megabytes: f64,
+    processor_milliseconds_per_second: f64,
+}
+
+struct Usage {
+    resident_bytes: f64,
+    working_set_bytes: f64,
+    processor_nanoseconds: f64,
+    at: String,
+}
+
+/// Looks at the operator twice.
+pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
+    println!(
+        "the operator at rest with {clusters} clusters: {} s",
+        WINDOW.as_secs()
+    );
+    // What was begun by the last change ends first.
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let before = usage(sandbox).await?;
+    tokio::time::sleep(WINDOW).await;
+    let after = usage(sandbox).await?;
+    let seconds = seconds_between(&before.at, &after.at)?;
+    Ok(Idle {
+        clusters,
+        window_seconds: seconds,
+        resident_megabytes: after.resident_bytes / 1e6,
+        working_set_megabytes: after.working_set_bytes / 1e6,
+        processor_milliseconds_per_second: (after.processor_nanoseconds
+            - before.processor_nanoseconds)
+            / 1e6
+            / seconds,
+    })
+}
+
+impl Idle {
+    pub(crate) fn print(&self) {
+        println!(
+            "\nThe operator at rest with {} clusters: {:.1} MB resident (working set {:.1} MB; goal 20), {:.2} ms of \
+             processor time a second",
+            self.clusters,
+            self.resident_megabytes,
+            self.working_set_megabytes,
+            self.processor_milliseconds_per_second
+        );
+    }
+}
+
+/// The kubelet's own figures for the operator's container.
+async fn usage(sandbox: &Sandbox) -> Result<Usage> {
+    let pods = sandbox
+        .api::<Pod>()
+        .list(&ListParams::default())
+        .await?
+        .items;
+    let operator = pods
+        .iter()
+        .find(|pod| {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            name.starts_with("etcd-operator-") && pod.metadata.deletion_timestamp.is_none()
+        })
+        .context("no pod of the cluster operator")?;
+    let node = operator
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.clone())
+        .context("its pod has no node")?;
+    let request = http::Request::get(format!("/api/v1/nodes/{node}/proxy/stats/summary"))
+        .body(Vec::new())
+        .context("request")?;
+    let summary: Value = sandbox.client.request(request).await?;
+    let name = operator.metadata.name.as_deref().unwrap_or_default();
+    let container = summary["pods"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|pod| {
+            pod["podRef"]["name"] == name && pod["podRef"]["namespace"] == sandbox.namespace
+        })
+        .map(|pod| pod["containers"][0].clone())
+        .with_context(|| format!("the kubelet of {node} has no figures for {name} yet"))?;
+    let number = |pointer: &str| {
+        container
+            .pointer(pointer)
+            .and_then(Value::as_f64)
+            .with_context(|| format!("{pointer} is missing"))
+    };
+    Ok(Usage {
+        resident_bytes: number("/memory/rssBytes")?,
+        working_set_bytes: number("/memory/workingSetBytes")?,
+        processor_nanoseconds: number("/cpu/usageCoreNanoSeconds")?,
+        at: container["cpu"]["time"]
+            .as_str()
+            .context("no time")?
+            .to_owned(),
+    })
+}
+
+fn seconds_between(before: &str, after: &str) -> Result<f64> {
+    let time =
+        |text: &str| -> Result<jiff::Timestamp> { text.parse().with_context(|| text.to_owned()) };
+    let seconds = time(after)?.duration_since(time(before)?).as_secs_f64();
+    anyhow::ensure!(
+        seconds > 0.0,
+        "the kubelet's figures did not change in {} s",
+        WINDOW.as_secs()
+    );
+    Ok(seconds)
+}

@@ -1,0 +1,53 @@
+//! Measures the operators against a reference in the same run: `cargo xtask bench cluster`.
+//!
+//! Figures are ratios where there is something to compare with: rounds alternate between ours and the reference, so
+//! that what else the machine does falls on both alike.
+
+mod cluster;
+mod figures;
+mod idle;
+mod subject;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Measures the operators on the cluster of the environment.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// How long members take to start, to come back and to be replaced, beside a StatefulSet's; and what the
+    /// operator needs at rest.
+    Cluster {
+        /// Rounds of each measurement; the median is reported.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Measure only these rows, by their names in the table: `--only create --only delete_one`.
+        #[arg(long)]
+        only: Vec<cluster::Row>,
+        /// Write the figures to this file as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+        /// How the cluster's DNS is set up; only a note in the figures.
+        #[arg(long, default_value = "nocache", env = "E2E_DNS")]
+        dns: String,
+    },
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match Arguments::parse().what {
+        What::Cluster {
+            rounds,
+            only,
+            json,
+            dns,
+        } => cluster::bench(rounds, &only, json.as_deref(), &dns).await,
+    }
+}
