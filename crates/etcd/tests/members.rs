@@ -222,3 +222,39 @@ async fn says_what_is_wrong_with_the_access() {
         1
     );
 }
+
+/// Forwards one port of the IPv6 loopback, as a pod of an IPv6 cluster is reached.
+async fn over_ipv6(url: &str) -> String {
+    let target = url.trim_start_matches("http://").to_owned();
+    let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let target = target.clone();
+            tokio::spawn(async move {
+                let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test]
+async fn members_are_reached_at_ipv6_addresses() {
+    let etcd = EtcdProcess::start(&Programs::find("3.7"), &Start::default()).await;
+    let url = over_ipv6(&etcd.client_url).await;
+    assert!(url.starts_with("http://[::1]:"), "{url}");
+    let client = client();
+    let via = [url.clone()];
+    let members = client.members(&via).await.unwrap();
+    assert_eq!(members.members.len(), 1);
+    assert_eq!(
+        client.status(&url).await.unwrap().member_id,
+        members.members[0].id
+    );
+    client
+        .move_leader(&url, members.members[0].id)
+        .await
+        .unwrap();
+}

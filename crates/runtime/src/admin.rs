@@ -4,7 +4,7 @@
 //! and the body says what it waits for.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
@@ -15,6 +15,7 @@ use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tracing::debug;
 
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -84,8 +85,16 @@ pub struct Admin {
     pub registry: Arc<Registry>,
 }
 
-/// Takes the port; an error here is the user's to solve and ends the process at once.
+/// Takes the port; an error here is the user's to solve and ends the process at once. `0.0.0.0` means every address
+/// of both IP families, as it does for Go's servers: the kubelet of an IPv6 cluster asks a pod's IPv6 address.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    if address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
+        let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
+        match TcpListener::bind(both).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => debug!(%error, "no IPv6 here"),
+        }
+    }
     TcpListener::bind(address)
         .await
         .map_err(|source| Error::Bind { address, source })
@@ -178,6 +187,26 @@ mod tests {
         assert!(answer.contains("application/openmetrics-text"), "{answer}");
         assert!(answer.contains("seen_total 1"), "{answer}");
         assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn every_address_means_both_ip_families() {
+        let listener = bind("0.0.0.0:0".parse().unwrap()).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(serve(
+            listener,
+            Admin {
+                readiness: Readiness::default(),
+                registry: Arc::default(),
+            },
+        ));
+        for host in ["127.0.0.1", "[::1]"] {
+            let address = format!("{host}:{port}").parse().unwrap();
+            assert!(
+                get(address, "/healthz").await.starts_with("HTTP/1.1 200"),
+                "{host}"
+            );
+        }
     }
 
     #[tokio::test]

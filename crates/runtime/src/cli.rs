@@ -14,11 +14,11 @@ pub struct Common {
     pub listen_addr: SocketAddr,
     /// Create or update the operator's own CRD where RBAC allows it; otherwise wait for it
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          action = clap::ArgAction::Set)]
+          action = clap::ArgAction::Set, value_parser = switch)]
     pub create_crd: bool,
     /// Take the objects of all namespaces that are annotated etcd.database.coreos.com/scope: clusterwide
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          action = clap::ArgAction::Set)]
+          action = clap::ArgAction::Set, value_parser = switch)]
     pub cluster_wide: bool,
     /// The operator's own namespace
     #[arg(
@@ -31,9 +31,13 @@ pub struct Common {
     /// The operator's own pod: its identity in the leader election
     #[arg(long, env = "MY_POD_NAME", value_name = "NAME", hide_env_values = true)]
     pub pod_name: Option<String>,
+    /// The Lease of the leader election; the binary's name by default. Operators with different Leases act at the
+    /// same time
+    #[arg(long, value_name = "NAME")]
+    pub lease_name: Option<String>,
     /// Log as JSON, one object a line
     #[arg(long, env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", action = clap::ArgAction::Set)]
+          default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
     /// Accepted for old manifests; has no effect
     #[arg(long, hide = true, value_name = "DURATION")]
@@ -79,6 +83,15 @@ fn is_go_flag(text: &str) -> bool {
     })
 }
 
+/// As Go's flag package reads a switch.
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
 /// `:8080` means every address, as it does in Go.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') {
@@ -121,6 +134,56 @@ mod tests {
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
         assert_eq!(common(&["--cluster-wide=true"]), common(&["-cluster-wide"]));
+    }
+
+    #[test]
+    fn every_flag_of_v0_9_4_is_accepted() {
+        for old in [
+            "-listen-addr=0.0.0.0:8080",
+            "-chaos-level=1",
+            "-create-crd=true",
+            "-gc-interval=10m0s",
+            "-cluster-wide=false",
+        ] {
+            let (flag, value) = old.split_once('=').unwrap();
+            common(&[old]);
+            common(&[&format!("-{old}")]);
+            // Go takes the value of a flag that is no switch as the next word, too.
+            if !["-create-crd", "-cluster-wide"].contains(&flag) {
+                common(&[flag, value]);
+                common(&[&format!("-{flag}"), value]);
+            }
+        }
+    }
+
+    /// What Go's flag package takes for a boolean.
+    #[test]
+    fn switches_are_written_as_go_reads_them() {
+        for (text, on) in [
+            ("1", true),
+            ("t", true),
+            ("T", true),
+            ("TRUE", true),
+            ("true", true),
+            ("True", true),
+            ("0", false),
+            ("f", false),
+            ("F", false),
+            ("FALSE", false),
+            ("false", false),
+            ("False", false),
+        ] {
+            assert_eq!(
+                common(&[&format!("-cluster-wide={text}")]).cluster_wide,
+                on,
+                "{text}"
+            );
+            assert_eq!(
+                common(&[&format!("--create-crd={text}")]).create_crd,
+                on,
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -13,30 +13,27 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::{Patch, PatchParams};
-use kube::core::DeserializeGuard;
-use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use tracing::{debug, warn};
 
-use crate::outcome::{Chain, Done, Failure, Notice, Report};
+use crate::marks::Marks;
+use crate::outcome::{Chain, Done, Failure, Report};
 use crate::process::Operator;
 
 /// The annotation by which a cluster-wide operator and namespaced ones share a Kubernetes cluster (v1beta2).
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// The annotation's value that hands an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
-/// The condition of an object that cannot be parsed.
-pub const UNREADABLE: &str = "Unreadable";
 
-/// How many objects are reconciled at the same time.
-const CONCURRENCY: u16 = 16;
+/// How many objects are reconciled at the same time: all that are due. Most of a reconcile is waiting, and one that
+/// waits for something that hangs must not take the place of another; an operator that has to spare something bounds
+/// that itself.
+const CONCURRENCY: u16 = 0;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_mins(2);
 
@@ -115,10 +112,11 @@ where
         .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
 }
 
-/// The API to watch children or other kinds through: one that cannot be parsed is not the end of the watch.
-pub fn watched<K>(operator: &Operator) -> Api<Guarded<K>>
+/// The API to watch children or other kinds through: their metadata only. That something changed is all an event has
+/// to say, so nothing else is sent, parsed or kept, and nothing that cannot be parsed ends the watch.
+pub fn watched<K>(operator: &Operator) -> Api<PartialObjectMeta<K>>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
     operator.scope.api(operator.client.clone())
 }
@@ -131,12 +129,10 @@ pub async fn drive<R: Reconcile>(
 ) {
     let driver = Arc::new(Driver {
         reconciler,
-        client: operator.client.clone(),
         scope: operator.scope.clone(),
-        name: operator.name.to_owned(),
         report: operator.report.clone(),
         backoff: Backoff::default(),
-        unreadable: Mutex::default(),
+        marks: Marks::new(operator),
     });
     let store = controller.store();
     operator.objects.count_with(move || {
@@ -168,31 +164,33 @@ pub async fn drive<R: Reconcile>(
 
 struct Driver<R: Reconcile> {
     reconciler: Arc<R>,
-    client: Client,
     scope: Scope,
-    name: String,
     report: Arc<Report>,
     backoff: Backoff,
-    /// What was last told of unreadable objects, by uid: only to spare writes.
-    unreadable: Mutex<HashMap<String, String>>,
+    marks: Marks<R::Object>,
 }
 
 impl<R: Reconcile> Driver<R> {
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, R::Error> {
-        if !self.scope.takes(object.as_ref()) {
-            return Ok(Action::await_change());
-        }
         let reference = object.object_ref(&());
+        if !self.scope.takes(object.as_ref()) {
+            let again = self
+                .marks
+                .not_ours(&reference, object.0.as_ref().ok())
+                .await;
+            return Ok(again.map_or_else(Action::await_change, Action::requeue));
+        }
         match &object.0 {
             Err(invalid) => {
-                self.unreadable(&reference, invalid).await;
+                self.marks.unreadable(&reference, invalid).await;
                 Ok(Action::await_change())
             }
             Ok(readable) => {
-                self.readable_again(&reference, readable).await;
+                self.marks.readable_again(&reference, readable).await;
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
                 self.report.outcome(&reference, started.elapsed(), &result);
+                self.marks.ours(&reference, readable).await;
                 let done = result?;
                 self.backoff.reset(object.as_ref());
                 Ok(done
@@ -201,89 +199,6 @@ impl<R: Reconcile> Driver<R> {
             }
         }
     }
-
-    /// Invariant 15: the object gets a condition and an Event; nobody else waits for it.
-    async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
-        let uid = reference.uid.clone().unwrap_or_default();
-        let known = self
-            .unreadable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(uid, invalid.error.clone());
-        if known.as_ref() == Some(&invalid.error) {
-            return;
-        }
-        let note = format!(
-            "the object cannot be read and is left alone: {}; correct that field",
-            invalid.error
-        );
-        self.report.tell(
-            reference,
-            &Notice::warning(UNREADABLE, "Read", note.clone()),
-        );
-        let condition = json!([{
-            "type": UNREADABLE,
-            "status": "True",
-            "reason": "NotParseable",
-            "message": note,
-            "lastTransitionTime": now(),
-            "observedGeneration": invalid.metadata.generation.unwrap_or_default(),
-        }]);
-        self.write_guard_conditions(reference, &condition).await;
-    }
-
-    async fn readable_again(&self, reference: &ObjectReference, object: &R::Object) {
-        let uid = reference.uid.clone().unwrap_or_default();
-        self.unreadable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&uid);
-        if has_condition(object, UNREADABLE) {
-            self.write_guard_conditions(reference, &json!([])).await;
-        }
-    }
-
-    /// Written raw and by a manager of its own: server-side apply by the operator's manager would take
-    /// everything else out of the status, and with it what invariant 10 relies on.
-    async fn write_guard_conditions(
-        &self,
-        reference: &ObjectReference,
-        conditions: &serde_json::Value,
-    ) {
-        let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
-            return;
-        };
-        let api: Api<Guarded<R::Object>> = Api::namespaced(self.client.clone(), namespace);
-        let body = json!({
-            "apiVersion": R::Object::api_version(&()),
-            "kind": R::Object::kind(&()),
-            "metadata": { "name": name },
-            "status": { "conditions": conditions },
-        });
-        let params = PatchParams::apply(&format!("{}-reader", self.name)).force();
-        if let Err(error) = api.patch_status(name, &params, &Patch::Apply(&body)).await {
-            warn!(
-                object = name,
-                error = Chain(&error).to_string(),
-                "the Unreadable condition is not written"
-            );
-        }
-    }
-}
-
-fn has_condition<K: Serialize>(object: &K, kind: &str) -> bool {
-    let Ok(value) = serde_json::to_value(object) else {
-        return false;
-    };
-    value["status"]["conditions"]
-        .as_array()
-        .is_some_and(|all| all.iter().any(|one| one["type"] == kind))
-}
-
-fn now() -> String {
-    jiff::Timestamp::from_second(jiff::Timestamp::now().as_second())
-        .unwrap_or_default()
-        .to_string()
 }
 
 /// How often each object failed in a row.
@@ -401,12 +316,5 @@ mod tests {
             backoff.next_action(&bad, &Failed),
             Action::requeue(FIRST_BACKOFF)
         );
-    }
-
-    #[test]
-    fn the_unreadable_condition_is_found_in_any_object() {
-        let marked = json!({ "status": { "conditions": [{ "type": UNREADABLE }] } });
-        assert!(has_condition(&marked, UNREADABLE));
-        assert!(!has_condition(&json!({ "status": {} }), UNREADABLE));
     }
 }

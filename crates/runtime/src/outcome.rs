@@ -22,6 +22,10 @@ use tracing::{debug, info, warn};
 
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
+/// How many Events about one object are written at once.
+const BURST: u32 = 40;
+/// How long until one more may be.
+const REFILL: Duration = Duration::from_secs(15);
 /// What fits into the note of an Event (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 
@@ -45,6 +49,8 @@ pub struct Notice {
     pub action: &'static str,
     /// A sentence for people, with the remedy.
     pub note: String,
+    /// Something was done: told each time, where a state of things is told once.
+    pub change: bool,
 }
 
 impl Notice {
@@ -55,6 +61,15 @@ impl Notice {
             reason,
             action,
             note: note.into(),
+            change: false,
+        }
+    }
+
+    /// The operator has done something.
+    pub fn change(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            change: true,
+            ..Self::normal(reason, action, note)
         }
     }
 
@@ -65,6 +80,7 @@ impl Notice {
             reason,
             action,
             note: note.into(),
+            change: false,
         }
     }
 }
@@ -73,6 +89,11 @@ impl Notice {
 pub trait Failure: StdError + Send + Sync + 'static {
     /// A stable, PascalCase reason: metric label and Event reason.
     fn reason(&self) -> &'static str;
+
+    /// What was done before the failure, or beside it.
+    fn notices(&self) -> &[Notice] {
+        &[]
+    }
 }
 
 /// Prints an error with its causes, each once.
@@ -113,6 +134,7 @@ pub struct Metrics {
     duration: Family<Where, Histogram, fn() -> Histogram>,
     failed: Family<Why, Counter>,
     notices: Family<Why, Counter>,
+    withheld: Family<Where, Counter>,
 }
 
 impl Metrics {
@@ -124,6 +146,7 @@ impl Metrics {
             duration: Family::new_with_constructor(buckets),
             failed: Family::default(),
             notices: Family::default(),
+            withheld: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix(format!("etcd_operator_{word}"));
         registry.register(
@@ -141,11 +164,61 @@ impl Metrics {
             "What users were told in Events, by reason",
             metrics.notices.clone(),
         );
+        registry.register(
+            "notices_withheld",
+            "Events not written because there were too many about one object",
+            metrics.withheld.clone(),
+        );
         metrics
     }
 }
 
-type Told = HashMap<(String, &'static str), (String, Instant, Recorder)>;
+/// What was told lately, and how much more may be.
+#[derive(Default)]
+struct Told {
+    /// By object and reason, by note.
+    notes: HashMap<(String, &'static str), HashMap<String, Said>>,
+    /// By object.
+    allowances: HashMap<String, Allowance>,
+}
+
+/// A note that was told.
+struct Said {
+    at: Instant,
+    recorder: Recorder,
+    /// It does not hold any more: should it hold again, that is news.
+    over: bool,
+}
+
+/// How many Events about one object may still be written: as many as [`BURST`] at once, then one each [`REFILL`].
+/// A cluster that flaps must not drown the API server in Events.
+struct Allowance {
+    left: u32,
+    since: Instant,
+}
+
+impl Allowance {
+    fn take(&mut self, now: Instant) -> bool {
+        let gained = now.duration_since(self.since).as_secs() / REFILL.as_secs();
+        if let Some(gained) = u32::try_from(gained).ok().filter(|gained| *gained > 0) {
+            self.left = self.left.saturating_add(gained).min(BURST);
+            self.since = now;
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+/// What became of a notice.
+enum Telling {
+    /// It is published by this recorder.
+    By(Box<Recorder>),
+    /// Just that was told already.
+    Told,
+    /// Too much was told about the object.
+    Withheld,
+}
 
 /// Reports outcomes of one operator.
 pub struct Report {
@@ -187,6 +260,7 @@ impl Report {
         match result {
             Ok(done) => {
                 debug!(?took, requeue = ?done.requeue, "reconciled");
+                self.settle(object, &done.notices);
                 for notice in &done.notices {
                     self.tell(object, notice);
                 }
@@ -199,15 +273,41 @@ impl Report {
                     .inc();
                 let notice = Notice::warning(reason, "Reconcile", Chain(error).to_string());
                 warn!(reason, error = notice.note, ?took, "reconcile failed");
+                for notice in error.notices() {
+                    self.tell(object, notice);
+                }
                 self.tell(object, &notice);
+            }
+        }
+    }
+
+    /// What was told and is not found any more is over.
+    fn settle(&self, object: &ObjectReference, notices: &[Notice]) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((uid, reason), notes) in &mut told.notes {
+            if Some(uid) == object.uid.as_ref() {
+                for (note, said) in notes {
+                    let holds = |one: &Notice| one.reason == *reason && one.note == *note;
+                    said.over = !notices.iter().any(holds);
+                }
             }
         }
     }
 
     /// Tells the user one thing: an Event and a log line, unless just that was told already.
     pub fn tell(&self, object: &ObjectReference, notice: &Notice) {
-        let Some(recorder) = self.recorder_if_new(object, notice, Instant::now()) else {
-            return;
+        let recorder = match self.telling(object, notice, Instant::now()) {
+            Telling::By(recorder) => recorder,
+            Telling::Told => return,
+            Telling::Withheld => {
+                let namespace = object.namespace.clone().unwrap_or_default();
+                self.metrics
+                    .withheld
+                    .get_or_create(&Where { namespace })
+                    .inc();
+                debug!(reason = notice.reason, "withheld: {}", notice.note);
+                return;
+            }
         };
         if notice.warning {
             warn!(reason = notice.reason, "{}", notice.note);
@@ -245,25 +345,41 @@ impl Report {
         });
     }
 
-    /// A recorder remembers what it published by reason alone and repeats the first note; a changed note
-    /// therefore gets a recorder of its own.
-    fn recorder_if_new(
-        &self,
-        object: &ObjectReference,
-        notice: &Notice,
-        now: Instant,
-    ) -> Option<Recorder> {
+    /// A recorder remembers what it published by reason alone and repeats the first note; each note therefore has a
+    /// recorder of its own, which makes a series of what is told again.
+    fn telling(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Telling {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|_, (_, at, _)| now.duration_since(*at) < REPEAT_AFTER);
-        let key = (object.uid.clone().unwrap_or_default(), notice.reason);
-        match told.get(&key) {
-            Some((note, ..)) if *note == notice.note => None,
-            _ => {
-                let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
-                told.insert(key, (notice.note.clone(), now, recorder.clone()));
-                Some(recorder)
-            }
+        let told = &mut *told;
+        for notes in told.notes.values_mut() {
+            notes.retain(|_, said| now.duration_since(said.at) < REPEAT_AFTER);
         }
+        told.notes.retain(|_, notes| !notes.is_empty());
+        told.allowances
+            .retain(|_, one| now.duration_since(one.since) < REPEAT_AFTER);
+        let uid = object.uid.clone().unwrap_or_default();
+        let notes = told.notes.entry((uid.clone(), notice.reason)).or_default();
+        let said = notes.get(&notice.note);
+        if said.is_some_and(|said| !said.over) && !notice.change {
+            return Telling::Told;
+        }
+        let allowance = told.allowances.entry(uid).or_insert(Allowance {
+            left: BURST,
+            since: now,
+        });
+        if !allowance.take(now) {
+            return Telling::Withheld;
+        }
+        let recorder = match notes.remove(&notice.note) {
+            Some(said) => said.recorder,
+            None => Recorder::new(self.client.clone(), self.reporter.clone()),
+        };
+        let said = Said {
+            at: now,
+            recorder: recorder.clone(),
+            over: false,
+        };
+        notes.insert(notice.note.clone(), said);
+        Telling::By(Box::new(recorder))
     }
 }
 
@@ -318,24 +434,57 @@ mod tests {
         assert_eq!(shorten("brief"), "brief");
     }
 
+    fn object(uid: &str) -> ObjectReference {
+        ObjectReference {
+            uid: Some(uid.into()),
+            ..ObjectReference::default()
+        }
+    }
+
     #[tokio::test]
     async fn a_notice_is_told_again_only_when_it_changed() {
-        let report = report();
-        let object = ObjectReference {
-            uid: Some("1".into()),
-            ..ObjectReference::default()
-        };
-        let now = Instant::now();
+        let (report, object, now) = (report(), object("1"), Instant::now());
+        let tells =
+            |notice: &Notice, at| matches!(report.telling(&object, notice, at), Telling::By(_));
         let first = Notice::warning("QuorumLost", "Wait", "two of three members are gone");
-        let changed = Notice::warning("QuorumLost", "Wait", "three of three members are gone");
-        assert!(report.recorder_if_new(&object, &first, now).is_some());
-        assert!(report.recorder_if_new(&object, &first, now).is_none());
-        assert!(report.recorder_if_new(&object, &changed, now).is_some());
-        assert!(
-            report
-                .recorder_if_new(&object, &changed, now + REPEAT_AFTER)
-                .is_some()
-        );
+        let other = Notice::warning("QuorumLost", "Wait", "three of three members are gone");
+        assert!(tells(&first, now));
+        assert!(!tells(&first, now));
+        assert!(tells(&other, now));
+        assert!(!tells(&first, now), "both hold");
+        assert!(tells(&other, now + REPEAT_AFTER));
+        // What ended and comes again is news.
+        report.settle(&object, std::slice::from_ref(&other));
+        assert!(tells(&first, now));
+        assert!(!tells(&other, now));
+    }
+
+    #[tokio::test]
+    async fn every_change_is_told_also_when_it_is_the_same_again() {
+        let (report, object, now) = (report(), object("1"), Instant::now());
+        let change = Notice::change("MemberStarted", "Start", "create the pod of db-a");
+        for _ in 0..3 {
+            assert!(matches!(
+                report.telling(&object, &change, now),
+                Telling::By(_)
+            ));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_object_that_flaps_is_told_of_at_a_bounded_rate_and_holds_back_no_other() {
+        let (report, now) = (report(), Instant::now());
+        let told = |uid: &str, round: u32, at| {
+            let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));
+            matches!(report.telling(&object(uid), &notice, at), Telling::By(_))
+        };
+        let count = (0..BURST * 3)
+            .filter(|round| told("1", *round, now))
+            .count();
+        assert_eq!(u32::try_from(count).unwrap(), BURST);
+        assert!(told("2", 0, now));
+        assert!(told("1", 1000, now + REFILL));
+        assert!(!told("1", 1001, now + REFILL));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -16,7 +16,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,13 @@ use crate::{crd, lease};
 
 /// How long running reconciles may take to finish after the signal; the pod's own grace period is 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
+
+/// An operator waits for others nearly all the time; a thread for each of a large machine's cores would only cost
+/// memory.
+const WORKERS: usize = 2;
+/// Looking up names and reading files block a thread each. While DNS is down look-ups hang for long, and what asked
+/// has given up before; so their number is bounded.
+const BLOCKING: usize = 64;
 
 /// Why the process ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +94,8 @@ pub struct Operator {
     pub shutdown: CancellationToken,
     /// The number of objects, for the metrics.
     pub objects: Objects,
+    /// The operator's own metrics.
+    pub figures: Figures,
 }
 
 /// Runs an operator from its command line to its end. `work` is called once this process leads, and returns
@@ -98,6 +107,8 @@ where
 {
     log_to_stderr(options.log_json);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING)
         .enable_all()
         .build()
         .map_err(Error::Runtime)?;
@@ -151,7 +162,10 @@ where
     cancel_on_signal(operator.shutdown.clone())?;
 
     let candidate = lease::Candidate {
-        name: definition.name.to_owned(),
+        name: options
+            .lease_name
+            .clone()
+            .unwrap_or_else(|| definition.name.to_owned()),
         namespace: operator.namespace.clone(),
         identity: operator.identity.clone(),
     };
@@ -208,6 +222,9 @@ fn assemble(
     };
     let metrics = Metrics::register(registry, definition.word);
     let objects = Objects::register(registry, definition.word);
+    let figures = Figures::default();
+    registry.register_collector(Box::new(figures.clone()));
+    registry.register_collector(Box::new(Memory));
     let leader = Gauge::default();
     registry.register(
         "etcd_operator_leader",
@@ -228,6 +245,7 @@ fn assemble(
         identity,
         shutdown: CancellationToken::new(),
         objects,
+        figures,
     };
     (operator, leader)
 }
@@ -265,6 +283,54 @@ fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
         shutdown.cancel();
     });
     Ok(())
+}
+
+/// An operator's own metrics, which it has only once it works.
+#[derive(Clone, Debug, Default)]
+pub struct Figures(Arc<OnceLock<Box<dyn Collector>>>);
+
+impl Figures {
+    /// Collects these from now on; the first collector stays.
+    pub fn collect(&self, collector: impl Collector) {
+        let _ = self.0.set(Box::new(collector));
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.get().map_or(Ok(()), |own| own.encode(encoder))
+    }
+}
+
+/// What the process itself takes, under Prometheus' usual names.
+#[derive(Debug)]
+struct Memory;
+
+impl Collector for Memory {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        for (name, help, field, unit) in [
+            (
+                "process_resident_memory_bytes",
+                "Resident memory",
+                "VmRSS:",
+                1024,
+            ),
+            ("process_threads", "Threads", "Threads:", 1),
+        ] {
+            if let Some(value) = number(&status, field) {
+                let gauge = ConstGauge::new(value * unit);
+                gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number after a field of `/proc/self/status`.
+fn number(status: &str, field: &str) -> Option<i64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
@@ -325,5 +391,25 @@ impl Collector for ObjectsCollector {
             MetricType::Gauge,
         )?;
         family.encode(descriptor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_says_what_memory_it_takes() {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Memory));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for name in ["process_resident_memory_bytes ", "process_threads "] {
+            let value = text
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap();
+            assert!(value.parse::<i64>().unwrap() > 0, "{text}");
+        }
     }
 }

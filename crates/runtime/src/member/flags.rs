@@ -205,6 +205,31 @@ mod tests {
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
+    /// Go binds the unspecified IPv4 address to both families, and on a system without IPv4 to IPv6 alone
+    /// (`favoriteAddrFamily` in its package `net`); what members tell each other are names. So the same arguments
+    /// serve IPv4, IPv6 and dual stack, and no address of a pod is in them.
+    #[test]
+    fn arguments_hold_no_address_of_one_ip_family() {
+        let arguments = Fixture::default().arguments();
+        for flag in ["peer", "client", "metrics"] {
+            let listens = format!("--listen-{flag}-urls=http://0.0.0.0:");
+            assert!(
+                arguments.iter().any(|one| one.starts_with(&listens)),
+                "{flag}"
+            );
+        }
+        let advertised = arguments.iter().filter(|one| one.contains("advertise"));
+        assert!(advertised.clone().count() == 2);
+        for argument in advertised {
+            let url = argument.split_once('=').unwrap().1;
+            assert_eq!(
+                api::names::member_of_url(url),
+                Some("db-aaaaaaaaaa"),
+                "{argument}"
+            );
+        }
+    }
+
     #[test]
     fn flags_follow_the_version() {
         // (version, several learners, pre-vote, metrics listener)

@@ -16,6 +16,7 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
         metadata: members.metadata(member.to_owned(), labels.clone()),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".to_owned()),
+            ip_family_policy: Some(both_families()),
             publish_not_ready_addresses: Some(true),
             selector: Some(labels),
             ports: Some(vec![client_port(), peer_port()]),
@@ -63,6 +64,7 @@ pub fn headless_service(members: &Members<'_>) -> Service {
         ),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".to_owned()),
+            ip_family_policy: Some(both_families()),
             publish_not_ready_addresses: Some(true),
             selector: Some(names::cluster_labels(members.cluster)),
             ports: Some(vec![client_port(), peer_port()]),
@@ -82,12 +84,18 @@ pub fn client_service(members: &Members<'_>) -> Service {
         ),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".to_owned()),
+            ip_family_policy: Some(both_families()),
             selector: Some(client_selector(members)),
             ports: Some(vec![client_port()]),
             ..ServiceSpec::default()
         }),
         status: None,
     }
+}
+
+/// Both IP families where Kubernetes has both; on a cluster of one family it means that one, IPv6 included.
+fn both_families() -> String {
+    "PreferDualStack".to_owned()
 }
 
 fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
@@ -130,6 +138,21 @@ mod tests {
         assert_eq!(spec.selector.unwrap()["etcd_node"], "db-aaaaaaaaaa");
         let ports: Vec<_> = spec.ports.unwrap().iter().map(|port| port.port).collect();
         assert_eq!(ports, [2379, 2380]);
+    }
+
+    #[test]
+    fn every_service_serves_both_ip_families_and_insists_on_neither() {
+        let fixture = Fixture::default();
+        let members = fixture.members();
+        for service in [
+            client_service(&members),
+            headless_service(&members),
+            member_service(&members, "db-aaaaaaaaaa"),
+        ] {
+            let spec = service.spec.unwrap();
+            assert_eq!(spec.ip_family_policy.as_deref(), Some("PreferDualStack"));
+            assert_eq!(spec.ip_families, None, "the cluster's own order");
+        }
     }
 
     #[test]

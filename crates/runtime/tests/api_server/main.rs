@@ -21,8 +21,8 @@ use runtime::apply::{self, Created, Deleted, Written};
 use runtime::controller::{self, Reconcile, Scope};
 use runtime::lease::{self, Candidate};
 use runtime::outcome::{Metrics, Report};
-use runtime::process::{Objects, Operator};
-use runtime::{Done, Failure, crd};
+use runtime::process::{Figures, Objects, Operator};
+use runtime::{Done, Failure, crd, marks};
 use serde_json::json;
 use server::ApiServer;
 use tokio_util::sync::CancellationToken;
@@ -296,6 +296,7 @@ fn operator(client: &Client) -> Operator {
         report: Arc::new(Report::new(client.clone(), "etcd-operator", "pod", metrics)),
         shutdown: CancellationToken::new(),
         objects: Objects::default(),
+        figures: Figures::default(),
     }
 }
 
@@ -344,7 +345,7 @@ async fn unreadable_condition(raw: &Api<DynamicObject>) -> Option<String> {
         .unwrap_or_default();
     let found = conditions
         .iter()
-        .find(|condition| condition["type"] == controller::UNREADABLE)?;
+        .find(|condition| condition["type"] == marks::UNREADABLE)?;
     Some(found["message"].as_str().unwrap_or_default().to_owned())
 }
 
