@@ -5,6 +5,7 @@
 
 mod send;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
@@ -137,6 +138,8 @@ pub struct Actor<'a> {
     pub cluster: &'a EtcdCluster,
     /// What the step was planned from.
     pub observed: &'a Observed,
+    /// Where the members are asked, by name.
+    pub urls: &'a BTreeMap<String, String>,
     /// When that was read.
     pub since: Instant,
 }
@@ -231,7 +234,8 @@ impl Actor<'_> {
     }
 
     fn client_url(&self, member: &str) -> String {
-        self.members().addresses().client_url(member)
+        let known = self.urls.get(member).cloned();
+        known.unwrap_or_else(|| self.members().addresses().client_url(member))
     }
 }
 

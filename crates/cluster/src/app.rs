@@ -5,13 +5,20 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use etcd::{Access, Deadlines, EtcdClient};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::PartialObjectMeta;
+use kube::runtime::controller::Controller;
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
+use kube::{Resource, ResourceExt};
 use runtime::Operator;
-use runtime::controller::{controller, drive, watched};
+use runtime::controller::{Guarded, controller, drive, watched};
 
 use crate::controller::ClusterOperator;
+use crate::figures::Figures;
+use crate::recall::Recall;
 
 /// Health is asked of all members at each reconcile: a member that hangs costs its own cluster this much.
 const DEADLINES: Deadlines = Deadlines {
@@ -25,16 +32,83 @@ const DEADLINES: Deadlines = Deadlines {
 
 /// Runs until the operator is told to stop. Every child's event leads to its cluster.
 pub async fn work(operator: Operator) {
-    let config = || watcher::Config::default().labels("app=etcd,etcd_cluster");
-    let controller = controller::<EtcdCluster>(&operator)
-        .owns(watched::<Pod>(&operator), config())
-        .owns(watched::<Service>(&operator), config())
-        .owns(watched::<PersistentVolumeClaim>(&operator), config())
-        .owns(watched::<PodDisruptionBudget>(&operator), config());
+    let recall = Arc::new(Recall::default());
+    let controller = controller::<EtcdCluster>(&operator);
+    let controller = children::<Pod>(&operator, controller, &recall);
+    let controller = children::<Service>(&operator, controller, &recall);
+    let controller = children::<PersistentVolumeClaim>(&operator, controller, &recall);
+    let controller = children::<PodDisruptionBudget>(&operator, controller, &recall);
+    let figures = Figures::default();
+    let store = controller.store();
+    figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
+    operator.figures.collect(figures.clone());
     let etcd = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
-    let reconciler = ClusterOperator {
-        client: operator.client.clone(),
-        etcd,
-    };
+    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, recall, figures);
     drive(&operator, controller, Arc::new(reconciler)).await;
+}
+
+/// Watches the metadata of one kind of a cluster's objects; that something changed is all that has to be known.
+fn children<K>(
+    operator: &Operator,
+    controller: Controller<Guarded<EtcdCluster>>,
+    recall: &Arc<Recall>,
+) -> Controller<Guarded<EtcdCluster>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + Send
+        + 'static,
+{
+    let recall = Arc::clone(recall);
+    let config = watcher::Config::default().labels("app=etcd,etcd_cluster");
+    controller.watches(watched::<K>(operator), config, move |child| {
+        let owner = owner(&child);
+        if let Some((uid, _)) = &owner {
+            recall.stir(uid);
+        }
+        owner.map(|(_, cluster)| cluster)
+    })
+}
+
+/// The EtcdCluster an object belongs to: its UID, and how to find it.
+fn owner<K>(child: &PartialObjectMeta<K>) -> Option<(String, ObjectRef<Guarded<EtcdCluster>>)> {
+    let owners = child.metadata.owner_references.iter().flatten();
+    let mut ours = owners.filter(|owner| {
+        owner.kind == EtcdCluster::kind(&()) && owner.api_version == EtcdCluster::api_version(&())
+    });
+    let owner = ours.next()?;
+    let namespace = child.metadata.namespace.as_deref()?;
+    let cluster = ObjectRef::new(&owner.name).within(namespace);
+    Some((owner.uid.clone(), cluster))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+    use super::*;
+
+    fn child(kind: &str, api_version: &str) -> PartialObjectMeta<Pod> {
+        let mut child = PartialObjectMeta::<Pod>::default();
+        child.metadata.namespace = Some("prod".into());
+        child.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: api_version.into(),
+            kind: kind.into(),
+            name: "db".into(),
+            uid: "uid".into(),
+            ..OwnerReference::default()
+        }]);
+        child
+    }
+
+    #[test]
+    fn an_event_of_a_child_leads_to_its_cluster_and_to_no_other() {
+        let (uid, cluster) =
+            owner(&child("EtcdCluster", "etcd.database.coreos.com/v1beta2")).unwrap();
+        assert_eq!((uid.as_str(), cluster.name.as_str()), ("uid", "db"));
+        assert_eq!(cluster.namespace.as_deref(), Some("prod"));
+        assert!(owner(&child("StatefulSet", "apps/v1")).is_none());
+        assert!(owner(&child("EtcdCluster", "example.com/v1")).is_none());
+    }
 }

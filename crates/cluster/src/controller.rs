@@ -3,29 +3,125 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::cluster::EtcdClusterStatus;
 use api::{EtcdCluster, names};
 use etcd::Etcd;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
 use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
+use tokio::sync::Semaphore;
 
 use crate::act::{Acted, Actor};
 use crate::desired::desired;
-use crate::observe;
-use crate::outcome::{Error, notices};
+use crate::figures::Figures;
+use crate::observe::{self, Look};
+use crate::observed::{Desired, Observed};
+use crate::outcome::{Error, notices, turns};
 use crate::plan::{Plan, plan};
+use crate::recall::Recall;
 use crate::status::Report;
 
 /// How soon a step that was postponed (a lost race, an etcd that is not ready) is planned again.
 const POSTPONED: Duration = Duration::from_millis(200);
+/// A pause from which on looks are spread in time, so that many clusters are not asked in the same instant.
+const SPREAD_FROM: Duration = Duration::from_secs(5);
+/// How many clusters are read from the API server at the same time. Waiting for etcd takes no place here: clusters
+/// that hang, however many, keep nobody from being read.
+const READS: usize = 16;
 
 /// What a reconcile works with.
 pub struct ClusterOperator {
-    /// Talks to the API server.
-    pub client: Client,
-    /// Talks to the members of all clusters.
-    pub etcd: Arc<dyn Etcd>,
+    client: Client,
+    etcd: Arc<dyn Etcd>,
+    recall: Arc<Recall>,
+    figures: Figures,
+    reads: Semaphore,
+}
+
+/// One look at a cluster and what follows from it.
+struct Round {
+    look: Look,
+    observed: Observed,
+    desired: Desired,
+    plan: Plan,
+    at: jiff::Timestamp,
+}
+
+impl ClusterOperator {
+    /// `client` talks to the API server, `etcd` to the members of all clusters.
+    pub fn new(client: Client, etcd: Arc<dyn Etcd>, recall: Arc<Recall>, figures: Figures) -> Self {
+        Self {
+            client,
+            etcd,
+            recall,
+            figures,
+            reads: Semaphore::new(READS),
+        }
+    }
+
+    /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
+    async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
+        let _place = self.reads.acquire().await;
+        let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
+        self.recall.begin(&uid);
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        let objects = observe::objects(&self.client, &namespace, &name).await?;
+        let look = objects.map(observe::Objects::look);
+        if let Some(look) = &look {
+            self.recall.keep(&uid, look.clone(), since);
+        }
+        Ok(look.map(|look| (look, since)))
+    }
+
+    async fn round(&self, look: Look) -> Round {
+        let observed = observe::observe(self.etcd.as_ref(), &look).await;
+        let desired = desired(&look.cluster);
+        let at = jiff::Timestamp::now();
+        let plan = plan(&desired, &observed, at);
+        Round {
+            look,
+            observed,
+            desired,
+            plan,
+            at,
+        }
+    }
+
+    /// The look at a cluster at rest: `None` when there is something to write, for which everything is read again.
+    async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
+        let uid = object.uid().unwrap_or_default();
+        let version = object.metadata.resource_version.as_deref();
+        let look = self.recall.still_true(&uid, version, Instant::now())?;
+        let round = self.round(look).await;
+        let report = round.report(None);
+        let status = report.status(&Time(round.at));
+        let rests = round.plan.step.is_empty() && status == report.current();
+        rests.then(|| {
+            self.done(&round, &status, Acted::default())
+                .unwrap_or_default()
+        })
+    }
+
+    fn done(&self, round: &Round, status: &EtcdClusterStatus, acted: Acted) -> Result<Done, Error> {
+        self.figures.see(&round.look.cluster, status, &acted.done);
+        let requeue = if acted.failed.is_empty() {
+            spread(round.plan.requeue, rand::random())
+        } else {
+            POSTPONED
+        };
+        let notices = notices(&round.plan, &acted);
+        match acted.failed.into_iter().find(|error| !error.is_passing()) {
+            Some(source) => Err(Error::Act {
+                source,
+                told: notices,
+            }),
+            None => Ok(Done {
+                requeue: Some(requeue),
+                notices,
+            }),
+        }
+    }
 }
 
 impl Reconcile for ClusterOperator {
@@ -33,65 +129,73 @@ impl Reconcile for ClusterOperator {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, Error> {
-        let since = Instant::now();
-        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
-        let Some(objects) = observe::objects(&self.client, &namespace, &name).await? else {
+        if let Some(done) = self.at_rest(&object).await {
+            return Ok(done);
+        }
+        let Some((look, since)) = self.read(&object).await? else {
             return Ok(Done::default());
         };
-        let (cluster, etcd) = (&objects.cluster, self.etcd.as_ref());
-        let observed = observe::observe(etcd, &objects).await;
-        let desired = desired(cluster);
-        let now = jiff::Timestamp::now();
-        let plan = plan(&desired, &observed, now);
+        let round = self.round(look).await;
+        let cluster = &round.look.cluster;
         let acted = Actor {
             client: &self.client,
-            etcd,
+            etcd: self.etcd.as_ref(),
             cluster,
-            observed: &observed,
+            observed: &round.observed,
+            urls: &round.look.urls,
             since,
         }
-        .act(&plan.step)
+        .act(&round.plan.step)
         .await;
-        let report = Report {
-            cluster,
-            desired: &desired,
-            observed: &observed,
-            plan: &plan,
-            failure: acted.in_words(),
-        };
-        let status = report.status(&Time(now));
+        let report = round.report(acted.in_words());
+        let (current, status) = (report.current(), report.status(&Time(round.at)));
+        let namespace = cluster.namespace().unwrap_or_default();
         let api: Api<EtcdCluster> = Api::namespaced(self.client.clone(), &namespace);
-        let current = report.current();
-        match runtime::apply::status(
-            &api,
-            names::MANAGER_CLUSTER,
-            cluster,
-            Some(&current),
-            &status,
-        )
-        .await
-        {
+        let manager = names::MANAGER_CLUSTER;
+        match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
             // Deleted meanwhile.
             Err(error) if error.reason() == "NotFound" => Ok(Done::default()),
-            written => written
-                .map_err(Error::Status)
-                .and_then(|_| done(&plan, acted)),
+            Err(error) => Err(Error::Status(error)),
+            Ok(_) => {
+                let mut done = self.done(&round, &status, acted)?;
+                done.notices.extend(turns(&current, &status));
+                Ok(done)
+            }
         }
     }
 }
 
-fn done(plan: &Plan, acted: Acted) -> Result<Done, Error> {
-    let requeue = if acted.failed.is_empty() {
-        plan.requeue
+impl Round {
+    fn report(&self, failure: Option<(&'static str, String)>) -> Report<'_> {
+        Report {
+            cluster: &self.look.cluster,
+            desired: &self.desired,
+            observed: &self.observed,
+            plan: &self.plan,
+            failure,
+        }
+    }
+}
+
+/// Up to a fifth sooner, by chance.
+fn spread(pause: Duration, chance: f64) -> Duration {
+    if pause < SPREAD_FROM {
+        pause
     } else {
-        POSTPONED
-    };
-    let notices = notices(plan, &acted);
-    match acted.failed.into_iter().find(|error| !error.is_passing()) {
-        Some(error) => Err(Error::Act(error)),
-        None => Ok(Done {
-            requeue: Some(requeue),
-            notices,
-        }),
+        pause.mul_f64(1.0 - 0.2 * chance.clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_pauses_are_spread_and_short_ones_are_kept() {
+        let (short, long) = (Duration::from_millis(100), Duration::from_secs(10));
+        assert_eq!(spread(short, 1.0), short);
+        assert_eq!(spread(long, 0.0), long);
+        assert_eq!(spread(long, 1.0), Duration::from_secs(8));
+        assert!(spread(long, 0.3) < long);
     }
 }

@@ -9,7 +9,7 @@ mod ending;
 mod pods;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -60,6 +60,27 @@ pub struct Objects {
     budget: Option<PodDisruptionBudget>,
 }
 
+/// What of the objects is needed to ask etcd and to plan; small enough to be kept.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// The object as it was read.
+    pub cluster: EtcdCluster,
+    /// Where each member's etcd is asked, by name.
+    pub urls: BTreeMap<String, String>,
+    without_etcd: Observed,
+}
+
+impl Objects {
+    /// Keeps what is needed of them.
+    pub fn look(self) -> Look {
+        Look {
+            urls: client_urls(&self),
+            without_etcd: without_etcd(&self),
+            cluster: self.cluster,
+        }
+    }
+}
+
 /// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
 pub async fn objects(
     client: &Client,
@@ -105,18 +126,14 @@ pub async fn objects(
 }
 
 /// The whole observation: what Kubernetes showed, and what the members that run answer.
-pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
-    let mut observed = without_etcd(objects);
-    let asked = asked(&observed);
+pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
+    let mut observed = look.without_etcd.clone();
+    let mut asked = asked(&observed);
+    asked.retain(|name| look.urls.contains_key(name));
     if asked.is_empty() {
         return observed;
     }
-    let namespace = objects.cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
-    let via: Vec<String> = asked
-        .iter()
-        .map(|name| addresses.client_url(name))
-        .collect();
+    let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
     let statuses = join_all(
         asked
             .iter()
@@ -130,6 +147,25 @@ pub async fn observe(etcd: &dyn Etcd, objects: &Objects) -> Observed {
         .zip(statuses.into_iter().map(seen))
         .collect();
     observed
+}
+
+/// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
+/// neither DNS nor a Service's rules, and goes on while either is down or slow. That the right member answers is
+/// seen by its ID, never by its address.
+fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
+    let namespace = objects.cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
+    let url = |pod: &Pod| {
+        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
+        // Certificates are made for names.
+        Some(match text.parse() {
+            Ok(address) if !addresses.client_tls => addresses.client_url_at(address),
+            _ => addresses.client_url(&pod.name_any()),
+        })
+    };
+    let pods = objects.pods.iter();
+    pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
+        .collect()
 }
 
 /// One member's answer. Who is not ready is not waited for: a first packet that is lost, because the Service's
@@ -150,13 +186,17 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 }
 
 /// The members worth asking: their pod has an address, nobody is ending it, and they belong to this cluster and
-/// not to a bootstrap that was given up. Ready ones first.
+/// not to a bootstrap that was given up. Ready ones first. First members that cannot reach each other yet have
+/// nothing to say, and waiting for them would delay what opens their Services.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
-    let worth = observed
-        .pods
-        .iter()
-        .filter(|(_, pod)| pod.addressed && pod.stays() && pod.token.as_ref() == token);
+    let is_closed = |name: &String| {
+        let service = observed.services.get(name);
+        service.is_some_and(|service| service.closed)
+    };
+    let worth = observed.pods.iter().filter(|(name, pod)| {
+        pod.addressed && pod.stays() && pod.token.as_ref() == token && !is_closed(name)
+    });
     let mut names: Vec<(bool, String)> = worth
         .map(|(name, pod)| (!pod.ready, name.clone()))
         .collect();

@@ -1,5 +1,7 @@
 //! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
 
+use api::cluster::EtcdClusterStatus;
+use api::conditions::{ConditionType, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
 use crate::act::{self, Acted};
@@ -15,7 +17,13 @@ pub enum Error {
     Observe(#[from] observe::Error),
     /// The step could not be done.
     #[error("the step was not done")]
-    Act(#[source] act::Error),
+    Act {
+        /// Why.
+        #[source]
+        source: act::Error,
+        /// What was done all the same.
+        told: Vec<Notice>,
+    },
     /// The status could not be written.
     #[error("the status was not written")]
     Status(#[from] runtime::apply::Error),
@@ -28,8 +36,15 @@ impl Failure for Error {
                 runtime::apply::kube_reason(source)
             }
             Self::Observe(observe::Error::Deadline) => "ApiServerUnreachable",
-            Self::Act(error) => error.reason(),
+            Self::Act { source, .. } => source.reason(),
             Self::Status(error) => error.reason(),
+        }
+    }
+
+    fn notices(&self) -> &[Notice] {
+        match self {
+            Self::Act { told, .. } => told,
+            _ => &[],
         }
     }
 }
@@ -42,11 +57,21 @@ impl Acted {
     }
 }
 
+/// What the operator would do and does not, because it would do harm or cannot: each is an Event. Other waits end by
+/// themselves and are in `status.waitingFor`.
+const REFUSALS: [&str; 5] = [
+    "QuorumAtRisk",
+    "Unschedulable",
+    "NoMemberToRemove",
+    "FirstMemberLost",
+    "StrangersPresent",
+];
+
 /// The Events of a reconcile.
 pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
     let done = acted.done.iter().filter_map(|write| {
         let (reason, action) = event(write)?;
-        Some(Notice::normal(reason, action, write.to_string()))
+        Some(Notice::change(reason, action, write.to_string()))
     });
     let refused = acted
         .failed
@@ -57,7 +82,51 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         .problems
         .iter()
         .map(|problem| Notice::warning(problem.code, "Plan", problem.message.clone()));
-    done.chain(refused).chain(problems).collect()
+    let declined = plan
+        .waiting_for
+        .iter()
+        .filter(|reason| REFUSALS.contains(&reason.code))
+        .map(|reason| Notice::warning(reason.code, "Wait", reason.message.clone()));
+    done.chain(refused)
+        .chain(declined)
+        .chain(problems)
+        .collect()
+}
+
+/// The Events about what became of the cluster between two statuses.
+pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    let kind = ConditionType::Available;
+    let (was, is) = (
+        find(&before.conditions, &kind),
+        find(&after.conditions, &kind),
+    );
+    if let (Some(was), Some(is)) = (was, is)
+        && was.status != is.status
+    {
+        let text = is.message.clone();
+        notices.push(if is.status == "True" {
+            Notice::change("Available", "Observe", text)
+        } else {
+            Notice {
+                warning: true,
+                ..Notice::change("Unavailable", "Observe", text)
+            }
+        });
+    }
+    if before.control_paused != after.control_paused {
+        notices.push(if after.control_paused {
+            let text = "spec.paused is true: nothing is changed until it is false";
+            Notice::change("Paused", "Pause", text)
+        } else {
+            Notice::change(
+                "Resumed",
+                "Resume",
+                "spec.paused is false: the operator goes on",
+            )
+        });
+    }
+    notices
 }
 
 /// Without the member that gave the answer: each gives the same, and each would be an Event of its own.
@@ -77,7 +146,7 @@ fn postponed(error: &act::Error) -> String {
 }
 
 /// Reason and action of the Event about a write; `None` for what is of no interest to a user.
-fn event(write: &Write) -> Option<(&'static str, &'static str)> {
+pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
     match write {
         Write::RecordIntent { .. } => Some(("BootstrapBegun", "Bootstrap")),
         Write::RecordClusterId { .. } => Some(("ClusterFormed", "Bootstrap")),
@@ -89,6 +158,115 @@ fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::Remove { .. } => Some(("MemberRemoved", "Remove")),
         Write::MoveLeader { .. } => Some(("LeaderMoved", "Move")),
         Write::RepairService { .. } => Some(("ServiceRepaired", "Repair")),
-        _ => None,
+        Write::CreateDisk(_) => Some(("VolumeClaimCreated", "Create")),
+        Write::ApplyClient { open: true } => Some(("ClientServiceOpened", "Apply")),
+        Write::ApplyClient { open: false } => Some(("ClientServiceApplied", "Apply")),
+        Write::ApplyHeadless => Some(("HeadlessServiceApplied", "Apply")),
+        Write::ApplyBudget { .. } => Some(("DisruptionBudgetApplied", "Apply")),
+        Write::DeleteBudget => Some(("DisruptionBudgetDeleted", "Delete")),
+        Write::CreateService { .. } => Some(("MemberServiceCreated", "Create")),
+        Write::DeleteService { .. } => Some(("MemberServiceDeleted", "Delete")),
+        // Labels, marks and endpoints follow from what is told already.
+        Write::LabelPod(_)
+        | Write::LabelDisk(_)
+        | Write::MarkService { .. }
+        | Write::OpenService { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Reason;
+    use crate::write::Step;
+    use api::conditions::{Finding, set};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    fn plan(waiting_for: Vec<Reason>, problems: Vec<Reason>) -> Plan {
+        Plan {
+            step: Step::default(),
+            next: None,
+            waiting_for,
+            problems,
+            requeue: std::time::Duration::ZERO,
+        }
+    }
+
+    fn reasons(notices: &[Notice]) -> Vec<(&'static str, bool)> {
+        let told = |notice: &Notice| (notice.reason, notice.warning);
+        notices.iter().map(told).collect()
+    }
+
+    #[test]
+    fn every_change_every_problem_and_every_refusal_is_an_event() {
+        let acted = Acted {
+            done: vec![
+                Write::ApplyHeadless,
+                Write::AddMember {
+                    member: "db-a".into(),
+                    learner: true,
+                },
+                Write::OpenService {
+                    member: "db-a".into(),
+                },
+            ],
+            failed: vec![act::Error::Etcd {
+                what: "promote db-a".into(),
+                source: etcd::Error::Unavailable("http://x: not in sync".into()),
+            }],
+        };
+        let waits = vec![
+            Reason::new("QuorumAtRisk", "two of three are down"),
+            Reason::new("LearnerCatchingUp", "db-b is behind"),
+        ];
+        let plan = plan(waits, vec![Reason::new("ImageNotAvailable", "no image")]);
+        let notices = notices(&plan, &acted);
+        let told = reasons(&notices);
+        for expected in [
+            ("HeadlessServiceApplied", false),
+            ("MemberAdded", false),
+            ("QuorumAtRisk", true),
+            ("ImageNotAvailable", true),
+        ] {
+            assert!(told.contains(&expected), "{expected:?} in {told:?}");
+        }
+        assert_eq!(told.len(), 5, "and the one that is postponed: {told:?}");
+        assert!(notices.iter().any(|one| one.note.contains("not in sync")));
+    }
+
+    #[test]
+    fn the_turns_of_a_cluster_are_events() {
+        let status = |available: bool, paused: bool| {
+            let mut conditions = Vec::new();
+            let kind = ConditionType::Available;
+            let finding = Finding::new(kind, available, "QuorumLost".into(), "why");
+            let now = Time(jiff::Timestamp::UNIX_EPOCH);
+            set(&mut conditions, &finding, None, &now);
+            EtcdClusterStatus {
+                conditions,
+                control_paused: paused,
+                ..EtcdClusterStatus::default()
+            }
+        };
+        let told = |before, after| reasons(&turns(&before, &after));
+        assert_eq!(
+            told(status(true, false), status(false, false)),
+            [("Unavailable", true)]
+        );
+        assert_eq!(
+            told(status(false, false), status(true, false)),
+            [("Available", false)]
+        );
+        assert_eq!(
+            told(status(true, false), status(true, true)),
+            [("Paused", false)]
+        );
+        assert_eq!(
+            told(status(true, true), status(true, false)),
+            [("Resumed", false)]
+        );
+        assert_eq!(told(status(true, false), status(true, false)), []);
+        // A first status turns nothing.
+        assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

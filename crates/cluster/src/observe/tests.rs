@@ -3,12 +3,12 @@
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
 use api::version::EtcdVersion;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodStatus, Service};
 use kube::ResourceExt;
 use runtime::member::{self, Member, Members, Role, Start};
 use serde_json::json;
 
-use crate::observe::{Objects, without_etcd};
+use crate::observe::{Look, Objects, without_etcd};
 use crate::observed::{Kept, Observed, Trouble};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
@@ -68,10 +68,54 @@ fn made(spec: EtcdClusterSpec) -> Objects {
     }
 }
 
+/// A reading, for tests that only keep it.
+pub(crate) fn look() -> Look {
+    made(durable()).look()
+}
+
 fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
     let mut objects = made(durable());
     mend(&mut objects);
     without_etcd(&objects)
+}
+
+#[test]
+fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
+    let urls = |address: Option<&str>| {
+        let mut objects = made(durable());
+        objects.pods[0].status = Some(PodStatus {
+            pod_ip: address.map(str::to_owned),
+            ..PodStatus::default()
+        });
+        objects.look().urls.remove(MEMBER)
+    };
+    assert_eq!(
+        urls(Some("10.0.0.7")).as_deref(),
+        Some("http://10.0.0.7:2379")
+    );
+    assert_eq!(
+        urls(Some("fd00::7")).as_deref(),
+        Some("http://[fd00::7]:2379")
+    );
+    assert_eq!(urls(None), None);
+}
+
+#[test]
+fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
+    let asked = |closed: bool| {
+        let mut objects = made(durable());
+        objects.pods[0].status = Some(PodStatus {
+            pod_ip: Some("10.0.0.7".to_owned()),
+            ..PodStatus::default()
+        });
+        let mut observed = objects.look().without_etcd;
+        if let Some(service) = observed.services.get_mut(MEMBER) {
+            service.closed = closed;
+        }
+        super::asked(&observed)
+    };
+    assert_eq!(asked(true), [] as [&str; 0]);
+    assert_eq!(asked(false), [MEMBER]);
 }
 
 #[test]

@@ -1,0 +1,399 @@
+//! What is measured of each cluster, for `/metrics`: taken from the status that was just computed, so that a figure
+//! never says anything else than the object does.
+//!
+//! Labels are the namespace, the cluster's name and words of this file and of [`crate::outcome`]: as many series as
+//! there are clusters, and those of a cluster that is gone go with it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::EtcdCluster;
+use api::cluster::{ClusterPhase, EtcdClusterStatus, MemberRole, MemberStatus};
+use api::conditions::{ConditionType, is_true};
+use kube::ResourceExt;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::outcome::event;
+use crate::write::Write;
+
+/// The figures of all clusters of this process.
+#[derive(Clone, Default)]
+pub struct Figures(Arc<Mutex<Inner>>);
+
+type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
+
+#[derive(Default)]
+struct Inner {
+    clusters: HashMap<String, Cluster>,
+    /// By namespace and word.
+    events: BTreeMap<(String, &'static str), u64>,
+    alive: Option<Alive>,
+}
+
+/// One cluster.
+#[derive(Default)]
+struct Cluster {
+    namespace: String,
+    name: String,
+    generation: Option<i64>,
+    failed: bool,
+    gauges: Vec<(&'static Gauge, i64)>,
+    voters: i64,
+    learners: i64,
+    changes: BTreeMap<&'static str, u64>,
+}
+
+struct Gauge {
+    name: &'static str,
+    help: &'static str,
+    of: fn(&EtcdCluster, &EtcdClusterStatus) -> Option<i64>,
+}
+
+const PREFIX: &str = "etcd_operator_cluster_";
+
+/// One series a cluster each.
+static GAUGES: [Gauge; 8] = [
+    Gauge {
+        name: "desired_members",
+        help: "Members the spec asks for",
+        of: |cluster, _| Some(cluster.spec.size.into()),
+    },
+    Gauge {
+        name: "ready_members",
+        help: "Members whose pod is ready",
+        of: |_, status| count(status.members.as_ref().map(|members| members.ready.len())),
+    },
+    Gauge {
+        name: "healthy_voters",
+        help: "Voters that answered when they were last asked and know a leader",
+        of: |_, status| {
+            let healthy = status
+                .member_details
+                .iter()
+                .filter(|one| votes(one) && one.healthy);
+            count(Some(healthy.count()))
+        },
+    },
+    Gauge {
+        name: "has_quorum",
+        help: "1 while a quorum answers linearizable reads",
+        of: |_, status| Some(is_true(&status.conditions, &ConditionType::Available).into()),
+    },
+    Gauge {
+        name: "degraded",
+        help: "1 while the condition Degraded holds",
+        of: |_, status| Some(is_true(&status.conditions, &ConditionType::Degraded).into()),
+    },
+    Gauge {
+        name: "paused",
+        help: "1 while spec.paused is set",
+        of: |_, status| Some(status.control_paused.into()),
+    },
+    Gauge {
+        name: "db_size_bytes",
+        help: "Size of the largest member's database file, within a mebibyte or a tenth",
+        of: |_, status| {
+            status
+                .member_details
+                .iter()
+                .filter_map(|one| one.db_size)
+                .max()
+        },
+    },
+    Gauge {
+        name: "db_size_in_use_bytes",
+        help: "Bytes in use in the fullest member's database file, within a mebibyte or a tenth",
+        of: |_, status| {
+            let members = status.member_details.iter();
+            members.filter_map(|one| one.db_size_in_use).max()
+        },
+    },
+];
+
+fn votes(member: &MemberStatus) -> bool {
+    let role = member.role.as_ref();
+    role.is_some_and(|role| *role != MemberRole::Learner)
+}
+
+fn count(number: Option<usize>) -> Option<i64> {
+    i64::try_from(number?).ok()
+}
+
+impl Figures {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How the UIDs of the clusters that exist are found out; the figures of others are dropped.
+    pub fn alive_with(&self, alive: impl Fn() -> HashSet<String> + Send + Sync + 'static) {
+        self.inner().alive = Some(Box::new(alive));
+    }
+
+    /// Takes down what a reconcile found and did.
+    pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Write]) {
+        let namespace = cluster.namespace().unwrap_or_default();
+        let inner = &mut *self.inner();
+        let mut happened = Vec::new();
+        let seen = inner
+            .clusters
+            .entry(cluster.uid().unwrap_or_default())
+            .or_insert_with(|| Cluster {
+                namespace: namespace.clone(),
+                name: cluster.name_any(),
+                generation: cluster.metadata.generation,
+                ..Cluster::default()
+            });
+        if seen.generation != cluster.metadata.generation {
+            seen.generation = cluster.metadata.generation;
+            happened.push("modified");
+        }
+        let failed = status.phase == Some(ClusterPhase::Failed);
+        if failed && !seen.failed {
+            happened.push("failed");
+        }
+        seen.failed = failed;
+        let gauges = GAUGES.iter();
+        seen.gauges = gauges
+            .filter_map(|gauge| Some((gauge, (gauge.of)(cluster, status)?)))
+            .collect();
+        let voters = status
+            .member_details
+            .iter()
+            .filter(|one| votes(one))
+            .count();
+        seen.voters = count(Some(voters)).unwrap_or_default();
+        seen.learners = count(Some(status.member_details.len() - voters)).unwrap_or_default();
+        for write in done {
+            if matches!(write, Write::RecordIntent { .. }) {
+                happened.push("created");
+            }
+            if let Some((change, _)) = event(write) {
+                *seen.changes.entry(change).or_default() += 1;
+            }
+        }
+        for what in happened {
+            *inner.events.entry((namespace.clone(), what)).or_default() += 1;
+        }
+    }
+}
+
+impl Inner {
+    /// Drops the clusters that are gone, and counts them.
+    fn sweep(&mut self) {
+        let Some(alive) = &self.alive else { return };
+        let alive = alive();
+        let events = &mut self.events;
+        self.clusters.retain(|uid, cluster| {
+            let stays = alive.contains(uid);
+            if !stays {
+                *events
+                    .entry((cluster.namespace.clone(), "deleted"))
+                    .or_default() += 1;
+            }
+            stays
+        });
+    }
+
+    fn sorted(&self) -> Vec<&Cluster> {
+        let mut clusters: Vec<&Cluster> = self.clusters.values().collect();
+        clusters.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        clusters
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let inner = &mut *self.inner();
+        inner.sweep();
+        let clusters = inner.sorted();
+        for gauge in &GAUGES {
+            let name = format!("{PREFIX}{}", gauge.name);
+            let mut family =
+                encoder.encode_descriptor(&name, gauge.help, None, MetricType::Gauge)?;
+            for cluster in &clusters {
+                let value = cluster
+                    .gauges
+                    .iter()
+                    .find(|(one, _)| one.name == gauge.name);
+                if let Some((_, value)) = value {
+                    let labels = [
+                        ("namespace", &*cluster.namespace),
+                        ("cluster", &*cluster.name),
+                    ];
+                    ConstGauge::new(*value).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        let name = format!("{PREFIX}members");
+        let help = "Members in etcd's own list, by role";
+        let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        for cluster in &clusters {
+            for (role, value) in [("voter", cluster.voters), ("learner", cluster.learners)] {
+                let labels = [
+                    ("namespace", &*cluster.namespace),
+                    ("cluster", &*cluster.name),
+                    ("role", role),
+                ];
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let name = format!("{PREFIX}changes");
+        let help = "What this process did to the cluster, by the reason of the Event about it";
+        let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        for cluster in &clusters {
+            for (change, value) in &cluster.changes {
+                let labels = [
+                    ("namespace", &*cluster.namespace),
+                    ("cluster", &*cluster.name),
+                    ("change", change),
+                ];
+                ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        for what in ["created", "deleted", "modified", "failed"] {
+            let name = format!("etcd_operator_controller_clusters_{what}");
+            let help = format!("Clusters this process saw {what}, by namespace");
+            let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+            for ((namespace, one), value) in &inner.events {
+                if *one == what {
+                    let labels = [("namespace", namespace.as_str())];
+                    ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Figures")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::EtcdClusterSpec;
+    use api::cluster::MembersStatus;
+    use api::conditions::{Finding, Reason, set};
+    use etcd::MemberId;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn cluster(uid: &str, generation: i64) -> EtcdCluster {
+        let mut cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
+        cluster.metadata.namespace = Some("prod".into());
+        cluster.metadata.uid = Some(uid.into());
+        cluster.metadata.generation = Some(generation);
+        cluster
+    }
+
+    fn member(name: &str, role: MemberRole, healthy: bool) -> MemberStatus {
+        MemberStatus {
+            name: name.into(),
+            id: None,
+            role: Some(role),
+            healthy,
+            version: None,
+            db_size: Some(20_480),
+            db_size_in_use: Some(8192),
+            revision_lag: None,
+            node: None,
+        }
+    }
+
+    fn status() -> EtcdClusterStatus {
+        let mut conditions = Vec::new();
+        let finding = Finding::new(ConditionType::Available, true, Reason::QuorumHealthy, "");
+        set(
+            &mut conditions,
+            &finding,
+            None,
+            &Time(jiff::Timestamp::UNIX_EPOCH),
+        );
+        EtcdClusterStatus {
+            members: Some(MembersStatus {
+                ready: vec!["db-a".into(), "db-b".into()],
+                unready: vec![],
+            }),
+            member_details: vec![
+                member("db-a", MemberRole::Leader, true),
+                member("db-b", MemberRole::Voter, false),
+                member("db-c", MemberRole::Learner, true),
+            ],
+            conditions,
+            ..EtcdClusterStatus::default()
+        }
+    }
+
+    fn page(figures: &Figures) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(figures.clone()));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn every_cluster_is_measured_under_its_namespace_and_name() {
+        let figures = Figures::default();
+        let done = [Write::MoveLeader {
+            from: "db-a".into(),
+            to: "db-b".into(),
+            id: MemberId(2),
+        }];
+        figures.see(&cluster("1", 1), &status(), &done);
+        figures.see(&cluster("1", 2), &status(), &done);
+        let page = page(&figures);
+        for line in [
+            "etcd_operator_cluster_desired_members{namespace=\"prod\",cluster=\"db\"} 3",
+            "etcd_operator_cluster_ready_members{namespace=\"prod\",cluster=\"db\"} 2",
+            "etcd_operator_cluster_healthy_voters{namespace=\"prod\",cluster=\"db\"} 1",
+            "etcd_operator_cluster_has_quorum{namespace=\"prod\",cluster=\"db\"} 1",
+            "etcd_operator_cluster_degraded{namespace=\"prod\",cluster=\"db\"} 0",
+            "etcd_operator_cluster_paused{namespace=\"prod\",cluster=\"db\"} 0",
+            "etcd_operator_cluster_db_size_bytes{namespace=\"prod\",cluster=\"db\"} 20480",
+            "etcd_operator_cluster_db_size_in_use_bytes{namespace=\"prod\",cluster=\"db\"} 8192",
+            "etcd_operator_cluster_members{namespace=\"prod\",cluster=\"db\",role=\"voter\"} 2",
+            "etcd_operator_cluster_members{namespace=\"prod\",cluster=\"db\",role=\"learner\"} 1",
+            "etcd_operator_cluster_changes_total{namespace=\"prod\",cluster=\"db\",change=\"LeaderMoved\"} 2",
+            "etcd_operator_controller_clusters_modified_total{namespace=\"prod\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
+    }
+
+    #[test]
+    fn the_figures_of_a_cluster_go_with_it() {
+        let figures = Figures::default();
+        figures.see(&cluster("1", 1), &status(), &[]);
+        figures.alive_with(HashSet::new);
+        let page = page(&figures);
+        assert!(!page.contains("cluster=\"db\""), "{page}");
+        let deleted = "etcd_operator_controller_clusters_deleted_total{namespace=\"prod\"} 1";
+        assert!(page.contains(deleted), "{page}");
+    }
+
+    /// Dashboards and alerts are built on these names: a change of one is a change of the documentation too.
+    #[test]
+    fn every_metric_is_documented() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let figures = Figures::default();
+        for line in page(&figures)
+            .lines()
+            .filter(|line| line.starts_with("# TYPE"))
+        {
+            let name = line.split(' ').nth(2).unwrap();
+            assert!(document.contains(&format!("`{name}")), "{name}");
+        }
+    }
+}
