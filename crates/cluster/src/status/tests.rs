@@ -86,6 +86,19 @@ fn a_healthy_cluster_is_available_and_nothing_else() {
 }
 
 /// A status that triggered itself would never rest.
+/// A condition that were not known as the status's own would be forgotten at each look, and written anew.
+#[test]
+fn every_condition_of_the_report_is_compared_with_what_is_there_and_no_other_is() {
+    let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);
+    assert!(status.conditions.iter().all(super::conditions::is_ours));
+    let count = status.conditions.len();
+    let mut managed = status.conditions[0].clone();
+    managed.type_ = "Managed".to_owned();
+    status.conditions.push(managed);
+    let after = report(&Scene::formed(&["a", "b", "c"]), Some(status), None);
+    assert_eq!(after.conditions.len(), count);
+}
+
 #[test]
 fn the_same_world_gives_the_same_status_at_any_time() {
     for scene in [
