@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 
@@ -103,6 +104,14 @@ pub fn follower(object: &DynamicObject) -> Result<String> {
         .into_iter()
         .find(|name| *name != leader)
         .context("no member but the leader is ready")
+}
+
+/// The node a pod runs on.
+#[must_use]
+pub fn node_of(pod: &Pod) -> &str {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
 }
 
 /// The strings of a JSON list.

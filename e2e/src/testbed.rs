@@ -9,7 +9,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::process::Command;
 
-use crate::Sandbox;
+use crate::objects::node_of;
+use crate::wait::{Look, until};
+use crate::{PATIENCE, Sandbox};
 
 /// The testbed a test runs on.
 pub struct Testbed<'a> {
@@ -115,6 +117,38 @@ impl<'a> Testbed<'a> {
         self.run(&["dns", set_up]).await.map(drop)
     }
 
+    /// Waits until a pod's containers do not run any more, as the container runtime says: the API server need not
+    /// answer.
+    ///
+    /// # Errors
+    /// When they still run.
+    pub async fn await_container_gone(&self, pod: &Pod) -> Result<()> {
+        let node = node_of(pod);
+        let status = pod.status.as_ref();
+        let containers = status.and_then(|status| status.container_statuses.as_ref());
+        let ids: Vec<String> = containers
+            .into_iter()
+            .flatten()
+            .filter_map(|container| container.container_id.as_deref())
+            .map(|id| id.trim_start_matches("containerd://").to_owned())
+            .collect();
+        ensure!(!ids.is_empty(), "the pod had no containers");
+        until("the pod's containers have ended", PATIENCE, async || {
+            let list = format!("ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls");
+            let list = self.script(&list).await?;
+            let running = list
+                .lines()
+                .filter(|line| line.contains("RUNNING"))
+                .any(|line| ids.iter().any(|id| line.starts_with(id.as_str())));
+            Ok(if running {
+                Look::NotYet("still running".to_owned())
+            } else {
+                Look::Done(())
+            })
+        })
+        .await
+    }
+
     /// Kills the containers of pods, all at once, as the kernel does when they take too much memory.
     ///
     /// # Errors
@@ -123,8 +157,7 @@ impl<'a> Testbed<'a> {
         let mut script = String::new();
         for pod in pods {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
-            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-            let node = node.with_context(|| format!("{name} is on no node"))?;
+            let node = node_of(pod);
             let status = pod.status.as_ref();
             let containers = status.and_then(|status| status.container_statuses.as_ref());
             for container in containers.into_iter().flatten() {

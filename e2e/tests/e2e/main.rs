@@ -6,14 +6,19 @@
 #![allow(clippy::large_futures)] // One per test.
 
 mod all_pods_lost;
+mod api_outage;
 mod api_rules;
 mod backup_restore_s3;
 mod bad_input;
 mod bootstrap;
 mod chart_install;
+mod dns_cached;
+mod dns_down;
+mod drain;
 mod examples;
 mod fixtures;
 mod member_loss;
 mod node_reboot;
+mod old_etcd;
 mod old_manifests;
 mod scale_edges;

@@ -1,37 +1,14 @@
-//! A node dies with everything on it and comes back: what ran there is there again, by itself.
+//! Nodes die with everything on them and come back: what ran there is there again, by itself.
 
 mod alone {
     use anyhow::{Context, Result, ensure};
-    use e2e::objects::{Kind, await_object, field, ready_members};
-    use e2e::wait::Look;
-    use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
+    use e2e::objects::{Kind, await_object, field, node_of};
+    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario};
     use k8s_openapi::api::core::v1::Pod;
     use kube::api::ListParams;
-    use tokio::process::Command;
 
-    use crate::fixtures::cluster;
-
-    const KEYS: usize = 500;
-
-    /// `cargo xtask testbed node <what> <node>`.
-    async fn node(sandbox: &Sandbox, what: &str, node: &str) -> Result<()> {
-        let xtask = sandbox
-            .env
-            .xtask
-            .as_ref()
-            .context("E2E_XTASK is not set: nodes can only be broken on the testbed")?;
-        let output = Command::new(xtask)
-            .args(["testbed", "node", what, node])
-            .output()
-            .await
-            .with_context(|| xtask.display().to_string())?;
-        ensure!(
-            output.status.success(),
-            "testbed node {what} {node}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(())
-    }
+    use crate::all_pods_lost::{await_restarts, restarts, same_members};
+    use crate::fixtures::{DURABLE, cluster, cluster_with};
 
     async fn operator_node(sandbox: &Sandbox) -> Result<String> {
         let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
@@ -42,74 +19,107 @@ mod alone {
             .context("the cluster operator runs nowhere")
     }
 
-    fn restarts(pod: &Pod) -> i32 {
-        let statuses = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.container_statuses.as_ref());
-        statuses
-            .into_iter()
-            .flatten()
-            .map(|container| container.restart_count)
-            .sum()
-    }
-
     /// Members without volumes: their data lies in the pod and outlives the node's restart with it.
     #[tokio::test]
     async fn a_node_that_reboots_brings_its_member_back() {
         scenario("node_reboot", async |sandbox| {
-            sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
-            let before = sandbox.await_members("c", 3).await?;
-            let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-            let revision = keys.fill("kept/", KEYS, |_| ()).await?;
-            drop(keys);
+            Testbed::breaking(sandbox, async |testbed| {
+                sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+                let before = sandbox.await_members("c", 3).await?;
+                let writer = Writer::start(sandbox, "c").await?;
 
-            // A node on which the cluster operator does not run: it is to tell what it sees.
-            let operator = operator_node(sandbox).await?;
-            let (name, place) = sandbox
-                .member_pods("c")
-                .await?
-                .into_iter()
-                .filter_map(|pod| Some((pod.metadata.name?, pod.spec?.node_name?)))
-                .find(|(_, node)| *node != operator)
-                .context("all members run beside the operator")?;
-            node(sandbox, "kill", &place).await?;
-            // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
-            let clusters = sandbox.objects(Kind::EtcdCluster);
-            let seen = await_object(&clusters, "c", "the loss is seen", PATIENCE, |object| {
-                let details = field(object, "/status/memberDetails");
-                details.as_array().is_some_and(|members| {
-                    members
-                        .iter()
+                // A node on which the cluster operator does not run: it is to tell what it sees.
+                let operator = operator_node(sandbox).await?;
+                let mut pods = sandbox.member_pods("c").await?;
+                pods.retain(|pod| node_of(pod) != operator);
+                pods.truncate(1);
+                let lost = pods
+                    .first()
+                    .context("all members run beside the operator")?;
+                let name = lost.metadata.name.clone().unwrap_or_default();
+                testbed.kill_node(node_of(lost)).await?;
+                // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
+                let clusters = sandbox.objects(Kind::EtcdCluster);
+                await_object(&clusters, "c", "the loss is seen", PATIENCE, |object| {
+                    let details = field(object, "/status/memberDetails").as_array();
+                    details
+                        .into_iter()
+                        .flatten()
                         .any(|member| member["name"] == name.as_str() && member["healthy"] == false)
                 })
+                .await?;
+                testbed.start_node(node_of(lost)).await?;
+                await_restarts(sandbox, &pods).await?;
+                let after = sandbox.await_members("c", 3).await?;
+                same_members(&before, &after)?;
+                writer.await_more(10).await?;
+                writer.finish("one node rebooted").await.map(drop)
             })
-            .await;
-            // Whatever comes out, the node comes back: other tests need it.
-            node(sandbox, "start", &place).await?;
-            seen?;
-            until(
-                "the member's container has restarted",
-                PATIENCE,
-                async || {
-                    let pods = sandbox.member_pods("c").await?;
-                    let pod = pods
-                        .iter()
-                        .find(|pod| pod.metadata.name.as_deref() == Some(&name))
-                        .with_context(|| format!("{name} is gone"))?;
-                    Ok(match restarts(pod) {
-                        0 => Look::NotYet("no restart yet".to_owned()),
-                        _ => Look::Done(()),
-                    })
-                },
-            )
-            .await?;
-            let after = sandbox.await_members("c", 3).await?;
-            ensure!(ready_members(&after).contains(&name), "{name} was replaced");
-            ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-            let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-            ensure!(keys.verify("kept/", KEYS).await? >= revision);
-            Ok(())
+            .await
+        })
+        .await;
+    }
+
+    /// Invariant 8: with volumes and without, since a pod outlives its node's restart.
+    #[tokio::test]
+    async fn all_nodes_reboot_at_once_and_every_member_is_back_with_its_data() {
+        scenario("all_reboot", async |sandbox| {
+            Testbed::breaking(sandbox, async |testbed| {
+                sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
+                let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
+                sandbox.apply(&durable).await?;
+                let mut before = Vec::new();
+                for name in ["plain", "durable"] {
+                    let object = sandbox.await_members(name, 3).await?;
+                    let writer = Writer::start(sandbox, name).await?;
+                    before.push((name, object, sandbox.member_pods(name).await?, writer));
+                }
+                for node in testbed.nodes() {
+                    testbed.kill_node(&node).await?;
+                }
+                for node in testbed.nodes() {
+                    testbed.start_node(&node).await?;
+                }
+                for (name, object, pods, writer) in before {
+                    await_restarts(sandbox, &pods).await?;
+                    let after = sandbox.await_members(name, 3).await?;
+                    same_members(&object, &after)?;
+                    writer.await_more(10).await?;
+                    let what = format!("all nodes rebooted, {name} members");
+                    writer.finish(&what).await?;
+                }
+                Ok(())
+            })
+            .await
+        })
+        .await;
+    }
+
+    /// A kubelet that restarts leaves its containers alone, and so does the operator.
+    #[tokio::test]
+    async fn kubelets_that_restart_cost_nothing() {
+        scenario("kubelets", async |sandbox| {
+            Testbed::breaking(sandbox, async |testbed| {
+                sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+                let before = sandbox.await_members("c", 3).await?;
+                let writer = Writer::start(sandbox, "c").await?;
+                let pods = sandbox.member_pods("c").await?;
+                for node in testbed.nodes() {
+                    testbed.stop_kubelet(&node).await?;
+                }
+                writer.await_more(20).await?;
+                for node in testbed.nodes() {
+                    testbed.start_node(&node).await?;
+                }
+                let after = sandbox.await_members("c", 3).await?;
+                same_members(&before, &after)?;
+                let now: i32 = sandbox.member_pods("c").await?.iter().map(restarts).sum();
+                let then: i32 = pods.iter().map(restarts).sum();
+                ensure!(now == then, "{now} restarts, {then} before");
+                writer.await_more(10).await?;
+                writer.finish("all kubelets restarted").await.map(drop)
+            })
+            .await
         })
         .await;
     }

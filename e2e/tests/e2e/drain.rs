@@ -1,0 +1,100 @@
+//! An administrator drains a node: the disruption budget lets members go one by one, and the cluster serves on.
+
+mod alone {
+    use anyhow::{Context, Result, ensure};
+    use e2e::objects::{node_of, ready_members};
+    use e2e::wait::Look;
+    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+    use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+    use crate::all_pods_lost::same_members;
+    use crate::fixtures::{DURABLE, cluster, cluster_with};
+
+    async fn members_on(sandbox: &Sandbox, cluster: &str, node: &str) -> Result<Vec<String>> {
+        let pods = sandbox.member_pods(cluster).await?.into_iter();
+        Ok(pods
+            .filter(|pod| node_of(pod) == node)
+            .filter_map(|pod| pod.metadata.name)
+            .collect())
+    }
+
+    /// Two nodes for three members, so that one node holds two: drained at once, they would take the quorum along.
+    #[tokio::test]
+    async fn a_drained_node_never_takes_the_quorum_along() {
+        scenario("drain", async |sandbox| {
+            Testbed::breaking(sandbox, async |testbed| {
+                let nodes = testbed.nodes();
+                let spare = nodes.last().context("no nodes")?;
+                sandbox.kubectl(&["cordon", spare]).await?;
+                sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
+                let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
+                sandbox.apply(&durable).await?;
+                sandbox.await_members("plain", 3).await?;
+                let before = sandbox.await_members("durable", 3).await?;
+                sandbox.kubectl(&["uncordon", spare]).await?;
+
+                let writers = [
+                    Writer::start(sandbox, "plain").await?,
+                    Writer::start(sandbox, "durable").await?,
+                ];
+                let crowded = crowded(sandbox, "durable").await?;
+                let gone = members_on(sandbox, "plain", &crowded).await?;
+                drain(sandbox, &crowded).await?;
+                for cluster in ["plain", "durable"] {
+                    let after = sandbox.await_members(cluster, 3).await?;
+                    let left = members_on(sandbox, cluster, &crowded).await?;
+                    ensure!(left.is_empty(), "{left:?} on the drained node");
+                    ensure!(!ready_members(&after).iter().any(|name| gone.contains(name)));
+                }
+                // With a disk a member moves; without one it is replaced.
+                same_members(&before, &sandbox.await_members("durable", 3).await?)?;
+                sandbox.kubectl(&["uncordon", &crowded]).await?;
+                for (writer, cluster) in writers.into_iter().zip(["plain", "durable"]) {
+                    writer.await_more(10).await?;
+                    writer.finish(&format!("{cluster} members drained")).await?;
+                }
+                budget_as_before(sandbox).await
+            })
+            .await
+        })
+        .await;
+    }
+
+    /// The node with two members.
+    async fn crowded(sandbox: &Sandbox, cluster: &str) -> Result<String> {
+        let pods = sandbox.member_pods(cluster).await?;
+        let nodes: Vec<&str> = pods.iter().map(node_of).collect();
+        nodes
+            .iter()
+            .find(|node| nodes.iter().filter(|other| other == node).count() > 1)
+            .map(|node| (*node).to_owned())
+            .with_context(|| format!("no node has two members: {nodes:?}"))
+    }
+
+    /// As the Kubernetes documentation has it; what is refused by a budget is asked again until it is let go.
+    async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
+        let args = ["drain", node, "--ignore-daemonsets"];
+        let more = ["--delete-emptydir-data", "--timeout=170s"];
+        sandbox
+            .kubectl(&[&args[..], &more].concat())
+            .await
+            .map(drop)
+    }
+
+    async fn budget_as_before(sandbox: &Sandbox) -> Result<()> {
+        until("each budget allows one disruption", PATIENCE, async || {
+            let budgets = sandbox.api::<PodDisruptionBudget>();
+            let budgets = budgets.list(&kube::api::ListParams::default()).await?;
+            let allowed: Vec<Option<i32>> = budgets
+                .iter()
+                .map(|budget| budget.status.as_ref().map(|it| it.disruptions_allowed))
+                .collect();
+            Ok(if allowed == [Some(1), Some(1)] {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{allowed:?}"))
+            })
+        })
+        .await
+    }
+}

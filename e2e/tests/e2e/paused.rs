@@ -1,0 +1,98 @@
+//! `spec.paused`: nothing is changed, whatever happens; what is seen goes on being reported.
+
+use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_object, condition, field, follower, has_condition, members};
+use e2e::{PATIENCE, Sandbox, Writer, scenario};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::api::ListParams;
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::fixtures::{DURABLE, cluster_with};
+
+async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
+    let patch = format!("{{\"spec\":{{\"paused\":{paused}}}}}");
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+/// Name and UID of every object of one kind.
+async fn all<K>(sandbox: &Sandbox) -> Result<Vec<String>>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+        + DeserializeOwned
+        + Clone
+        + std::fmt::Debug,
+{
+    let selector = ListParams::default().labels("etcd_cluster=c");
+    let list = sandbox.api::<K>().list(&selector).await?;
+    let line = |one: &K| format!("{} {} {:?}", K::kind(&()), one.name_any(), one.uid());
+    Ok(list.iter().map(line).collect())
+}
+
+async fn everything(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let mut found = all::<Pod>(sandbox).await?;
+    found.extend(all::<PersistentVolumeClaim>(sandbox).await?);
+    found.extend(all::<Service>(sandbox).await?);
+    Ok(found)
+}
+
+#[tokio::test]
+async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
+    scenario("paused", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+
+        pause(sandbox, true).await?;
+        await_object(&clusters, "c", "paused", PATIENCE, |object| {
+            field(object, "/status/controlPaused") == true
+                && condition(object, "Progressing").is_some_and(|found| found["reason"] == "Paused")
+        })
+        .await?;
+
+        // A member is lost, a Service is deleted, and the size is changed: three things to do.
+        let lost = follower(&before)?;
+        sandbox.lose_pod("c", &lost).await?;
+        sandbox
+            .kubectl(&["delete", "service", "c-client", "--wait=true"])
+            .await?;
+        sandbox.scale("c", 5).await?;
+        let found = everything(sandbox).await?;
+        // What is reported was seen after all of it, so a look was taken and nothing came of it.
+        let seen = await_object(&clusters, "c", "all of it is seen", PATIENCE, |object| {
+            let details = field(object, "/status/memberDetails").as_array();
+            let down = details.is_some_and(|members| {
+                members
+                    .iter()
+                    .any(|member| member["name"] == lost.as_str() && member["healthy"] == false)
+            });
+            down && field(object, "/status/observedGeneration").as_i64()
+                == object.metadata.generation
+        })
+        .await?;
+        ensure!(has_condition(&seen, "Available", "True"), "a quorum is left");
+        let after = everything(sandbox).await?;
+        ensure!(found == after, "before: {found:?}, after: {after:?}");
+        ensure!(members(&seen).len() == 3, "{:?}", members(&seen));
+        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+        ensure!(
+            events.iter().any(|event| event.contains(" Paused: ")),
+            "no Event says so: {events:?}"
+        );
+
+        pause(sandbox, false).await?;
+        let after = sandbox.await_members("c", 5).await?;
+        ensure!(field(&after, "/status/controlPaused") != true);
+        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
+        ensure!(names.contains(&lost), "{lost} is back on its disk: {names:?}");
+        // The client Service is another one now, with another address.
+        drop(writer);
+        let writer = Writer::start(sandbox, "c").await?;
+        writer.finish("paused and resumed").await.map(drop)
+    })
+    .await;
+}

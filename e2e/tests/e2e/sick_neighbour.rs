@@ -1,0 +1,117 @@
+//! One cluster whose members hang costs the others nothing; and a cluster at rest costs the API server nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::metrics::Page;
+use e2e::objects::{Kind, await_object, field, has_condition};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Testbed, scenario, until};
+
+use crate::fixtures::cluster;
+
+const OPERATOR: &str = "etcd-operator";
+/// How soon the operator begins with a cluster, also on a busy machine. One that waited for the sick one would take
+/// its deadlines' time more, again and again.
+const PROMPT: Duration = Duration::from_secs(5);
+/// What the operator's memory stays below with ten clusters.
+const MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
+
+/// Applies a cluster; returns how long the operator took to begin with it.
+async fn begin(sandbox: &Sandbox, name: &str) -> Result<Duration> {
+    sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
+    let applied = Instant::now();
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, name, "its bootstrap", PATIENCE, |object| {
+        field(object, "/status/bootstrap/token").is_string()
+    })
+    .await?;
+    Ok(applied.elapsed())
+}
+
+async fn memory(sandbox: &Sandbox) -> Result<f64> {
+    let page = Page::of_operator(sandbox, OPERATOR).await?;
+    Ok(page.sum("process_resident_memory_bytes", ""))
+}
+
+/// Every member's processes are stopped: they hold their connections and never answer.
+async fn hang(sandbox: &Sandbox, testbed: &Testbed<'_>, name: &str, signal: &str) -> Result<()> {
+    let pods = sandbox.member_pods(name).await?;
+    testbed.signal_containers(&pods, signal).await
+}
+
+async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    hang(sandbox, testbed, "sick", "SIGSTOP").await?;
+    await_object(&clusters, "sick", "its loss is seen", PATIENCE, |object| {
+        has_condition(object, "Available", "False")
+    })
+    .await?;
+    let mut slowest = Duration::ZERO;
+    for number in 0..9 {
+        slowest = slowest.max(begin(sandbox, &format!("good-{number}")).await?);
+    }
+    for number in 0..9 {
+        sandbox.await_members(&format!("good-{number}"), 1).await?;
+    }
+    // Changes, too.
+    sandbox.scale("good-0", 3).await?;
+    let changed = sandbox.await_members("good-0", 3).await?;
+    ensure!(has_condition(&changed, "Degraded", "False"));
+    let taken = memory(sandbox).await?;
+    eprintln!("    slowest beginning {slowest:?}, {taken} bytes of memory");
+    ensure!(slowest < PROMPT, "the slowest began after {slowest:?}");
+    ensure!(taken < MEMORY, "{taken} bytes of memory");
+    let sick = clusters.get("sick").await?;
+    ensure!(has_condition(&sick, "Available", "False"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cluster_that_hangs_costs_the_others_nothing() {
+    scenario("sick_neighbour", async |sandbox| {
+        let testbed = Testbed::of(sandbox)?;
+        sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
+        sandbox.await_members("sick", 3).await?;
+        let outcome = with_a_sick_neighbour(sandbox, &testbed).await;
+        // It recovers by itself once its members go on; stopped processes would also hinder the namespace's end.
+        hang(sandbox, &testbed, "sick", "SIGCONT").await?;
+        outcome?;
+        sandbox.await_members("sick", 3).await.map(drop)
+    })
+    .await;
+}
+
+/// A status that followed every figure would write, and thereby wake the operator, for ever.
+#[tokio::test]
+async fn a_cluster_at_rest_is_looked_at_and_not_written_to() {
+    scenario("at_rest", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        let looks = async || -> Result<f64> {
+            let page = Page::of_operator(sandbox, OPERATOR).await?;
+            Ok(page.sum("etcd_operator_cluster_reconcile_duration_count", ""))
+        };
+        sandbox.await_members("c", 3).await?;
+        let version = async || {
+            let object = clusters.get("c").await?;
+            object.metadata.resource_version.context("no version")
+        };
+        // From the first time two looks in a row leave it as it is.
+        let mut last = (version().await?, looks().await?);
+        until("five looks without a write", PATIENCE, async || {
+            let now = (version().await?, looks().await?);
+            if now.0 != last.0 {
+                last = now;
+                return Ok(Look::NotYet("it was written to".to_owned()));
+            }
+            Ok(if now.1 >= last.1 + 5.0 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{} looks", now.1 - last.1))
+            })
+        })
+        .await
+    })
+    .await;
+}
