@@ -153,6 +153,12 @@ async fn the_charts_values_have_a_schema() {
         )
         .await;
         ensure!(wrong.is_err(), "a wrong pullPolicy was accepted");
+        let more = ["template", "x", &path, "--set", "podMonitor.enabled=true"];
+        let rendered = chart::helm(&env, &more).await?;
+        let monitors = rendered.matches("kind: PodMonitor").count();
+        ensure!(monitors == 3, "{monitors} PodMonitors for three operators");
+        // In one namespace nothing of the operators' own rights is the whole cluster's.
+        ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
     }
     .await;
