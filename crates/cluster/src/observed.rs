@@ -56,6 +56,9 @@ pub struct Pod {
     pub spec_hash: Option<String>,
     /// The names in its `--initial-cluster`.
     pub initial: BTreeSet<String>,
+    /// It was made for a member that joins (`--initial-cluster-state=existing`): at its first start its etcd compares
+    /// those names with the list. A first member's does not.
+    pub joins: bool,
     /// Its data lies on a volume claim and outlives it.
     pub durable: bool,
     /// A deletion was asked for; what is not durable in it is lost.

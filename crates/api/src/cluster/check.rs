@@ -191,11 +191,6 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     note(spec.hibernate, "spec.hibernate");
     note(spec.tls.is_some(), "spec.TLS");
     note(spec.services.is_some(), "spec.services");
-    let after = spec
-        .member_replacement
-        .as_ref()
-        .and_then(|replacement| replacement.after.as_ref());
-    note(after.is_some(), "spec.memberReplacement.after");
     note(spec.auth.is_some(), "spec.auth");
     note(spec.backup.is_some(), "spec.backup");
     if let Some(pod) = &spec.pod {
@@ -305,6 +300,7 @@ mod tests {
         for text in [
             r#"{"bootstrap":"Seed"}"#,
             r#"{"memberAddress":"Pod"}"#,
+            r#"{"memberReplacement":{"after":"5m"}}"#,
             r#"{"recovery":{"policy":"Manual"}}"#,
             r#"{"recovery":{"policy":"Automatic","after":"5m"}}"#,
             r#"{"etcd":{"snapshotCount":1000}}"#,
@@ -314,10 +310,6 @@ mod tests {
         for (text, field) in [
             (r#"{"hibernate":true}"#, "spec.hibernate"),
             (r#"{"services":{"client":{}}}"#, "spec.services"),
-            (
-                r#"{"memberReplacement":{"after":"5m"}}"#,
-                "spec.memberReplacement.after",
-            ),
             (
                 r#"{"pod":{"busyboxImage":"busybox"}}"#,
                 "spec.pod.busyboxImage",

@@ -130,7 +130,8 @@ fn enabled() -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberReplacement {
-    /// How long a member may be down on a dead node, such as `60s` (the default) or `5m`.
+    /// How long a member may be down on a lost node, such as `60s` (the default) or `5m`, before it is replaced
+    /// although its disk exists. So long, too, may a member fail to start for no known reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
 }

@@ -82,28 +82,35 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    let begin = LAST_WORDS.iter().filter_map(|word| text.find(word)).min();
-    let last = &text[begin.unwrap_or_default()..];
+    // A trace may be so long that what came before it is cut off.
+    let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // Go ends with 2 when it panics: bbolt panics about pages that are not what they should be, and its trace may
-    // be all that is left of the text.
-    let in_database = ended.exit_code == 2 && last.contains("go.etcd.io/bbolt");
     if says(&DAMAGED) || says(&[EMPTY]) || alone && says(&[EMPTY_AND_ALONE]) {
-        Cause::Data(words(last))
+        Cause::Data(sentence(text))
     } else if says(&SURROUNDINGS) {
-        Cause::Surroundings(words(last))
-    } else if in_database {
-        Cause::Data(format!("its database cannot be read: {}", words(last)))
+        Cause::Surroundings(sentence(text))
+    } else if ended.exit_code == 2 && last.contains("go.etcd.io/bbolt") {
+        // Go ends with 2 when it panics, and bbolt panics about pages that are not what they should be.
+        Cause::Data("its database cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
     } else {
-        Cause::Failed(words(last))
+        Cause::Failed(sentence(text))
     }
 }
 
-/// The sentence in a log line, or the first line.
-fn words(last: &str) -> String {
-    let line = last.lines().next().unwrap_or_default();
+/// Where the last words begin.
+fn begin(text: &str) -> Option<usize> {
+    LAST_WORDS.iter().filter_map(|word| text.find(word)).min()
+}
+
+/// What a container's message says, in one sentence: that of its last words, or else its last line.
+pub(super) fn sentence(text: &str) -> String {
+    let line = match begin(text) {
+        Some(at) => text[at..].lines().next(),
+        None => text.trim_end().lines().last(),
+    };
+    let line = line.unwrap_or_default().trim();
     let field = |name: &str| {
         let begin = line.find(name)? + name.len();
         line[begin..].split("\",\"").next()

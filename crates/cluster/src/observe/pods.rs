@@ -47,6 +47,7 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
             .unwrap_or_default(),
         spec_hash: annotation(&pod.metadata, ANNOTATION_SPEC_HASH),
         initial,
+        joins: container.is_some_and(|one| has_word(one, "--initial-cluster-state=existing")),
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
@@ -162,6 +163,11 @@ fn is_durable(pod: &KubePod) -> bool {
         .any(|volume| volume.name == names::VOLUME_DATA && volume.persistent_volume_claim.is_some())
 }
 
+fn has_word(container: &Container, word: &str) -> bool {
+    let mut words = container.command.iter().chain(&container.args).flatten();
+    words.any(|one| one == word)
+}
+
 fn initial_members(container: &Container) -> BTreeSet<String> {
     let mut words = container.command.iter().chain(&container.args).flatten();
     let list = words
@@ -232,10 +238,8 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    let said = ended
-        .message
-        .as_deref()
-        .map(|message| format!(": {}", message.trim()))
-        .unwrap_or_default();
+    let said = ended.message.as_deref().map(ending::sentence);
+    let said = said.filter(|text| !text.is_empty());
+    let said = said.map(|text| format!(": {text}")).unwrap_or_default();
     format!(" (ended with exit code {}{said})", ended.exit_code)
 }

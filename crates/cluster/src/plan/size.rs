@@ -59,11 +59,12 @@ pub(super) fn shrink(
 ) -> bool {
     let (stay, size) = (view.staying().count(), desired.size);
     let all_vote = view.staying().filter(|seat| seat.votes()).count() >= size;
-    // Who is to be replaced stays until those that follow have their vote.
+    // Who is to be replaced stays until those that follow have their vote, and as long as the quorum depends on it.
+    let spared = |seat: &Seat| !seat.votes() || view.quorum().unsafe_without(seat.id()).is_none();
     let replaced = view
         .seats
         .iter()
-        .find(|seat| seat.leaves() && (all_vote || stay > size));
+        .find(|seat| seat.leaves() && (all_vote || stay > size) && spared(seat));
     if stay <= size && replaced.is_none() {
         return false;
     }

@@ -102,11 +102,11 @@ impl Seat<'_> {
     }
 
     /// The pod was started with a list of members that is not the list any more, and etcd has refused it:
-    /// it compares the two once, at its first start, and its flags do not change.
+    /// it compares the two once, at its first start, and its flags do not change. One that was started as a first
+    /// member compares nothing.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
-        let stale =
-            |pod: &&Pod| pod.restarts > 0 && !pod.initial.is_empty() && pod.initial != *names;
-        !self.joined() && self.health != Health::Healthy && self.pod.is_some_and(|pod| stale(&pod))
+        let stale = |pod: &Pod| pod.restarts > 0 && pod.joins && pod.initial != *names;
+        !self.joined() && !self.serves() && self.pod.is_some_and(stale)
     }
 }
 

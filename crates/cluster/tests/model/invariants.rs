@@ -183,7 +183,7 @@ impl Witness {
             // Invariant 5.
             let dead = cluster
                 .voters()
-                .find(|(_, member)| is_lost(world, &member.name));
+                .find(|(_, member)| is_given_up(world, &member.name));
             assert!(
                 dead.is_none(),
                 "invariant 5: a member is added before {dead:?} is removed"
@@ -202,7 +202,7 @@ impl Witness {
             return;
         }
         let stays = |(other, member): &(&u64, &crate::etcd_model::Member)| {
-            **other != id && member.up_since.is_some() && !is_lost(world, &member.name)
+            **other != id && member.up_since.is_some() && !is_given_up(world, &member.name)
         };
         let (healthy, voters) = (
             cluster.voters().filter(stays).count(),
@@ -213,10 +213,15 @@ impl Witness {
             "invariant 3: {} is removed, {healthy} healthy of {voters} left",
             member.name
         );
-        if !is_lost(world, &member.name) && world.data(&member.name).is_some() {
-            // Invariant 5: a member whose disk exists leaves only a cluster that is too large.
+        if !is_given_up(world, &member.name) && world.data(&member.name).is_some() {
+            // Invariant 5: a member whose disk exists leaves only a cluster that is too large, or because its claim
+            // was deleted.
+            let asked = world
+                .disks
+                .get(&member.name)
+                .is_some_and(|disk| disk.terminating);
             assert!(
-                cluster.members.len() > world.size,
+                asked || cluster.members.len() > world.size,
                 "invariant 5: {} is removed with its disk there",
                 member.name
             );
@@ -278,6 +283,16 @@ impl Witness {
     pub(crate) fn a_second_operator_acts(&mut self) {
         self.recorded.insert(TWO.to_owned());
     }
+}
+
+/// The member counts as gone: its data is, or cannot be reached for longer than the user waits, or read.
+pub(crate) fn is_given_up(world: &World, name: &str) -> bool {
+    // Two ticks are the six seconds of `spec.memberReplacement.after` here.
+    let away = world
+        .lost
+        .get(name)
+        .is_some_and(|since| world.now >= since + 2);
+    is_lost(world, name) || away || world.damaged.contains_key(name)
 }
 
 /// The member's data is gone or goes with its pod.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::observed::{Disk, Observed, Pod, Seen, Service, Trouble};
+use cluster::observed::{Cause, Disk, Ending, Observed, Pod, Seen, Service, Trouble};
 use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
@@ -49,19 +49,26 @@ impl World {
             image: format!("etcd:v{}", pod.start.version),
             spec_hash: Some("hash".to_owned()),
             initial,
+            joins: pod.start.state != State::New,
             durable: pod.start.durable,
             terminating: pod.ends_in.is_some(),
             failed: false,
             addressed: pod.running,
             running: pod.running,
             running_since: pod.running_since.map(seconds),
-            ready: pod.running,
+            ready: pod.running && !self.lost.contains_key(name),
             restarts: pod.restarts,
             role: Some(pod.role),
             trouble: held.then(|| Trouble::Unschedulable("no node".to_owned())),
-            unready_since: None,
-            lost_since: None,
-            ending: None,
+            unready_since: self
+                .damaged
+                .get(name)
+                .map(|since| seconds(*since.max(&pod.created))),
+            lost_since: self.lost.get(name).map(|since| seconds(*since)),
+            ending: self.damaged.contains_key(name).then(|| Ending {
+                at: seconds(self.now),
+                cause: Cause::Data("walpb: crc mismatch".to_owned()),
+            }),
             node: None,
             created: seconds(pod.created),
         }

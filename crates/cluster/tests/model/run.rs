@@ -6,6 +6,7 @@ use cluster::observed::{Kept, Observed, Pod, Seen, Service};
 use cluster::plan::{Plan, plan};
 use cluster::write::{Write, chains};
 
+use crate::etcd_model::Cluster;
 use crate::invariants::{Witness, is_lost};
 use crate::read::{list, seconds};
 use crate::world::World;
@@ -40,6 +41,12 @@ pub(crate) enum Event {
     LosePod(u8),
     /// A volume claim and its data are gone.
     LoseDisk(u8),
+    /// The node of a pod is lost; what is on it stays where it is.
+    LoseNode(u8),
+    /// Somebody deletes a volume claim; it is held back as long as its pod lives.
+    DeleteClaim(u8),
+    /// What a member has on its disk cannot be read any more.
+    Damage(u8),
     /// Nobody reaches a member.
     Isolate(u8),
     /// No node takes a pod.
@@ -159,6 +166,9 @@ impl Run {
             Event::DeletePod(_)
             | Event::LosePod(_)
             | Event::LoseDisk(_)
+            | Event::LoseNode(_)
+            | Event::DeleteClaim(_)
+            | Event::Damage(_)
             | Event::Isolate(_)
             | Event::Hold(_)
             | Event::DriftService(_) => self.strike(event),
@@ -188,6 +198,23 @@ impl Run {
                     // The data is gone with the volume; the container that had it open is ended.
                     world.disks.remove(&name);
                     world.pods.remove(&name);
+                }
+            }
+            Event::LoseNode(which) => {
+                if let Some(name) = pick(pods, which) {
+                    let now = world.now;
+                    world.lost.entry(name).or_insert(now);
+                }
+            }
+            Event::DeleteClaim(which) => {
+                if let Some(name) = pick(world.disks.keys().cloned().collect(), which) {
+                    world.delete_claim(&name);
+                }
+            }
+            Event::Damage(which) => {
+                let started = pods.into_iter().filter(|name| world.data(name).is_some());
+                if let Some(name) = pick(started.collect(), which) {
+                    world.damage(&name);
                 }
             }
             Event::Isolate(which) => world.isolated.extend(pick(pods, which)),
@@ -403,8 +430,15 @@ impl Run {
         if let Some(second) = &mut self.second {
             *second = Second::default();
         }
+        // Lost nodes and damaged disks are survived as they are by a cluster that serves without them.
+        let serves = |world: &World| {
+            world.cluster_id.is_some() && world.recorded().is_some_and(Cluster::serves)
+        };
         let mut last = None;
-        for _ in 0..150 {
+        for round in 0..200 {
+            if round == 0 && !serves(&self.world) || round == 100 {
+                self.world.mend();
+            }
             let plan = self.round(Fault::default(), 0);
             if plan.step.is_empty() && self.is_converged() {
                 return;
@@ -450,15 +484,29 @@ impl Run {
             return false;
         };
         let names = cluster.names();
+        // What is stuck on a lost node stays there, deleted and waiting for its kubelet.
+        let stuck = |name: &String| {
+            world.lost.contains_key(name)
+                && world
+                    .pods
+                    .get(name)
+                    .is_some_and(|pod| pod.ends_in.is_some())
+        };
+        let belongs = |name: &String| names.contains(name) || stuck(name);
         world.cluster_id.is_some()
             && cluster.members.len() == world.size
             && cluster
                 .members
                 .values()
                 .all(|member| !member.learner && member.up_since.is_some())
-            && world.pods.keys().eq(names.iter())
-            && world.services.keys().eq(names.iter())
-            && world.disks.keys().all(|name| names.contains(name))
+            && names
+                .iter()
+                .all(|name| world.pods.contains_key(name) && world.services.contains_key(name))
+            && world.pods.keys().chain(world.services.keys()).all(belongs)
+            && world.disks.keys().all(belongs)
+            && names
+                .iter()
+                .all(|name| world.disks.get(name).is_none_or(|disk| !disk.terminating))
             && world.shared.client == Kept::AsMade(true)
             && world.shared.headless == Kept::AsMade(())
             && world.shared.budget == Kept::AsMade(world.size / 2 + 1)

@@ -64,6 +64,10 @@ pub(crate) struct World {
     pub(crate) services: BTreeMap<String, WorldService>,
     pub(crate) shared: Shared,
     pub(crate) clusters: BTreeMap<String, Cluster>,
+    /// Pods whose node is lost, and since when; a pod on their disk runs nowhere else.
+    pub(crate) lost: BTreeMap<String, u64>,
+    /// Members whose data cannot be read, and since when.
+    pub(crate) damaged: BTreeMap<String, u64>,
     /// Members nobody reaches.
     pub(crate) isolated: BTreeSet<String>,
     /// Pods no node takes.
@@ -105,6 +109,8 @@ impl World {
                 budget: Kept::Missing,
             },
             clusters: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            damaged: BTreeMap::new(),
             isolated: BTreeSet::new(),
             held: BTreeSet::new(),
             deaf: false,
@@ -167,8 +173,11 @@ impl World {
     }
 
     fn end_pods(&mut self) {
-        for pod in self.pods.values_mut() {
-            pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1));
+        for (name, pod) in &mut self.pods {
+            // Nobody ends a pod on a lost node.
+            if !self.lost.contains_key(name) {
+                pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1));
+            }
         }
         self.pods.retain(|_, pod| pod.ends_in != Some(0));
         let pods = &self.pods;
@@ -183,7 +192,14 @@ impl World {
         };
         if pod.start.durable && !self.disks.contains_key(name)
             || self.held.contains(name) && !pod.running
+            || self.lost.contains_key(name)
         {
+            return;
+        }
+        if self.damaged.contains_key(name) {
+            let pod = self.pods.get_mut(name).unwrap();
+            (pod.running, pod.running_since) = (false, None);
+            pod.restarts += 1;
             return;
         }
         if self.data(name).is_some() {
@@ -211,6 +227,28 @@ impl World {
             }
             None => self.pods.get_mut(name).unwrap().restarts += 1,
         }
+    }
+
+    /// Somebody deletes a claim: it is gone when no pod holds it.
+    pub(crate) fn delete_claim(&mut self, name: &str) {
+        if !self.pods.contains_key(name) {
+            self.disks.remove(name);
+        } else if let Some(disk) = self.disks.get_mut(name) {
+            disk.terminating = true;
+        }
+    }
+
+    pub(crate) fn damage(&mut self, name: &str) {
+        self.damaged.entry(name.to_owned()).or_insert(self.now);
+        if let Some(pod) = self.pods.get_mut(name) {
+            (pod.running, pod.running_since) = (false, None);
+        }
+    }
+
+    /// Lost nodes come back, and damaged disks with what was on them.
+    pub(crate) fn mend(&mut self) {
+        self.lost.clear();
+        self.damaged.clear();
     }
 
     fn set_running(&mut self, name: &str) {
@@ -270,7 +308,8 @@ impl World {
                 .services
                 .get(&member.name)
                 .is_some_and(|service| service.closed);
-            let is_up = runs && has && !closed && !self.isolated.contains(&member.name);
+            let away = self.lost.contains_key(&member.name) || self.isolated.contains(&member.name);
+            let is_up = runs && has && !closed && !away;
             member.up_since = if is_up {
                 member.up_since.or(Some(self.now))
             } else {
@@ -371,8 +410,8 @@ impl fmt::Display for World {
         }
         writeln!(
             f,
-            "{:?} isolated {:?} held {:?}",
-            self.shared, self.isolated, self.held
+            "{:?} isolated {:?} held {:?} lost {:?} damaged {:?}",
+            self.shared, self.isolated, self.held, self.lost, self.damaged
         )
     }
 }

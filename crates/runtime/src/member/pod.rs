@@ -108,6 +108,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(member.version)),
+        // What etcd said last tells a damaged disk from a bad setting, and the operator reads no logs.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
             policy

@@ -267,3 +267,28 @@ fn before_3_4_it_is_said_what_a_joining_voter_risks() {
         .unwrap();
     assert!(next.contains("with a vote"), "{next}");
 }
+
+fn told(scene: Scene, member: &str, joins: bool) -> Scene {
+    let mut scene = scene.added_with_vote(member).starts(member).down(member);
+    let pod = scene.observed.pods.get_mut(member).unwrap();
+    (pod.restarts, pod.joins, pod.initial) =
+        (2, joins, ["a".to_owned(), "d".into(), "z".into()].into());
+    scene
+}
+
+#[test]
+fn a_joining_member_that_was_told_an_older_list_begins_anew_and_a_first_member_does_not() {
+    let joining = Scene::formed(&["a", "b", "c"])
+        .size(4)
+        .reserved("d")
+        .marked("d");
+    assert_eq!(
+        told(joining.clone(), "d", true).changes(),
+        [scene::remove("d")]
+    );
+    assert_eq!(told(joining, "d", false).changes(), []);
+    let durable = three().size(4).reserved("d").marked("d").with_disk("d");
+    let mut durable = told(durable, "d", true);
+    durable.observed.pods.get_mut("d").unwrap().durable = true;
+    assert!(durable.writes().contains(&scene::delete_pod("d")), "made again on its disk");
+}

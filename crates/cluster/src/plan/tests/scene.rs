@@ -179,6 +179,7 @@ impl Scene {
             image: "etcd:v3.6.16".into(),
             spec_hash: Some("hash".into()),
             initial: [].into(),
+            joins: false,
             durable: false,
             terminating: false,
             failed: false,

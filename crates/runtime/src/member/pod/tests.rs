@@ -48,6 +48,7 @@ fn a_pod_is_one_etcd_container_that_restarts_by_itself() {
         json!([{ "name": "etcd-data", "mountPath": "/var/etcd" }])
     );
     assert_eq!(etcd["livenessProbe"], Value::Null);
+    assert_eq!(etcd["terminationMessagePolicy"], "FallbackToLogsOnError");
 }
 
 /// Invariant 14: nothing of the operator's identity is in a member's pod.
