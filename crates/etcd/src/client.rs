@@ -329,6 +329,15 @@ impl Etcd for EtcdClient {
         .await
     }
 
+    async fn local_members(&self, member: &str) -> Result<Members, Error> {
+        // The library asks for the list as the member has it, which is what is wanted here.
+        self.ask(member, self.deadlines.status, |mut client| async move {
+            let list = client.member_list().await?;
+            Ok(members_from(list.header(), list.members()))
+        })
+        .await
+    }
+
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error> {
         self.read(via, |mut client| async move {
             let answer = client

@@ -255,6 +255,10 @@ impl Etcd for FakeEtcd {
         })
     }
 
+    async fn local_members(&self, member: &str) -> Result<Members, Error> {
+        self.ask(&[member.to_owned()], false, |state| Ok(state.list()))
+    }
+
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error> {
         self.ask(via, true, |state| Ok(state.alarms.clone()))
     }
@@ -402,6 +406,8 @@ mod tests {
         });
         assert!(matches!(etcd.members(&via).await, Err(Error::Timeout(_))));
         assert_eq!(etcd.status(&via[2]).await.unwrap().leader, None);
+        let list = etcd.local_members(&via[2]).await.unwrap();
+        assert_eq!(list.members.len(), 3);
         assert!(matches!(
             etcd.status(&via[0]).await,
             Err(Error::Unreachable(_))

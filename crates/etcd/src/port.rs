@@ -153,6 +153,9 @@ pub trait Etcd: Send + Sync {
     async fn members(&self, via: &[String]) -> Result<Members, Error>;
     /// One member's own view.
     async fn status(&self, member: &str) -> Result<Status, Error>;
+    /// The member list as one member has it, answered without a quorum: it may be behind. Good for evidence when no
+    /// quorum answers, and for nothing else.
+    async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// The alarms raised in the cluster.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
     /// Adds a member that is not started yet.

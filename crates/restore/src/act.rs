@@ -7,13 +7,12 @@ use api::version::EtcdVersion;
 use api::{EtcdCluster, EtcdRestore};
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply;
-use runtime::member::{self, Members};
+use runtime::member::{self, Members, OperatorImage};
 use runtime::outcome::Failure;
 
 use crate::observe::Seen;
 use crate::observed::Trouble;
 use crate::plan::Step;
-use crate::pod::OperatorImage;
 use crate::{naming, pod as seed_pod};
 
 /// Why a step was not made.

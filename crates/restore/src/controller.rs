@@ -13,14 +13,13 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use runtime::controller::{Guarded, Reconcile, controller, drive, watched};
+use runtime::image::OwnImage;
 use runtime::outcome::Failure;
 use runtime::{Done, Operator, apply};
-use tokio::sync::OnceCell;
 
 use crate::act::{self, Hands, act};
 use crate::observe::{Eyes, observe};
 use crate::plan::plan;
-use crate::pod::OperatorImage;
 use crate::status;
 
 /// Why a reconcile failed.
@@ -53,11 +52,7 @@ pub async fn run(operator: Operator, image: Option<String>) {
     let restorer = Arc::new(Restorer {
         client: operator.client.clone(),
         etcd: EtcdClient::new(Access::default()),
-        own_pod: (operator.namespace.clone(), operator.identity.clone()),
-        image: OnceCell::new_with(image.map(|image| OperatorImage {
-            image,
-            pull_policy: None,
-        })),
+        image: OwnImage::new(&operator, image),
     });
     let controller = watch_targets(&operator, controller);
     drive(&operator, controller, restorer).await;
@@ -114,8 +109,7 @@ fn restores_of(
 struct Restorer {
     client: Client,
     etcd: EtcdClient,
-    own_pod: (String, String),
-    image: OnceCell<OperatorImage>,
+    image: OwnImage,
 }
 
 impl Reconcile for Restorer {
@@ -137,7 +131,7 @@ impl Reconcile for Restorer {
         let plan = plan(&restore, &seen.observed);
         let hands = Hands {
             client: &self.client,
-            image: self.image().await,
+            image: self.image.get().await,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
         fail::fail_point!("restore-before-status");
@@ -163,29 +157,6 @@ impl Reconcile for Restorer {
             notices: status::notices(&restore, &plan),
             ..requeue(plan.requeue)
         })
-    }
-}
-
-impl Restorer {
-    /// The image this operator runs from.
-    async fn image(&self) -> Result<&OperatorImage, String> {
-        let (namespace, name) = &self.own_pod;
-        let read = async {
-            let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-            let pod = pods.get(name).await.map_err(|error| {
-                let cause = runtime::outcome::Chain(&error).to_string();
-                format!("the operator's own pod {namespace}/{name} cannot be read ({cause}): set --operator-image")
-            })?;
-            let container = pod
-                .spec
-                .and_then(|spec| spec.containers.into_iter().next())
-                .unwrap_or_default();
-            Ok(OperatorImage {
-                image: container.image.unwrap_or_default(),
-                pull_policy: container.image_pull_policy,
-            })
-        };
-        self.image.get_or_try_init(|| read).await
     }
 }
 

@@ -1,5 +1,6 @@
-//! What runs in the seed's pod before etcd: `fetch` brings the backup, `restore` makes and verifies the data
-//! directory. Results and errors go out through the container's termination message, as JSON.
+//! What runs in a seed's pod before etcd: `fetch` brings the snapshot, from a backup in a store or straight from a
+//! member, `restore` makes and verifies the data directory. Results and errors go out through the container's
+//! termination message, as JSON.
 //!
 //! The data directory appears under its name by one rename, after everything was verified. If it is there, both
 //! commands do nothing: a pod that is started again never overwrites live data. Nothing here talks to Kubernetes.
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use api::conditions::Reason;
 use clap::{Args, Subcommand};
+pub use runtime::member::{Contents, Report};
 use serde::{Deserialize, Serialize};
 
 use crate::observed::Trouble;
@@ -17,7 +19,7 @@ use crate::observed::Trouble;
 mod fetch;
 mod prepare;
 
-pub use fetch::{Fetch, fetch};
+pub use fetch::{Fetch, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
 
 /// What the kubelet keeps of a termination message, in bytes.
@@ -26,8 +28,8 @@ const MESSAGE_LIMIT: usize = 4096;
 /// The commands of the seed's init containers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Bring the backup into the data volume and check it
-    Fetch(Fetch),
+    /// Bring the snapshot into the data volume and check it
+    Fetch(Box<Fetch>),
     /// Make the data directory from it and verify that
     Restore(Prepare),
 }
@@ -66,33 +68,6 @@ impl Paths {
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
-}
-
-/// What a snapshot is, as found by reading it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Contents {
-    /// The revision an etcd that is started from it serves.
-    pub revision: i64,
-    /// Bytes of the stored object.
-    pub size: u64,
-    /// SHA-256 of the stored object, in hexadecimal.
-    pub sha256: String,
-}
-
-/// A termination message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "result", rename_all = "camelCase")]
-pub enum Report {
-    /// It worked.
-    Done(Contents),
-    /// It did not.
-    Failed {
-        /// The condition's reason.
-        reason: String,
-        /// What and how to put it right.
-        message: String,
-    },
 }
 
 /// Runs a command and reports. Says whether it worked.

@@ -3,22 +3,25 @@
 //! the command that brings them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use api::conditions::Reason;
 use api::manifest::manifest_key;
 use bytes::Bytes;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
-use etcd::{Access, Etcd, EtcdClient, Status};
+use etcd::{Access, Etcd, EtcdClient};
 use futures::TryStreamExt;
-use restore::seed::{Contents, Fetch, Paths, Prepare, Report, fetch, prepare, run};
+use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use store::testing::{ACCESS_KEY, S3Server, SECRET_KEY};
 use store::{S3Store, Store};
 use tempfile::TempDir;
+
+#[path = "common/on_disk.rs"]
+mod on_disk;
+
+use on_disk::{Member, tool};
 
 const KEYS: usize = 500;
 
@@ -31,18 +34,6 @@ struct World {
     tool: PathBuf,
     revision: i64,
     snapshot: Bytes,
-}
-
-fn tool(programs: &Programs, minor: &str) -> PathBuf {
-    if minor != "3.4" {
-        return programs.etcdutl();
-    }
-    let beside = programs.etcd.with_file_name("etcdctl");
-    if beside.exists() {
-        beside
-    } else {
-        on_path("etcdctl").expect("etcdctl 3.4: `apt-get install etcd-client`")
-    }
 }
 
 async fn take_snapshot(programs: &Programs) -> (Bytes, i64) {
@@ -118,7 +109,8 @@ impl World {
     fn fetch_from(&self, path: &str) -> Fetch {
         let source = json!({ "path": path, "awsSecret": "aws", "endpoint": self.server.endpoint, "forcePathStyle": true });
         Fetch {
-            source: serde_json::from_value(source).unwrap(),
+            source: Some(serde_json::from_value(source).unwrap()),
+            survivor: Survivor::default(),
             secret: Some(self.secret.path().to_owned()),
             ca: None,
             copy_to: None,
@@ -136,6 +128,7 @@ impl World {
             name: "main-aaaaaaaaaa".into(),
             peer_url: peer_url.into(),
             token: "restore-uid".into(),
+            bump_revision: None,
             paths: self.paths(),
         }
     }
@@ -149,73 +142,6 @@ impl World {
         assert_eq!(trouble.reason, *reason, "{}", trouble.message);
         assert!(trouble.message.contains(says), "{}", trouble.message);
         assert!(!self.data().exists() && !self.volume.path().join("restore/snapshot.db").exists());
-    }
-}
-
-/// An etcd started as the pod of a member that is back on its disk.
-struct Member {
-    child: Child,
-    client_url: String,
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Member {
-    /// With the state and the list `runtime::member::Start::OnDisk` gives.
-    fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
-        let client_url = format!("http://127.0.0.1:{}", free_port());
-        let name = "main-aaaaaaaaaa";
-        let child = Command::new(&programs.etcd)
-            .args([
-                format!("--name={name}"),
-                format!("--data-dir={}", data.display()),
-                format!("--listen-peer-urls={peer_url}"),
-                format!("--initial-advertise-peer-urls={peer_url}"),
-                format!("--listen-client-urls={client_url}"),
-                format!("--advertise-client-urls={client_url}"),
-                format!("--initial-cluster={name}={peer_url}"),
-                "--initial-cluster-state=existing".into(),
-                "--initial-cluster-token=restore-uid".into(),
-            ])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self { child, client_url }
-    }
-
-    /// What it serves, or `None` if it ended instead.
-    async fn serves(&mut self) -> Option<Status> {
-        let client = EtcdClient::new(Access::default());
-        let end = Instant::now() + Duration::from_secs(30);
-        while Instant::now() < end {
-            if self.child.try_wait().unwrap().is_some() {
-                return None;
-            }
-            if let Ok(status) = client.status(&self.client_url).await
-                && status.leader.is_some()
-            {
-                return Some(status);
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("etcd neither serves nor ends");
-    }
-
-    async fn value(&self, key: &str) -> Option<String> {
-        let mut client = etcd_client::Client::connect([&self.client_url], None)
-            .await
-            .unwrap();
-        let answer = client.get(key, None).await.unwrap();
-        answer
-            .kvs()
-            .first()
-            .map(|kv| kv.value_str().unwrap().to_owned())
     }
 }
 
@@ -477,7 +403,7 @@ async fn the_result_goes_out_through_the_termination_message() {
     let copied = world.volume.path().join("copied");
     let mut good = world.fetch();
     good.copy_to = Some(copied.clone());
-    assert!(run(&restore::seed::Command::Fetch(good)).await);
+    assert!(run(&restore::seed::Command::Fetch(Box::new(good))).await);
     let report: Report =
         serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
     assert!(
@@ -491,7 +417,7 @@ async fn the_result_goes_out_through_the_termination_message() {
     let empty = tempfile::tempdir().unwrap();
     let mut bad = world.fetch_from("nowhere/a/backup");
     bad.paths.volume = empty.path().to_owned();
-    assert!(!run(&restore::seed::Command::Fetch(bad)).await);
+    assert!(!run(&restore::seed::Command::Fetch(Box::new(bad))).await);
     let report: Report =
         serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
     assert!(matches!(report, Report::Failed { reason, .. } if reason == "BucketMissing"));

@@ -18,6 +18,7 @@ mod flags;
 mod hash;
 mod pod;
 mod probe;
+mod seed;
 mod services;
 mod volume;
 
@@ -30,6 +31,7 @@ pub use budget::{disruption_budget, quorum};
 pub use flags::{MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use pod::{USER, container_security, data_mount, pod};
+pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_pod};
 pub use services::{client_service, closed, headless_service, is_closed, member_service};
 pub use volume::volume_claim;
 

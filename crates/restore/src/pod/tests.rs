@@ -198,7 +198,7 @@ fn the_arguments_are_those_the_program_takes() {
     let crate::seed::Command::Fetch(fetch) = parsed(0) else {
         panic!("not fetch")
     };
-    assert_eq!(fetch.source, with_secret());
+    assert_eq!(fetch.source, Some(with_secret()));
     let crate::seed::Command::Restore(restore) = parsed(1) else {
         panic!("not restore")
     };

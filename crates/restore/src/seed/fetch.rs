@@ -1,5 +1,6 @@
-//! Brings the backup into the data volume, in constant memory, and checks all that can be checked: the size the
-//! store named, the SHA-256 etcd put at the end, and what the manifest says.
+//! Brings the snapshot into the data volume, in constant memory, and checks all that can be checked: the SHA-256 etcd
+//! put at the end; of a backup in a store the size the store named and what the manifest says; of a member that runs
+//! the cluster it belongs to and the revision it was chosen for.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,9 +10,10 @@ use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::storage::S3Source;
 use clap::Args;
-use etcd::{Inspected, Inspector};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, Inspector};
 use futures::StreamExt;
 use store::Target;
+use store::compression::{Decompressor, is_zstd};
 
 use super::{
     Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
@@ -24,8 +26,11 @@ use crate::source::{self, Place, SecretData};
 #[derive(Args, Clone, Debug)]
 pub struct Fetch {
     /// The place of the backup: the block s3 of the EtcdRestore, as JSON. Holds no credentials
-    #[arg(long, value_name = "JSON", value_parser = parse_source)]
-    pub source: S3Source,
+    #[arg(long, value_name = "JSON", value_parser = parse_source, required_unless_present = "member")]
+    pub source: Option<S3Source>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "the text would become part of the help")]
+    pub survivor: Survivor,
     /// Where the Secret with the credentials is mounted; without it the pod's own identity is used
     #[arg(long, value_name = "DIRECTORY")]
     pub secret: Option<PathBuf>,
@@ -38,6 +43,29 @@ pub struct Fetch {
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub paths: Paths,
+}
+
+/// A member that runs, instead of a backup: what a cluster begins with that has lost its quorum.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Survivor {
+    /// Client URL of the member to take the snapshot from
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with = "source",
+        requires = "cluster_id"
+    )]
+    pub member: Option<String>,
+    /// The cluster that member must belong to, in hexadecimal
+    #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
+    pub cluster_id: Option<ClusterId>,
+    /// The revision the snapshot must have at least
+    #[arg(long, value_name = "REVISION", default_value_t = 0)]
+    pub revision: i64,
+}
+
+fn parse_cluster_id(text: &str) -> Result<ClusterId, std::num::ParseIntError> {
+    u64::from_str_radix(text, 16).map(ClusterId)
 }
 
 fn parse_source(text: &str) -> Result<S3Source, serde_json::Error> {
@@ -58,21 +86,67 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
     {
         return Ok(contents);
     }
-    let secret = mounted(arguments.secret.as_deref())?;
-    let ca = mounted(arguments.ca.as_deref())?;
-    let place = source::open(&arguments.source, secret.as_ref(), ca.as_ref()).await?;
-    let manifest = place.manifest().await?;
     fs::create_dir_all(paths.work())
         .map_err(|error| volume_trouble("create", &paths.work(), &error))?;
     let unfinished = paths.work().join("snapshot.unfinished");
-    let inspected = download(&place, &unfinished).await?;
-    let contents = verify(&inspected, manifest.as_ref())?;
+    let contents = match (&arguments.source, &arguments.survivor.member) {
+        (Some(source), _) => from_store(arguments, source, &unfinished).await?,
+        (None, Some(member)) => from_member(&arguments.survivor, member, &unfinished).await?,
+        (None, None) => {
+            let message = "neither --source nor --member says where the snapshot is";
+            return Err(Trouble::new(Reason::SeedFailed, message));
+        }
+    };
     write_json(&paths.expected(), &contents)?;
     let keep = || {
         fs::rename(&unfinished, paths.snapshot())?;
         sync_parent(&paths.snapshot())
     };
     keep().map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
+    Ok(contents)
+}
+
+async fn from_store(
+    arguments: &Fetch,
+    source: &S3Source,
+    target: &Path,
+) -> Result<Contents, Trouble> {
+    let secret = mounted(arguments.secret.as_deref())?;
+    let ca = mounted(arguments.ca.as_deref())?;
+    let place = source::open(source, secret.as_ref(), ca.as_ref()).await?;
+    let manifest = place.manifest().await?;
+    let inspected = download(&place, target).await?;
+    verify(&inspected, manifest.as_ref())
+}
+
+/// Takes the snapshot from a member. It answers without a quorum, and nothing in it changes. The member is asked who
+/// it is first: an address may have gone to another cluster's member.
+async fn from_member(survivor: &Survivor, url: &str, target: &Path) -> Result<Contents, Trouble> {
+    let client = EtcdClient::new(Access::default());
+    let silent = |error: etcd::Error| {
+        let message = format!("the snapshot of {url} cannot be fetched: {error}");
+        Trouble::new(Reason::EtcdUnreachable, message)
+    };
+    let status = client.status(url).await.map_err(silent)?;
+    if Some(status.cluster_id) != survivor.cluster_id {
+        let message = format!(
+            "{url} belongs to cluster {}, which is another one: its snapshot is not taken",
+            status.cluster_id
+        );
+        return Err(Trouble::new(Reason::SeedFailed, message));
+    }
+    let mut snapshot = client.snapshot(url).await.map_err(silent)?;
+    let mut download = Download::create(target)?;
+    while let Some(chunk) = snapshot.chunks.next().await {
+        download.push(&chunk.map_err(silent)?)?;
+    }
+    let contents = verify(&download.finish()?, None)?;
+    if contents.revision < survivor.revision {
+        return Err(unreadable(&format!(
+            "it holds revision {}, and the member was at {} when it was chosen",
+            contents.revision, survivor.revision
+        )));
+    }
     Ok(contents)
 }
 
@@ -110,28 +184,73 @@ async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
         .get(key)
         .await
         .map_err(|error| source::trouble(&error))?;
-    let mut file =
-        File::create(target).map_err(|error| volume_trouble("create", target, &error))?;
-    let mut inspector = Inspector::new();
+    let mut download = Download::create(target)?;
+    let mut compressed = None;
+    let mut sent = 0;
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk.map_err(|error| source::trouble(&error))?;
-        inspector.push(&chunk);
-        file.write_all(&chunk)
-            .map_err(|error| volume_trouble("write", target, &error))?;
+        // Also beside a backup whose manifest is gone.
+        if sent == 0 && is_zstd(&chunk) {
+            compressed = Some(Decompressor::new().map_err(|error| damaged(&error))?);
+        }
+        sent += chunk.len() as u64;
+        match &mut compressed {
+            None => download.push(&chunk)?,
+            Some(compressed) => {
+                let mut rest: &[u8] = &chunk;
+                while let Some(piece) = compressed
+                    .next(&mut rest)
+                    .map_err(|error| damaged(&error))?
+                {
+                    download.push(piece)?;
+                }
+            }
+        }
     }
-    file.sync_all()
-        .map_err(|error| volume_trouble("write", target, &error))?;
-    if inspector.size() != object.size {
-        let message = format!(
-            "the store sent {} bytes of {}",
-            inspector.size(),
-            object.size
-        );
+    if sent != object.size {
+        let message = format!("the store sent {sent} bytes of {}", object.size);
         return Err(Trouble::new(Reason::StoreUnreachable, message));
     }
-    inspector
-        .finish()
-        .map_err(|error| unreadable(&error.to_string()))
+    if let Some(compressed) = compressed {
+        compressed.finish().map_err(|error| damaged(&error))?;
+    }
+    download.finish()
+}
+
+fn damaged(error: &std::io::Error) -> Trouble {
+    unreadable(&format!("it cannot be decompressed ({error})"))
+}
+
+/// A file being written and read as it goes by.
+struct Download<'a> {
+    path: &'a Path,
+    file: File,
+    inspector: Inspector,
+}
+
+impl<'a> Download<'a> {
+    fn create(path: &'a Path) -> Result<Self, Trouble> {
+        let file = File::create(path).map_err(|error| volume_trouble("create", path, &error))?;
+        let inspector = Inspector::new();
+        Ok(Self {
+            path,
+            file,
+            inspector,
+        })
+    }
+
+    fn push(&mut self, chunk: &[u8]) -> Result<(), Trouble> {
+        self.inspector.push(chunk);
+        let written = self.file.write_all(chunk);
+        written.map_err(|error| volume_trouble("write", self.path, &error))
+    }
+
+    fn finish(self) -> Result<Inspected, Trouble> {
+        let synced = self.file.sync_all();
+        synced.map_err(|error| volume_trouble("write", self.path, &error))?;
+        let inspected = self.inspector.finish();
+        inspected.map_err(|error| unreadable(&error.to_string()))
+    }
 }
 
 /// Invariant 12, from the other side: what is stored is what etcd sent, and what the manifest says.
@@ -179,7 +298,9 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
 pub(super) fn unreadable(why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
-        format!("the backup cannot be restored: {why}; restore another backup"),
+        format!(
+            "the snapshot cannot be restored: {why}; where it came from a backup, restore another backup"
+        ),
     )
 }
 

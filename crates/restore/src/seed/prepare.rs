@@ -35,6 +35,9 @@ pub struct Prepare {
     /// Token of the new cluster
     #[arg(long)]
     pub token: String,
+    /// By how much to raise the revision; everything below is marked as compacted. etcd 3.6 and later
+    #[arg(long, value_name = "REVISIONS")]
+    pub bump_revision: Option<u64>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub paths: Paths,
@@ -56,8 +59,12 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let made = paths.work().join("data");
     remove_dir(&made)?;
     run_tool(arguments, &made)?;
-    check_database(&made.join("member/snap/db"), &expected)?;
-    write_json(&paths.restored(), &expected)?;
+    let served = Contents {
+        revision: raised(expected.revision, arguments.bump_revision),
+        ..expected
+    };
+    check_database(&made.join("member/snap/db"), &served)?;
+    write_json(&paths.restored(), &served)?;
     let commit = || {
         // Invariant 9: only a verified data directory ever gets the name etcd looks for.
         fs::rename(&made, paths.data())?;
@@ -68,7 +75,12 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     if let Err(error) = fs::remove_dir_all(paths.work()) {
         tracing::warn!(%error, "the fetched snapshot stays on the volume");
     }
-    Ok(expected)
+    Ok(served)
+}
+
+fn raised(revision: i64, by: Option<u64>) -> i64 {
+    let by = by.map_or(0, |by| i64::try_from(by).unwrap_or(i64::MAX));
+    revision.saturating_add(by)
 }
 
 /// What was fetched may have been damaged since.
@@ -86,7 +98,7 @@ fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
     let found = inspect(path)?;
     if found.store_revision() != expected.revision {
         return Err(unreadable(&format!(
-            "the restored database holds revision {}, the snapshot {}",
+            "the restored database serves revision {} and should serve {}",
             found.store_revision(),
             expected.revision
         )));
@@ -125,8 +137,16 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         name,
         peer_url,
         token,
+        bump_revision,
         paths,
     } = arguments;
+    // Without the second a client could go on watching in a history that was not the one it saw.
+    let bump = bump_revision.map(|by| {
+        [
+            format!("--bump-revision={by}"),
+            "--mark-compacted".to_owned(),
+        ]
+    });
     let output = Command::new(tool)
         // etcdctl before 3.4 speaks the old API unless told otherwise.
         .env("ETCDCTL_API", "3")
@@ -137,6 +157,7 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         .arg(format!("--initial-cluster-token={token}"))
         .arg(format!("--initial-advertise-peer-urls={peer_url}"))
         .arg(format!("--data-dir={}", made.display()))
+        .args(bump.iter().flatten())
         .output()
         .map_err(|error| {
             Trouble::new(

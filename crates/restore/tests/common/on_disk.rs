@@ -1,0 +1,88 @@
+//! A real etcd started on a data directory as a member's pod starts it, and the tools of its version.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use etcd::testing::{Programs, free_port, on_path};
+use etcd::{Access, Etcd, EtcdClient, Status};
+
+/// The tool that restores for this minor version.
+pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
+    if minor != "3.4" {
+        return programs.etcdutl();
+    }
+    let beside = programs.etcd.with_file_name("etcdctl");
+    if beside.exists() {
+        beside
+    } else {
+        on_path("etcdctl").expect("etcdctl 3.4: `apt-get install etcd-client`")
+    }
+}
+
+/// An etcd started as the pod of a member that is back on its disk.
+pub(crate) struct Member {
+    child: Child,
+    pub(crate) client_url: String,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Member {
+    /// With the state and the list `runtime::member::Start::OnDisk` gives.
+    pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
+        let client_url = format!("http://127.0.0.1:{}", free_port());
+        let name = "main-aaaaaaaaaa";
+        let child = Command::new(&programs.etcd)
+            .args([
+                format!("--name={name}"),
+                format!("--data-dir={}", data.display()),
+                format!("--listen-peer-urls={peer_url}"),
+                format!("--initial-advertise-peer-urls={peer_url}"),
+                format!("--listen-client-urls={client_url}"),
+                format!("--advertise-client-urls={client_url}"),
+                format!("--initial-cluster={name}={peer_url}"),
+                "--initial-cluster-state=existing".into(),
+                "--initial-cluster-token=restore-uid".into(),
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child, client_url }
+    }
+
+    /// What it serves, or `None` if it ended instead.
+    pub(crate) async fn serves(&mut self) -> Option<Status> {
+        let client = EtcdClient::new(Access::default());
+        let end = Instant::now() + Duration::from_secs(30);
+        while Instant::now() < end {
+            if self.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            if let Ok(status) = client.status(&self.client_url).await
+                && status.leader.is_some()
+            {
+                return Some(status);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("etcd neither serves nor ends");
+    }
+
+    pub(crate) async fn value(&self, key: &str) -> Option<String> {
+        let mut client = etcd_client::Client::connect([&self.client_url], None)
+            .await
+            .unwrap();
+        let answer = client.get(key, None).await.unwrap();
+        answer
+            .kvs()
+            .first()
+            .map(|kv| kv.value_str().unwrap().to_owned())
+    }
+}

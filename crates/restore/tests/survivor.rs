@@ -1,0 +1,194 @@
+//! A seed made from the survivor of a lost quorum, against real servers: etcd gives a snapshot without a leader, and
+//! its own tool makes the first member of a new cluster of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::time::{Duration, Instant};
+
+use api::conditions::Reason;
+use etcd::testing::{EtcdProcess, Programs, Start, free_port};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
+use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
+use tempfile::TempDir;
+
+#[path = "common/on_disk.rs"]
+mod on_disk;
+
+use on_disk::{Member, tool};
+
+const KEYS: usize = 200;
+/// By how much the revision is raised where etcd can.
+const BUMP: u64 = 1_000_000;
+
+/// One of three members is left and knows no leader.
+struct Loss {
+    programs: Programs,
+    members: Vec<EtcdProcess>,
+    survivor: Status,
+    volume: TempDir,
+}
+
+impl Loss {
+    async fn new(minor: &str) -> Self {
+        let programs = Programs::find(minor);
+        let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+        let mut client = etcd_client::Client::connect([&members[0].client_url], None)
+            .await
+            .unwrap();
+        for index in 0..KEYS {
+            client
+                .put(format!("/key/{index:05}"), format!("value {index}"), None)
+                .await
+                .unwrap();
+        }
+        members[1].kill();
+        members[2].kill();
+        let survivor = leaderless(&members[0].client_url).await;
+        Self {
+            programs,
+            members,
+            survivor,
+            volume: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn paths(&self) -> Paths {
+        Paths {
+            volume: self.volume.path().to_owned(),
+            report: self.volume.path().join("report"),
+        }
+    }
+
+    fn fetch(&self, cluster_id: ClusterId, revision: i64) -> Fetch {
+        Fetch {
+            source: None,
+            survivor: Survivor {
+                member: Some(self.members[0].client_url.clone()),
+                cluster_id: Some(cluster_id),
+                revision,
+            },
+            secret: None,
+            ca: None,
+            copy_to: None,
+            paths: self.paths(),
+        }
+    }
+
+    async fn refuses(&self, arguments: &Fetch, reason: &Reason, says: &str) {
+        let trouble = fetch(arguments).await.unwrap_err();
+        assert_eq!(trouble.reason, *reason, "{}", trouble.message);
+        assert!(trouble.message.contains(says), "{}", trouble.message);
+        assert!(!self.volume.path().join("restore/snapshot.db").exists());
+    }
+}
+
+async fn leaderless(url: &str) -> Status {
+    let client = EtcdClient::new(Access::default());
+    let end = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < end {
+        if let Ok(status) = client.status(url).await
+            && status.leader.is_none()
+        {
+            return status;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the survivor goes on naming a leader");
+}
+
+async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
+    let loss = Loss::new(minor).await;
+    let old = loss.survivor.clone();
+    let fetched = fetch(&loss.fetch(old.cluster_id, old.revision))
+        .await
+        .unwrap();
+    assert_eq!(fetched.revision, old.revision, "etcd {minor}");
+
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let arguments = Prepare {
+        tool: tool(&loss.programs, minor),
+        name: "main-aaaaaaaaaa".into(),
+        peer_url: peer_url.clone(),
+        token: "recovery".into(),
+        bump_revision: bump,
+        paths: loss.paths(),
+    };
+    let restored = prepare(&arguments).unwrap();
+    let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
+    assert_eq!(restored.revision, raised);
+    // A second start touches nothing.
+    assert_eq!(prepare(&arguments).unwrap(), restored);
+
+    let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
+    let status = member
+        .serves()
+        .await
+        .expect("etcd starts on the restored directory");
+    assert_eq!(status.revision, raised);
+    assert_ne!(status.cluster_id, old.cluster_id, "a cluster of its own");
+    for index in [0, KEYS / 2, KEYS - 1] {
+        let key = format!("/key/{index:05}");
+        assert_eq!(member.value(&key).await, Some(format!("value {index}")));
+    }
+    // Nothing was asked of the survivor that changes it.
+    let after = leaderless(&loss.members[0].client_url).await;
+    assert_eq!(
+        (after.revision, after.cluster_id),
+        (old.revision, old.cluster_id)
+    );
+    if bump.is_some() {
+        refuses_the_old_history(&member, old.revision).await;
+    }
+}
+
+/// A watch that goes on from a revision the lost members may have given to another write is told to begin anew.
+async fn refuses_the_old_history(member: &Member, revision: i64) {
+    let mut client = etcd_client::Client::connect([&member.client_url], None)
+        .await
+        .unwrap();
+    let options = etcd_client::WatchOptions::new().with_start_revision(revision + 1);
+    let mut stream = client.watch("/key/00000", Some(options)).await.unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        let answer = stream.message().await.unwrap().unwrap();
+        if answer.compact_revision() > revision {
+            return;
+        }
+    }
+    panic!("the watch goes on in the old history");
+}
+
+#[tokio::test]
+async fn a_survivor_of_etcd_3_4_begins_a_new_cluster() {
+    begins_a_new_cluster("3.4", None).await;
+}
+
+#[tokio::test]
+async fn a_survivor_of_etcd_3_5_begins_a_new_cluster() {
+    begins_a_new_cluster("3.5", None).await;
+}
+
+#[tokio::test]
+async fn a_survivor_of_etcd_3_6_begins_a_new_cluster_above_every_lost_revision() {
+    begins_a_new_cluster("3.6", Some(BUMP)).await;
+}
+
+#[tokio::test]
+async fn a_survivor_of_etcd_3_7_begins_a_new_cluster_above_every_lost_revision() {
+    begins_a_new_cluster("3.7", Some(BUMP)).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_of_another_cluster_or_too_old_is_refused() {
+    let loss = Loss::new("3.6").await;
+    let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
+    let other = loss.fetch(ClusterId(1), 0);
+    loss.refuses(&other, &Reason::SeedFailed, "another one")
+        .await;
+    let newer = loss.fetch(ours, revision + 1);
+    loss.refuses(&newer, &Reason::SnapshotUnreadable, "when it was chosen")
+        .await;
+    let mut silent = loss.fetch(ours, revision);
+    silent.survivor.member = Some(format!("http://127.0.0.1:{}", free_port()));
+    loss.refuses(&silent, &Reason::EtcdUnreachable, "cannot be fetched")
+        .await;
+}

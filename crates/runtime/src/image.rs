@@ -1,0 +1,53 @@
+//! The image an operator runs from: seed members prepare their data with the same program.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+use tokio::sync::OnceCell;
+
+use crate::Operator;
+use crate::member::OperatorImage;
+use crate::outcome::Chain;
+
+/// The operator's own image, looked up when it is first needed.
+pub struct OwnImage {
+    client: Client,
+    namespace: String,
+    pod: String,
+    known: OnceCell<OperatorImage>,
+}
+
+impl OwnImage {
+    /// Without `image` that of the operator's own pod is used.
+    pub fn new(operator: &Operator, image: Option<String>) -> Self {
+        let known = image.map(|image| OperatorImage {
+            image,
+            pull_policy: None,
+        });
+        Self {
+            client: operator.client.clone(),
+            namespace: operator.namespace.clone(),
+            pod: operator.identity.clone(),
+            known: known.map_or_else(OnceCell::new, |image| OnceCell::new_with(Some(image))),
+        }
+    }
+
+    /// The image, or why it is not known and what to do.
+    pub async fn get(&self) -> Result<&OperatorImage, String> {
+        self.known.get_or_try_init(|| self.read()).await
+    }
+
+    async fn read(&self) -> Result<OperatorImage, String> {
+        let Self { namespace, pod, .. } = self;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let found = pods.get(pod).await.map_err(|error| {
+            let cause = Chain(&error).to_string();
+            format!("the operator's own pod {namespace}/{pod} cannot be read ({cause}): set --operator-image")
+        })?;
+        let containers = found.spec.map(|spec| spec.containers).unwrap_or_default();
+        let container = containers.into_iter().next().unwrap_or_default();
+        Ok(OperatorImage {
+            image: container.image.unwrap_or_default(),
+            pull_policy: container.image_pull_policy,
+        })
+    }
+}

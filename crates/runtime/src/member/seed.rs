@@ -1,0 +1,269 @@
+//! A seed member's pod: a member's pod with two containers that run before etcd and make its data directory. One
+//! fetches a snapshot, from an object store or from another member; the other restores it with the etcd image's own
+//! tool. Both run the program `etcd-restore-operator`; what they do stands in the crate `restore`.
+//!
+//! Pure: built from values, read from values. The restore operator makes seeds from backups, the cluster operator
+//! makes one from the survivor of a lost quorum.
+
+use api::names;
+use api::version::EtcdVersion;
+use etcd::ClusterId;
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, Pod, PodSpec, Volume, VolumeMount,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Member, Members, Role, Start, data_mount, pod};
+
+/// Name of the container that fetches.
+pub const FETCH: &str = "fetch";
+/// Name of the container that makes the data directory.
+pub const RESTORE: &str = "restore";
+
+const TOOLS: &str = "/tools";
+const PROGRAM: &str = "/tools/etcd-restore-operator";
+
+/// The image the operators run from; its program prepares a seed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorImage {
+    /// The image.
+    pub image: String,
+    /// When it is pulled.
+    pub pull_policy: Option<String>,
+}
+
+/// From where a seed's first container fetches: what depends on it in the pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Source {
+    /// Arguments of `seed fetch`. They name places and Secrets and hold no credentials (invariant 14).
+    pub arguments: Vec<String>,
+    /// What the container needs to see.
+    pub mounts: Vec<VolumeMount>,
+    /// What the pod needs for that.
+    pub volumes: Vec<Volume>,
+}
+
+impl Source {
+    /// From a member that runs, over etcd's Maintenance API. The container refuses another cluster's member, and a
+    /// snapshot older than `revision`.
+    pub fn member(client_url: &str, cluster_id: ClusterId, revision: i64) -> Self {
+        Self {
+            arguments: vec![
+                format!("--member={client_url}"),
+                format!("--cluster-id={cluster_id}"),
+                format!("--revision={revision}"),
+            ],
+            ..Self::default()
+        }
+    }
+}
+
+/// What a seed is made from.
+#[derive(Clone, Debug)]
+pub struct Seed<'a> {
+    /// The member's name.
+    pub member: &'a str,
+    /// The version of the server, and of the tool that makes its data directory.
+    pub version: &'a EtcdVersion,
+    /// Where its data comes from.
+    pub source: Source,
+    /// By how much the revision is raised, with everything below marked as compacted; etcd 3.6 and later.
+    pub bump_revision: Option<u64>,
+}
+
+/// What a snapshot is, as found by reading it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Contents {
+    /// The revision an etcd that is started from it serves.
+    pub revision: i64,
+    /// Bytes of the snapshot.
+    pub size: u64,
+    /// SHA-256 of the snapshot, in hexadecimal.
+    pub sha256: String,
+}
+
+/// The termination message of a seed's first containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "camelCase")]
+pub enum Report {
+    /// It worked.
+    Done(Contents),
+    /// It did not.
+    Failed {
+        /// The condition's reason.
+        reason: String,
+        /// What and how to put it right.
+        message: String,
+    },
+}
+
+impl Report {
+    /// Reads a termination message; `None` for one that another program wrote.
+    pub fn read(message: &str) -> Option<Self> {
+        serde_json::from_str(message).ok()
+    }
+}
+
+/// The pod of a seed member. `members` carries the token of the cluster that begins with it.
+pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage) -> Pod {
+    let member = Member {
+        name: seed.member,
+        version: seed.version,
+        role: Role::Voter,
+        // Never `new`: without the restored data etcd must not come up as an empty cluster (invariant 6).
+        start: Start::OnDisk,
+    };
+    let mut pod = pod(members, &member);
+    if let Some(spec) = pod.spec.as_mut() {
+        let mut first = vec![
+            fetch_container(spec, &seed.source, operator),
+            restore_container(members, &seed, spec),
+        ];
+        first.extend(spec.init_containers.take().unwrap_or_default());
+        spec.init_containers = Some(first);
+        let volumes = spec.volumes.get_or_insert_default();
+        volumes.push(Volume {
+            name: names::VOLUME_TOOLS.to_owned(),
+            empty_dir: Some(EmptyDirVolumeSource::default()),
+            ..Volume::default()
+        });
+        volumes.extend(seed.source.volumes);
+    }
+    pod
+}
+
+fn fetch_container(pod: &PodSpec, source: &Source, operator: &OperatorImage) -> Container {
+    let mut args = vec![
+        "seed".to_owned(),
+        "fetch".to_owned(),
+        format!("--copy-to={PROGRAM}"),
+    ];
+    args.extend(source.arguments.iter().cloned());
+    let mut mounts = vec![data_mount(), tools(false)];
+    mounts.extend(source.mounts.iter().cloned());
+    Container {
+        name: FETCH.to_owned(),
+        image: Some(operator.image.clone()),
+        image_pull_policy: operator.pull_policy.clone(),
+        command: Some(vec!["/usr/local/bin/etcd-restore-operator".to_owned()]),
+        args: Some(args),
+        volume_mounts: Some(mounts),
+        ..prepared(pod)
+    }
+}
+
+fn restore_container(members: &Members<'_>, seed: &Seed<'_>, pod: &PodSpec) -> Container {
+    let tool = if seed.version.has_etcdutl() {
+        "/usr/local/bin/etcdutl"
+    } else {
+        "/usr/local/bin/etcdctl"
+    };
+    let etcd = pod.containers.first().cloned().unwrap_or_default();
+    let mut args = vec![
+        "seed".to_owned(),
+        "restore".to_owned(),
+        format!("--tool={tool}"),
+        format!("--name={}", seed.member),
+        format!("--peer-url={}", members.addresses().peer_url(seed.member)),
+        format!("--token={}", members.token),
+    ];
+    args.extend(
+        seed.bump_revision
+            .map(|bump| format!("--bump-revision={bump}")),
+    );
+    Container {
+        name: RESTORE.to_owned(),
+        // The same image as the server: the same minor version's tool makes its data directory.
+        image: etcd.image,
+        image_pull_policy: etcd.image_pull_policy,
+        command: Some(vec![PROGRAM.to_owned()]),
+        args: Some(args),
+        volume_mounts: Some(vec![data_mount(), tools(true)]),
+        ..prepared(pod)
+    }
+}
+
+/// What both containers take from the etcd container: its limits and its security.
+fn prepared(pod: &PodSpec) -> Container {
+    let etcd = pod.containers.first().cloned().unwrap_or_default();
+    Container {
+        resources: etcd.resources,
+        security_context: etcd.security_context,
+        termination_message_policy: Some("File".to_owned()),
+        ..Container::default()
+    }
+}
+
+fn tools(read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: names::VOLUME_TOOLS.to_owned(),
+        mount_path: TOOLS.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Fixture;
+    use super::*;
+
+    fn built(version: &str, bump_revision: Option<u64>) -> Pod {
+        let fixture = Fixture::durable().version(version);
+        let members = fixture.members();
+        let seed = Seed {
+            member: "db-aaaaaaaaaa",
+            version: &fixture.version,
+            source: Source::member("http://db-b.prod.svc:2379", ClusterId(0xabc), 42),
+            bump_revision,
+        };
+        let operator = OperatorImage {
+            image: "operator:1".into(),
+            pull_policy: None,
+        };
+        seed_pod(&members, seed, &operator)
+    }
+
+    fn arguments(pod: &Pod, container: usize) -> Vec<String> {
+        let spec = pod.spec.as_ref().unwrap();
+        spec.init_containers.as_ref().unwrap()[container]
+            .args
+            .clone()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_seed_from_a_member_is_told_whom_to_ask_and_what_to_refuse() {
+        let pod = built("3.6.16", None);
+        assert_eq!(
+            arguments(&pod, 0)[3..],
+            [
+                "--member=http://db-b.prod.svc:2379",
+                "--cluster-id=abc",
+                "--revision=42"
+            ]
+        );
+        let restore = arguments(&pod, 1);
+        assert!(restore.contains(&"--token=token".to_owned()), "{restore:?}");
+    }
+
+    #[test]
+    fn the_revision_is_raised_where_that_is_asked_for() {
+        let with = arguments(&built("3.6.16", Some(1_000)), 1);
+        assert!(
+            with.contains(&"--bump-revision=1000".to_owned()),
+            "{with:?}"
+        );
+        let without = arguments(&built("3.5.35", None), 1);
+        assert!(!without.iter().any(|one| one.contains("bump")));
+    }
+
+    /// Invariant 6: without the restored data etcd does not come up as an empty cluster.
+    #[test]
+    fn invariant_6_a_seed_from_a_member_is_never_started_as_a_new_cluster() {
+        let pod = built("3.6.16", None);
+        let etcd = pod.spec.unwrap().containers[0].args.clone().unwrap();
+        assert!(etcd.contains(&"--initial-cluster-state=existing".to_owned()));
+    }
+}
