@@ -13,6 +13,7 @@ use api::names;
 use etcd::{Error as EtcdError, Etcd};
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
+use runtime::image::OwnImage;
 use runtime::outcome::Failure;
 
 use crate::observed::Observed;
@@ -55,6 +56,9 @@ pub enum Error {
         #[source]
         source: EtcdError,
     },
+    /// Something the write needs is not there.
+    #[error("{0}")]
+    Missing(String),
     /// The version a pod should run is none.
     #[error("cannot build the pod of {member}")]
     Version {
@@ -75,7 +79,7 @@ impl Error {
                 !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
             }
             Self::Api(error) => error.reason() == "Conflict",
-            Self::Version { .. } => false,
+            Self::Version { .. } | Self::Missing(_) => false,
         }
     }
 
@@ -102,6 +106,7 @@ impl Failure for Error {
                 }
             },
             Self::Version { .. } => "InvalidSpec",
+            Self::Missing(_) => "Missing",
         }
     }
 }
@@ -140,6 +145,8 @@ pub struct Actor<'a> {
     pub observed: &'a Observed,
     /// Where the members are asked, by name.
     pub urls: &'a BTreeMap<String, String>,
+    /// The image a seed member prepares its data with.
+    pub image: &'a OwnImage,
     /// When that was read.
     pub since: Instant,
 }

@@ -15,6 +15,7 @@ use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive, watched};
+use runtime::image::OwnImage;
 
 use crate::controller::ClusterOperator;
 use crate::figures::Figures;
@@ -30,8 +31,9 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Runs until the operator is told to stop. Every child's event leads to its cluster.
-pub async fn work(operator: Operator) {
+/// Runs until the operator is told to stop. Every child's event leads to its cluster. Seed members prepare their data
+/// with `image`, or with that of the operator's own pod.
+pub async fn work(operator: Operator, image: Option<String>) {
     let recall = Arc::new(Recall::default());
     let controller = controller::<EtcdCluster>(&operator);
     let controller = children::<Pod>(&operator, controller, &recall);
@@ -43,7 +45,8 @@ pub async fn work(operator: Operator) {
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
     operator.figures.collect(figures.clone());
     let etcd = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
-    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, recall, figures);
+    let image = OwnImage::new(&operator, image);
+    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures);
     drive(&operator, controller, Arc::new(reconciler)).await;
 }
 

@@ -8,6 +8,7 @@ use api::{EtcdCluster, names};
 use etcd::Etcd;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
+use runtime::image::OwnImage;
 use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
@@ -34,6 +35,7 @@ const READS: usize = 16;
 pub struct ClusterOperator {
     client: Client,
     etcd: Arc<dyn Etcd>,
+    image: OwnImage,
     recall: Arc<Recall>,
     figures: Figures,
     reads: Semaphore,
@@ -49,11 +51,19 @@ struct Round {
 }
 
 impl ClusterOperator {
-    /// `client` talks to the API server, `etcd` to the members of all clusters.
-    pub fn new(client: Client, etcd: Arc<dyn Etcd>, recall: Arc<Recall>, figures: Figures) -> Self {
+    /// `client` talks to the API server, `etcd` to the members of all clusters; seed members prepare their data with
+    /// `image`.
+    pub fn new(
+        client: Client,
+        etcd: Arc<dyn Etcd>,
+        image: OwnImage,
+        recall: Arc<Recall>,
+        figures: Figures,
+    ) -> Self {
         Self {
             client,
             etcd,
+            image,
             recall,
             figures,
             reads: Semaphore::new(READS),
@@ -143,6 +153,7 @@ impl Reconcile for ClusterOperator {
             cluster,
             observed: &round.observed,
             urls: &round.look.urls,
+            image: &self.image,
             since,
         }
         .act(&round.plan.step)

@@ -8,7 +8,7 @@ use api::problem::summary;
 use api::version::EtcdVersion;
 use runtime::member::spec_hash;
 
-use crate::observed::Desired;
+use crate::observed::{Desired, RecoveryRule};
 
 /// `spec.memberReplacement.after` where it is not given.
 const REPLACE_AFTER: Duration = Duration::from_mins(1);
@@ -41,6 +41,10 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
             .and_then(|replacement| replacement.after.as_ref())
             .and_then(api::duration::DurationText::parse)
             .unwrap_or(REPLACE_AFTER),
+        recovery: RecoveryRule {
+            automatic: spec.recovers_automatically(),
+            after: spec.recover_after(),
+        },
         paused: spec.paused,
         budget: spec.has_disruption_budget(),
         invalid: (!problems.is_empty()).then(|| summary(&problems)),

@@ -12,6 +12,10 @@ use runtime::process::Definition;
 struct Options {
     #[command(flatten)]
     common: Common,
+    /// The image a seed member prepares its data with, when a lost quorum is recovered; the operator's own where it
+    /// is not given
+    #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
+    operator_image: Option<String>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -30,6 +34,9 @@ fn main() -> anyhow::Result<()> {
         word: "cluster",
         crd: EtcdCluster::crd(),
     };
-    runtime::run(definition, options.common, cluster::app::work)?;
+    let image = options.operator_image;
+    runtime::run(definition, options.common, |operator| {
+        cluster::app::work(operator, image)
+    })?;
     Ok(())
 }

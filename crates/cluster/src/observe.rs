@@ -7,6 +7,7 @@
 mod children;
 mod ending;
 mod pods;
+mod recovery;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -130,9 +131,14 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
     let mut observed = look.without_etcd.clone();
     let mut asked = asked(&observed);
     asked.retain(|name| look.urls.contains_key(name));
-    if asked.is_empty() {
-        return observed;
+    if !asked.is_empty() {
+        ask(etcd, look, asked, &mut observed).await;
     }
+    recovery::ask(etcd, look, &mut observed).await;
+    observed
+}
+
+async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
     let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
     let statuses = join_all(
         asked
@@ -146,7 +152,6 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
         .into_iter()
         .zip(statuses.into_iter().map(seen))
         .collect();
-    observed
 }
 
 /// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
@@ -215,6 +220,7 @@ pub fn without_etcd(objects: &Objects) -> Observed {
     } = objects;
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
+    let recovery = recovery::recorded(cluster, &status);
     let intent = status.bootstrap.map(|bootstrap| Intent {
         token: bootstrap.token,
         members: bootstrap.members.into_iter().collect(),
@@ -255,6 +261,7 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         shared: children::shared(&builder, services, budget.as_ref()),
         members: Seen::Unknown("no member runs".to_owned()),
         statuses: BTreeMap::new(),
+        recovery,
     };
     for pod in pods {
         match children::belongs(&pod.metadata, &uid) {

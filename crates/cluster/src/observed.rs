@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use api::cluster::{RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
 
@@ -213,6 +214,42 @@ pub struct Shared {
     pub budget: Kept<usize>,
 }
 
+/// What concerns the recovery from a lost quorum.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// `status.recovery`.
+    pub record: Option<RecoveryStatus>,
+    /// The annotation by which a person approves one.
+    pub approval: Option<String>,
+    /// `status.staleApproval`.
+    pub stale_approval: Option<String>,
+    /// Since when the condition Available has been false.
+    pub unavailable_since: Option<Timestamp>,
+    /// The last backup in the status, in words.
+    pub last_backup: Option<String>,
+    /// The lists of members that members have locally. Asked for when no quorum answers.
+    pub local: Vec<Members>,
+    /// What the first member of the new cluster answers, while a recovery is under way.
+    pub seed: Option<Seen<SeedAnswer>>,
+}
+
+impl Recovery {
+    /// The record of the recovery this cluster came from, if it is complete.
+    pub fn former(&self) -> Option<&RecoveryStatus> {
+        let record = self.record.as_ref();
+        record.filter(|record| record.phase == RecoveryPhase::Complete)
+    }
+}
+
+/// What the first member of a recovered cluster answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeedAnswer {
+    /// The linearizable list.
+    pub list: Members,
+    /// What it says of itself.
+    pub status: Status,
+}
+
 /// Everything observed of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
@@ -247,6 +284,8 @@ pub struct Observed {
     pub members: Seen<Members>,
     /// What each member that runs says of itself, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,
+    /// What concerns the recovery from a lost quorum.
+    pub recovery: Recovery,
 }
 
 impl Observed {
@@ -258,6 +297,16 @@ impl Observed {
             .max_by_key(|(term, _)| *term)
             .map(|(_, leader)| leader)
     }
+}
+
+/// `spec.recovery`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveryRule {
+    /// A lost quorum is recovered without a person.
+    pub automatic: bool,
+    /// How long quorum must have been lost before that, and before a recovery goes on without a survivor that does
+    /// not answer.
+    pub after: Duration,
 }
 
 /// What the spec asks for, as far as the planner is concerned.
@@ -277,6 +326,8 @@ pub struct Desired {
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
     pub replace_after: Duration,
+    /// `spec.recovery`.
+    pub recovery: RecoveryRule,
     /// `spec.paused`.
     pub paused: bool,
     /// Whether there is a disruption budget.

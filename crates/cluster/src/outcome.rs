@@ -1,6 +1,7 @@
 //! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
 
 use api::cluster::EtcdClusterStatus;
+use api::cluster::RecoveryPhase;
 use api::conditions::{ConditionType, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
@@ -148,6 +149,12 @@ fn postponed(error: &act::Error) -> String {
 /// Reason and action of the Event about a write; `None` for what is of no interest to a user.
 pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
     match write {
+        Write::RecordRecovery(record) => match record.recovery.as_ref()?.phase {
+            RecoveryPhase::InProgress => Some(("RecoveryBegun", "Recover")),
+            RecoveryPhase::Complete => Some(("RecoveryComplete", "Recover")),
+            RecoveryPhase::Cancelled => Some(("RecoveryCancelled", "Recover")),
+            RecoveryPhase::Unknown(_) => None,
+        },
         Write::RecordIntent { .. } => Some(("BootstrapBegun", "Bootstrap")),
         Write::RecordClusterId { .. } => Some(("ClusterFormed", "Bootstrap")),
         Write::CreatePod(_) => Some(("MemberStarted", "Start")),
@@ -208,6 +215,7 @@ mod tests {
                 },
                 Write::OpenService {
                     member: "db-a".into(),
+                    uid: "u".into(),
                 },
             ],
             failed: vec![act::Error::Etcd {

@@ -6,10 +6,12 @@
 
 mod blind;
 mod bootstrap;
+mod evidence;
 mod fate;
 mod membership;
 mod objects;
 mod quorum;
+mod recovery;
 mod size;
 mod view;
 
@@ -184,7 +186,8 @@ fn formed(
     intent: &crate::observed::Intent,
     draft: &mut Draft,
 ) {
-    objects::shared_services(observed, true, draft);
+    let open = recovery::lets_clients_in(observed, intent);
+    objects::shared_services(observed, open, draft);
     match &observed.members {
         Seen::Unknown(why) => {
             blind::blind((desired, observed, now), intent, cluster_id, why, draft);
@@ -199,10 +202,11 @@ fn formed(
         }
         Seen::Known(list) => {
             let view = View::new(list, (desired, observed, now));
+            recovery::settle(observed, cluster_id, now, draft);
             objects::budget(desired, observed, &view, draft);
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services(observed, &view, draft);
-            objects::leftovers(observed, &view, draft);
+            objects::leftovers(desired, observed, &view, draft);
             membership::change((desired, observed, now), &view, draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
             objects::troubles(observed, &view.names(), now, draft);

@@ -1,7 +1,7 @@
 //! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
 //! the same bytes, so a status never triggers itself.
 //!
-//! It never contains `bootstrap` and `clusterID`: those are records, written by their own steps, and what is
+//! It never contains `bootstrap`, `clusterID` and `recovery`: those are records, written by their own steps, and what is
 //! computed here is a report that can be deleted and rebuilt.
 
 mod conditions;
@@ -50,6 +50,8 @@ impl Report<'_> {
         EtcdClusterStatus {
             bootstrap: None,
             cluster_id: None,
+            recovery: None,
+            stale_approval: None,
             last_backup: None,
             ..current
         }

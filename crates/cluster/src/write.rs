@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use api::cluster::{RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, MemberId, Members};
 
 use crate::observed::{Intent, Role};
@@ -20,6 +21,9 @@ pub enum State {
     Join,
     /// It ran before: its disk knows everything, and without its disk it must not start.
     OnDisk,
+    /// It begins a cluster with the data of the survivor that `status.recovery` names, which is fetched before its
+    /// etcd starts. Without that data it must not start.
+    FromSurvivor,
 }
 
 /// A member to start: what goes into its volume claim and its pod.
@@ -58,6 +62,19 @@ pub struct Label {
     pub cluster_id: Option<ClusterId>,
 }
 
+/// What is recorded of a recovery, whole: what is not in it is taken out of the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecoveryRecord {
+    /// `status.recovery`.
+    pub recovery: Option<RecoveryStatus>,
+    /// `status.staleApproval`.
+    pub stale_approval: Option<String>,
+    /// The cluster that takes the place of the one recorded.
+    pub formed: Option<(Intent, ClusterId)>,
+    /// The version of the object it is written over.
+    pub over: String,
+}
+
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
@@ -77,6 +94,8 @@ pub enum Write {
         /// The version of the object it is written over.
         over: String,
     },
+    /// Writes `status.recovery` and `status.staleApproval`, and the cluster that was recovered.
+    RecordRecovery(Box<RecoveryRecord>),
     /// Applies the headless Service.
     ApplyHeadless,
     /// Applies the client Service.
@@ -104,11 +123,15 @@ pub enum Write {
     OpenService {
         /// Whose Service.
         member: String,
+        /// The Service that was seen.
+        uid: String,
     },
     /// Applies a member's Service that is there and not as it should be.
     RepairService {
         /// Whose Service.
         member: String,
+        /// The Service that was seen.
+        uid: String,
     },
     /// Sets or clears the mark that a pod may have been made.
     MarkService {
@@ -207,6 +230,8 @@ pub enum Order {
         /// The version of the object the intent is written over.
         over: String,
     },
+    /// Draw the new cluster's token and its first member's name, and record the recovery.
+    Recover(Box<RecoveryRecord>),
     /// Draw names for members to come and create their Services.
     Reserve {
         /// How many.
@@ -265,6 +290,13 @@ pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
                 over: over.clone(),
             }]]
         }
+        Order::Recover(record) => {
+            let mut record = record.clone();
+            if let Some(recovery) = &mut record.recovery {
+                (recovery.token, recovery.member) = (draw.token(), draw.member());
+            }
+            vec![vec![Write::RecordRecovery(record)]]
+        }
         Order::Reserve { count } => (0..*count)
             .map(|_| {
                 vec![Write::CreateService {
@@ -284,6 +316,7 @@ impl Write {
         match self {
             Self::RecordIntent { .. } => "before-record-intent",
             Self::RecordClusterId { .. } => "before-record-cluster-id",
+            Self::RecordRecovery(_) => "before-record-recovery",
             Self::ApplyHeadless => "before-apply-headless",
             Self::ApplyClient { .. } => "before-apply-client",
             Self::ApplyBudget { .. } => "before-apply-budget",
@@ -315,6 +348,7 @@ impl fmt::Display for Write {
                 write!(f, "record the first members {}", names.join(", "))
             }
             Self::RecordClusterId { cluster_id, .. } => write!(f, "record cluster ID {cluster_id}"),
+            Self::RecordRecovery(record) => recorded(record, f),
             Self::ApplyHeadless => f.write_str("apply the headless Service"),
             Self::ApplyClient { open: true } => {
                 f.write_str("let clients in through the client Service")
@@ -325,8 +359,8 @@ impl fmt::Display for Write {
             }
             Self::DeleteBudget => f.write_str("delete the disruption budget"),
             Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
-            Self::OpenService { member } => write!(f, "open the Service of {member}"),
-            Self::RepairService { member } => write!(f, "repair the Service of {member}"),
+            Self::OpenService { member, .. } => write!(f, "open the Service of {member}"),
+            Self::RepairService { member, .. } => write!(f, "repair the Service of {member}"),
             Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
             Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),
             Self::CreateDisk(start) => write!(f, "create the volume claim of {}", start.member),
@@ -347,5 +381,27 @@ impl fmt::Display for Write {
             Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
             Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),
         }
+    }
+}
+
+fn recorded(record: &RecoveryRecord, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Some(recovery) = &record.recovery else {
+        return f.write_str("record which approval counts");
+    };
+    let RecoveryStatus {
+        phase,
+        survivor,
+        revision,
+        from_cluster_id,
+        message,
+        ..
+    } = recovery;
+    match (phase, message) {
+        (RecoveryPhase::InProgress, _) => write!(
+            f,
+            "recover cluster {from_cluster_id} from {survivor}, which is at revision {revision}"
+        ),
+        (phase, Some(message)) => write!(f, "recovery {phase}: {message}"),
+        (phase, None) => write!(f, "recovery {phase}"),
     }
 }

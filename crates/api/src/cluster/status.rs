@@ -139,7 +139,7 @@ pub struct EtcdClusterStatus {
 }
 
 /// A recovery from the loss of the quorum: a new cluster begins with what the most advanced survivor has.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecoveryStatus {
     /// `InProgress`, `Complete` or `Cancelled`.

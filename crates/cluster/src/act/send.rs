@@ -1,9 +1,10 @@
 //! Each write as one request.
 
 use api::EtcdCluster;
-use api::cluster::BootstrapStatus;
+use api::cluster::{BootstrapStatus, RecoveryStatus};
 use api::names;
 use api::version::EtcdVersion;
+use etcd::ClusterId;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Service, Volume,
@@ -12,19 +13,32 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
-use runtime::member::{self, Member, Members};
+use runtime::member::{self, Member, Members, Seed, Source};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
 use crate::act::{Actor, Error, LONGEST};
-use crate::observed::{Intent, Role};
+use crate::observe::parse_cluster_id;
+use crate::observed::{Intent, Observed, Role};
 use crate::write::{Label, Start, State, Write};
 
 /// Field manager of what only the status can say: token, first members, cluster ID. It is not that of the
 /// report, so that no report, however old, can take them out.
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
+
+/// By how much the revision of a recovered cluster is raised: more than the lost members can have been ahead of the
+/// survivor, so that no revision a client has seen means another write. What etcd advises for restores.
+const LOST_REVISIONS: u64 = 1_000_000_000;
+
+/// What only the status can say.
+struct Identity {
+    intent: Intent,
+    cluster_id: Option<ClusterId>,
+    recovery: Option<RecoveryStatus>,
+    stale_approval: Option<String>,
+}
 
 impl Actor<'_> {
     /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
@@ -42,17 +56,29 @@ impl Actor<'_> {
                 cluster_id,
                 over,
             } => {
-                let id = cluster_id.map(|id| id.to_string());
-                self.record(intent, id, over).await
+                let record = Identity {
+                    intent: intent.clone(),
+                    cluster_id: *cluster_id,
+                    ..self.identity()
+                };
+                self.record(record, over).await
             }
             Write::RecordClusterId { cluster_id, over } => {
-                let intent = self.observed.intent.clone();
-                self.record(
-                    &intent.unwrap_or_else(no_intent),
-                    Some(cluster_id.to_string()),
-                    over,
-                )
-                .await
+                let record = Identity {
+                    cluster_id: Some(*cluster_id),
+                    ..self.identity()
+                };
+                self.record(record, over).await
+            }
+            Write::RecordRecovery(record) => {
+                let mut identity = self.identity();
+                if let Some((intent, cluster_id)) = &record.formed {
+                    identity.intent = intent.clone();
+                    identity.cluster_id = Some(*cluster_id);
+                }
+                identity.recovery.clone_from(&record.recovery);
+                identity.stale_approval.clone_from(&record.stale_approval);
+                self.record(identity, &record.over).await
             }
             Write::ApplyHeadless => self.apply(&member::headless_service(&self.members())).await,
             Write::ApplyClient { open } => {
@@ -96,9 +122,11 @@ impl Actor<'_> {
                 }
                 self.create(&service).await
             }
-            Write::OpenService { member } | Write::RepairService { member } => {
-                self.apply(&member::member_service(&self.members(), member))
-                    .await
+            // With its UID: a Service that is gone by now is not made anew under a name that was used.
+            Write::OpenService { member, uid } | Write::RepairService { member, uid } => {
+                let mut service = member::member_service(&self.members(), member);
+                service.metadata.uid = Some(uid.clone());
+                self.apply(&service).await
             }
             Write::MarkService {
                 member,
@@ -113,7 +141,7 @@ impl Actor<'_> {
             Write::DeleteDisk { member, uid } => {
                 self.delete::<PersistentVolumeClaim>(member, uid).await
             }
-            Write::CreatePod(start) => self.create(&self.pod(start)?).await,
+            Write::CreatePod(start) => self.create(&self.pod(start).await?).await,
             Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
             Write::LabelPod(label) => self.label::<Pod>(label).await,
             Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
@@ -152,13 +180,18 @@ impl Actor<'_> {
 
     /// The builder's input for this cluster.
     pub(super) fn members(&self) -> Members<'_> {
+        let status = self.cluster.status.as_ref();
+        let cluster_id = status.and_then(|status| status.cluster_id.as_deref());
         let token = self
             .observed
             .intent
             .as_ref()
             .map_or("", |intent| intent.token.as_str());
-        let status = self.cluster.status.as_ref();
-        let cluster_id = status.and_then(|status| status.cluster_id.as_deref());
+        self.members_of(token, cluster_id)
+    }
+
+    /// The same for a member of a cluster with this token and ID.
+    fn members_of<'b>(&'b self, token: &'b str, cluster_id: Option<&'b str>) -> Members<'b> {
         // The namespace of an object that was read is always there.
         let namespace = self
             .cluster
@@ -179,21 +212,44 @@ impl Actor<'_> {
         )
     }
 
+    /// What is recorded now. A record is always written whole: what its manager leaves out is taken out.
+    fn identity(&self) -> Identity {
+        let Observed {
+            intent,
+            cluster_id,
+            recovery,
+            ..
+        } = self.observed;
+        Identity {
+            intent: intent.clone().unwrap_or_else(no_intent),
+            cluster_id: *cluster_id,
+            recovery: recovery.record.clone(),
+            stale_approval: recovery.stale_approval.clone(),
+        }
+    }
+
     /// Invariant 10, and invariant 11: written only over the version that was read.
-    async fn record(
-        &self,
-        intent: &Intent,
-        cluster_id: Option<String>,
-        over: &str,
-    ) -> Result<Option<String>, Error> {
+    async fn record(&self, identity: Identity, over: &str) -> Result<Option<String>, Error> {
+        let Identity {
+            intent,
+            cluster_id,
+            recovery,
+            stale_approval,
+        } = identity;
         let bootstrap = BootstrapStatus {
-            token: intent.token.clone(),
-            members: intent.members.iter().cloned().collect(),
+            token: intent.token,
+            members: intent.members.into_iter().collect(),
         };
         let name = self.cluster.name_any();
         let mut status = json!({ "bootstrap": bootstrap });
         if let Some(id) = cluster_id {
-            status["clusterID"] = json!(id);
+            status["clusterID"] = json!(id.to_string());
+        }
+        if let Some(recovery) = recovery {
+            status["recovery"] = json!(recovery);
+        }
+        if let Some(approval) = stale_approval {
+            status["staleApproval"] = json!(approval);
         }
         let body = json!({
             "apiVersion": EtcdCluster::api_version(&()),
@@ -294,7 +350,9 @@ impl Actor<'_> {
             "ownerReferences": [apply::owner_reference(self.cluster)],
         });
         if let Some(role) = label.role {
-            metadata["labels"] = json!({ names::LABEL_ROLE: role_of(role).label() });
+            let token = names::token_label(&label.token);
+            metadata["labels"] =
+                json!({ names::LABEL_ROLE: role_of(role).label(), names::LABEL_TOKEN: token });
         }
         self.merge::<K>(&label.member, metadata).await.map(|_| None)
     }
@@ -321,7 +379,9 @@ impl Actor<'_> {
     }
 
     fn claim(&self, start: &Start) -> Option<PersistentVolumeClaim> {
-        let mut claim = member::volume_claim(&self.members(), &start.member)?;
+        let cluster_id = start.cluster_id.map(|id| id.to_string());
+        let members = self.members_of(&start.token, cluster_id.as_deref());
+        let mut claim = member::volume_claim(&members, &start.member)?;
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
@@ -332,13 +392,15 @@ impl Actor<'_> {
         Some(claim)
     }
 
-    fn pod(&self, start: &Start) -> Result<Pod, Error> {
+    async fn pod(&self, start: &Start) -> Result<Pod, Error> {
         let version = EtcdVersion::parse(&start.version).map_err(|source| Error::Version {
             member: start.member.clone(),
             source,
         })?;
-        let members = self.members();
+        let cluster_id = start.cluster_id.map(|id| id.to_string());
+        let members = self.members_of(&start.token, cluster_id.as_deref());
         let how = match start.state {
+            State::FromSurvivor => return self.seed(start, &members, &version).await,
             State::New => member::Start::Bootstrap {
                 members: start.initial.iter().cloned().collect(),
             },
@@ -356,6 +418,33 @@ impl Actor<'_> {
             start: how,
         };
         let mut pod = member::pod(&members, &one);
+        if start.durable {
+            on_its_disk(&mut pod, &start.member);
+        }
+        Ok(pod)
+    }
+
+    /// A pod that takes its data from the survivor the status names.
+    async fn seed(
+        &self,
+        start: &Start,
+        members: &Members<'_>,
+        version: &EtcdVersion,
+    ) -> Result<Pod, Error> {
+        let missing = |why: &str| Error::Missing(why.to_owned());
+        let record = self.observed.recovery.record.as_ref();
+        let record = record.ok_or_else(|| missing("no recovery is recorded"))?;
+        let from = parse_cluster_id(&record.from_cluster_id);
+        let from = from.ok_or_else(|| missing("status.recovery.fromClusterID is no cluster ID"))?;
+        let operator = self.image.get().await.map_err(Error::Missing)?;
+        let url = members.addresses().client_url(&record.survivor);
+        let seed = Seed {
+            member: &start.member,
+            version,
+            source: Source::member(&url, from, record.revision),
+            bump_revision: (version.minor() >= (3, 6)).then_some(LOST_REVISIONS),
+        };
+        let mut pod = member::seed_pod(members, seed, operator);
         if start.durable {
             on_its_disk(&mut pod, &start.member);
         }

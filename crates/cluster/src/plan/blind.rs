@@ -1,4 +1,4 @@
-//! A formed cluster without a trustworthy member list: what may be done all the same, and what is left.
+//! A formed cluster without a trustworthy member list: what may be done all the same.
 //!
 //! Invariant 1: nothing is removed, added or deleted here.
 
@@ -9,9 +9,7 @@ use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::membership::current_version;
-use crate::plan::quorum::quorum_of;
-use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, objects};
+use crate::plan::{Draft, objects, recovery};
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -24,10 +22,9 @@ pub(super) fn blind(
     draft: &mut Draft,
 ) {
     own(observed, intent, cluster_id, draft);
-    let initial: BTreeSet<String> = observed
-        .pods
-        .keys()
-        .chain(observed.disks.keys())
+    let names = observed.pods.keys().chain(observed.disks.keys());
+    let initial: BTreeSet<String> = names
+        .filter(|name| is_ours(observed, intent, name))
         .cloned()
         .collect();
     for name in &initial {
@@ -52,44 +49,20 @@ pub(super) fn blind(
         }
     }
     objects::troubles(observed, &initial, now, draft);
-    outlook(observed, why, draft);
+    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
 }
 
-/// Whether there is a way back without the user.
-fn outlook(observed: &Observed, why: &str, draft: &mut Draft) {
-    let keeps = |name: &&String| {
-        let (pod, disk) = (observed.pods.get(*name), observed.disks.get(*name));
-        view::data(pod, disk, observed.services.get(*name), true) == Data::There
-    };
-    let voters = &observed.reported_voters;
-    let left: Vec<&str> = voters.iter().filter(keeps).map(String::as_str).collect();
-    let needed = quorum_of(voters.len());
-    if voters.is_empty() || left.len() >= needed {
-        let soon = observed
-            .pods
-            .values()
-            .any(|pod| pod.addressed && !pod.terminating);
-        let look_again = if soon { SHORTLY } else { BLIND };
-        draft.wait(
-            "NoQuorum",
-            format!("no quorum of the members answers ({why}); nothing is changed until it does"),
-            look_again,
-        );
-        return;
-    }
-    let names = if left.is_empty() {
-        "none".to_owned()
-    } else {
-        left.join(", ")
-    };
-    let (left, all) = (left.len(), voters.len());
-    draft.problem(
-        "QuorumLost",
-        format!(
-            "the data of {left} of {all} voters is left ({names}) and a quorum needs {needed}: the cluster cannot \
-             come back by itself; restore it from a backup with an EtcdRestore"
-        ),
-    );
+/// Invariant 7: what carries the ID of another cluster is neither claimed nor started; nor what carries another
+/// token, such as a disk of the cluster before a recovery.
+fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
+    let pod = observed.pods.get(name).and_then(|pod| pod.token.as_ref());
+    let disk = observed
+        .disks
+        .get(name)
+        .and_then(|disk| disk.token.as_ref());
+    let token = pod.or(disk);
+    objects::another_cluster(observed, name).is_none()
+        && token.is_none_or(|token| *token == intent.token)
 }
 
 /// Children that were left behind by a deleted object and carry this cluster's token become ours.
@@ -101,12 +74,15 @@ fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut 
         token: intent.token.clone(),
         cluster_id: Some(cluster_id),
     };
-    for (name, disk) in observed.disks.iter().filter(|(_, disk)| !disk.owned) {
+    let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
+    let disks = observed.disks.iter();
+    for (name, disk) in disks.filter(|(name, disk)| orphan(name, disk.owned)) {
         draft.order(Order::Writes(vec![Write::LabelDisk(label(
             name, &disk.uid,
         ))]));
     }
-    for (name, pod) in observed.pods.iter().filter(|(_, pod)| !pod.owned) {
+    let pods = observed.pods.iter();
+    for (name, pod) in pods.filter(|(name, pod)| orphan(name, pod.owned)) {
         draft.order(Order::Writes(vec![Write::LabelPod(label(name, &pod.uid))]));
     }
 }

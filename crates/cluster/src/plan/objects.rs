@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Service, Trouble};
 use crate::plan::quorum::quorum_of;
+use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY};
 use crate::write::{Label, Order, Start, Write};
@@ -15,18 +16,34 @@ use crate::write::{Label, Order, Start, Write};
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
 const SLOW: Duration = Duration::from_secs(20);
 
-/// The Services of the whole cluster. Clients are let in once the cluster ID is recorded: nothing can be
-/// acknowledged through the client Service before.
+/// The Services of the whole cluster. Clients are let in once the cluster ID is recorded, in the status and on the pods
+/// and disks: nothing can be acknowledged through the client Service before.
 pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
     if observed.shared.headless != Kept::AsMade(()) {
         draft.order(Order::Writes(vec![Write::ApplyHeadless]));
     }
+    // Invariant 7: whatever is lost from now on, status included, what is left tells that there was a cluster.
+    let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
             draft.say("let clients in");
         }
         draft.order(Order::Writes(vec![Write::ApplyClient { open }]));
     }
+}
+
+/// Every pod and disk of this cluster carries its ID, and there are some.
+fn is_marked(observed: &Observed) -> bool {
+    let token = observed.intent.as_ref().map(|intent| &intent.token);
+    let pods = observed.pods.values().filter(|pod| pod.stays());
+    let pods = pods.map(|pod| (&pod.token, pod.cluster_id));
+    let disks = observed.disks.values().filter(|disk| !disk.terminating);
+    let disks = disks.map(|disk| (&disk.token, disk.cluster_id));
+    let mut ours = pods
+        .chain(disks)
+        .filter(|(of, _)| of.as_ref() == token)
+        .peekable();
+    ours.peek().is_some() && ours.all(|(_, cluster_id)| cluster_id == observed.cluster_id)
 }
 
 /// The disruption budget: as many voters as a quorum stay through a drain.
@@ -101,11 +118,13 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
             draft.say(format!("repair the Service of {name}"));
             draft.order(Order::Writes(vec![Write::RepairService {
                 member: name.to_owned(),
+                uid: service.uid.clone(),
             }]));
         }
         Some(service) if service.closed && open => {
             draft.order(Order::Writes(vec![Write::OpenService {
                 member: name.to_owned(),
+                uid: service.uid.clone(),
             }]));
         }
         Some(_) => {}
@@ -150,11 +169,23 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
 
 /// Pods, disks and Services of members that are not in the list any more. The list was read after them, so
 /// nothing here belongs to a member that has just been added (invariant 5).
-pub(super) fn leftovers(observed: &Observed, view: &View, draft: &mut Draft) {
+pub(super) fn leftovers(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
     let names = view.names();
     for name in all_names(observed) {
         if names.contains(&name) || is_reserved(observed, &name) {
             continue;
+        }
+        match leftover(observed, (desired, view), &name) {
+            Leftover::Ordinary => {}
+            Leftover::Stays => continue,
+            Leftover::KeepsDisk => {
+                discard_all_but_disk(observed, &name, draft);
+                continue;
+            }
+            Leftover::Goes => {
+                discard(observed, &name, draft);
+                continue;
+            }
         }
         // Invariant 7: what carries the ID of another cluster is not ours to delete.
         if let Some(other) = another_cluster(observed, &name) {
@@ -193,6 +224,20 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
 
 /// Deletes what there is under this name: exactly the objects that were seen.
 pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
+    let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
+    let disk = disk.map(|disk| Write::DeleteDisk {
+        member: name.to_owned(),
+        uid: disk.uid.clone(),
+    });
+    discard_with(observed, name, disk, draft);
+}
+
+/// The same without its disk.
+fn discard_all_but_disk(observed: &Observed, name: &str, draft: &mut Draft) {
+    discard_with(observed, name, None, draft);
+}
+
+fn discard_with(observed: &Observed, name: &str, disk: Option<Write>, draft: &mut Draft) {
     let mut writes = Vec::new();
     if let Some(pod) = observed.pods.get(name)
         && !pod.terminating
@@ -202,14 +247,7 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
             uid: pod.uid.clone(),
         });
     }
-    if let Some(disk) = observed.disks.get(name)
-        && !disk.terminating
-    {
-        writes.push(Write::DeleteDisk {
-            member: name.to_owned(),
-            uid: disk.uid.clone(),
-        });
-    }
+    writes.extend(disk);
     // The name stays resolvable as long as the pod does: a removed member still hears that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)

@@ -35,7 +35,7 @@ impl Witness {
                 "invariant 7: a formed cluster is bootstrapped again\n{}",
                 said(plan)
             ),
-            Order::Reserve { .. } => Vec::new(),
+            Order::Reserve { .. } | Order::Recover(_) => Vec::new(),
         });
         let destroys = |write: &Write| {
             matches!(

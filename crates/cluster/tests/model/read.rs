@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::observed::{Cause, Disk, Ending, Observed, Pod, Seen, Service, Trouble};
+use cluster::observed::{Cause, Disk, Ending, Observed, Pod, Recovery, Seen, Service, Trouble};
 use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
@@ -37,7 +37,7 @@ impl World {
     fn read_pod(&self, name: &str, pod: &WorldPod) -> Pod {
         let held = self.held.contains(name) && !pod.running;
         let initial = match pod.start.state {
-            State::OnDisk => BTreeSet::from([name.to_owned()]),
+            State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
             State::New | State::Join => pod.start.initial.clone(),
         };
         Pod {
@@ -109,6 +109,7 @@ impl World {
             shared: self.shared.clone(),
             members: Seen::Unknown("no member runs".to_owned()),
             statuses: BTreeMap::new(),
+            recovery: Recovery::default(),
         };
         self.ask_etcd(&mut observed);
         observed

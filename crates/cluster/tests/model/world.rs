@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use cluster::observed::{Desired, Intent, Kept, Role, Shared};
+use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Role, Shared};
 use cluster::write::{Draw, Start, State};
 use etcd::ClusterId;
 
@@ -133,6 +133,10 @@ impl World {
             image: format!("etcd:v{}", self.version),
             spec_hash: "hash".to_owned(),
             replace_after: std::time::Duration::from_secs(6),
+            recovery: RecoveryRule {
+                automatic: false,
+                after: std::time::Duration::from_secs(6),
+            },
             paused: false,
             budget: true,
             invalid: None,
@@ -209,7 +213,7 @@ impl World {
         let member = match pod.start.state {
             State::New => Some(self.first_member(&pod.start)),
             State::Join => self.joining_member(&pod.start),
-            State::OnDisk => None,
+            State::OnDisk | State::FromSurvivor => None,
         };
         match member {
             Some(member) => {

@@ -30,6 +30,7 @@ impl World {
             Write::RecordClusterId { cluster_id, over } => {
                 self.record(None, Some(*cluster_id), over)
             }
+            Write::RecordRecovery(_) => Answer::Failed,
             Write::ApplyHeadless => {
                 self.shared.headless = Kept::AsMade(());
                 Answer::Done(None)

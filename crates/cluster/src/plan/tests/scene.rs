@@ -7,7 +7,8 @@ use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 
 use crate::observed::{
-    Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Role, Seen, Service, Shared, Trouble,
+    Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Role, Seen,
+    Service, Shared, Trouble,
 };
 use crate::plan::{Plan, plan};
 use crate::write::{Draw, Write, chains};
@@ -39,6 +40,10 @@ impl Scene {
             image: "etcd:v3.6.16".into(),
             spec_hash: "hash".into(),
             replace_after: Duration::from_mins(1),
+            recovery: RecoveryRule {
+                automatic: false,
+                after: Duration::from_mins(1),
+            },
             paused: false,
             budget: true,
             invalid: None,
@@ -64,6 +69,7 @@ impl Scene {
             },
             members: Seen::Unknown("no member runs".into()),
             statuses: BTreeMap::new(),
+            recovery: Recovery::default(),
         };
         Self { desired, observed }
     }

@@ -1,0 +1,66 @@
+//! What is read when no quorum answers: who the members say the members are, and the seed of a recovery.
+
+use api::EtcdCluster;
+use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase};
+use api::conditions::ConditionType;
+use api::names;
+use etcd::Etcd;
+use futures::future::join_all;
+use kube::ResourceExt;
+
+use crate::observe::{Look, seen};
+use crate::observed::{Observed, Recovery, SeedAnswer, Seen};
+
+/// What the object says.
+pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
+    let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
+    let available = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == ConditionType::Available.as_str());
+    Recovery {
+        record: status.recovery.clone(),
+        approval: approval.cloned(),
+        stale_approval: status.stale_approval.clone(),
+        unavailable_since: available
+            .filter(|condition| condition.status == "False")
+            .map(|condition| condition.last_transition_time.0),
+        last_backup: status.last_backup.as_ref().map(backup),
+        ..Recovery::default()
+    }
+}
+
+fn backup(last: &LastBackup) -> String {
+    let location = last.location.as_deref().unwrap_or(&last.name);
+    match last.revision {
+        Some(revision) => format!("{location} at revision {revision}"),
+        None => location.to_owned(),
+    }
+}
+
+/// Asks what is only worth asking without a quorum.
+pub(super) async fn ask(etcd: &dyn Etcd, look: &Look, observed: &mut Observed) {
+    if observed.cluster_id.is_none() || observed.members.known().is_some() {
+        return;
+    }
+    let answer = observed.statuses.iter();
+    let answer = answer.filter(|(_, seen)| seen.known().is_some());
+    let urls = answer.filter_map(|(name, _)| look.urls.get(name));
+    let lists = join_all(urls.map(|url| etcd.local_members(url)));
+    let (lists, seed) = tokio::join!(lists, seed(etcd, look, observed));
+    observed.recovery.local = lists.into_iter().filter_map(Result::ok).collect();
+    observed.recovery.seed = seed;
+}
+
+/// The first member of the new cluster; `None` without one that could answer.
+async fn seed(etcd: &dyn Etcd, look: &Look, observed: &Observed) -> Option<Seen<SeedAnswer>> {
+    let record = observed.recovery.record.as_ref()?;
+    let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
+    // Before its data is there nothing listens.
+    observed.pods.get(name).filter(|pod| pod.running)?;
+    let url = look.urls.get(name)?;
+    let via = [url.clone()];
+    let (list, status) = tokio::join!(etcd.members(&via), etcd.status(url));
+    let answer = list.and_then(|list| status.map(|status| SeedAnswer { list, status }));
+    Some(seen(answer))
+}

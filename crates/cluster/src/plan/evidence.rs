@@ -1,0 +1,205 @@
+//! What is left of a cluster whose quorum does not answer. Judges, and decides nothing.
+//!
+//! Who votes is known from the report in the status, and from the lists that members have locally; each may be
+//! behind. So a loss counts only when every list there is says so, and without a list nothing counts as lost
+//! (invariant 1).
+
+use std::collections::BTreeSet;
+
+use api::names::member_of_url;
+use etcd::{ClusterId, Members, Status};
+
+use crate::observed::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::{self, Data};
+
+/// A member that has data, as far as Kubernetes tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Member {
+    /// It answers and knows no leader: it is what is left.
+    Survives(Box<Status>),
+    /// It answers and knows a leader: the quorum is not lost, or comes back.
+    Led,
+    /// It does not answer, and may yet.
+    Silent(String),
+    /// It does not answer and never will: its data is damaged.
+    Damaged(String),
+}
+
+/// What is left.
+#[derive(Clone, Debug)]
+pub(super) struct Evidence {
+    /// Everybody who votes by any list.
+    pub(super) voters: BTreeSet<String>,
+    /// The members that have data.
+    pub(super) members: Vec<(String, Member)>,
+    /// The data of a majority is gone, or goes with pods that are being deleted.
+    pub(super) is_lost: bool,
+    /// The data of a majority is gone: nothing in Kubernetes is left of those members.
+    pub(super) is_lost_for_sure: bool,
+    /// No quorum answers, whatever is left of the others.
+    pub(super) is_silent: bool,
+}
+
+impl Evidence {
+    /// From what Kubernetes has of this cluster and what its members answer.
+    pub(super) fn new(observed: &Observed, intent: &Intent, cluster_id: ClusterId) -> Self {
+        let lists = lists(observed, cluster_id);
+        let names: BTreeSet<&String> = observed.pods.keys().chain(observed.disks.keys()).collect();
+        let members: Vec<(String, Member)> = names
+            .into_iter()
+            .filter(|name| has_data(observed, intent, name))
+            .map(|name| (name.clone(), member(observed, cluster_id, name)))
+            .collect();
+        let led = members.iter().any(|(_, member)| *member == Member::Led);
+        // Every list has to have fewer than a quorum of such members.
+        let too_few = |counts: &dyn Fn(&str) -> bool| {
+            let few = |list: &BTreeSet<String>| {
+                list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
+            };
+            !led && !lists.is_empty() && lists.iter().all(few)
+        };
+        let survives = |name: &str| {
+            let found = members.iter().find(|(other, _)| other == name);
+            found.is_some_and(|(_, member)| matches!(member, Member::Survives(_)))
+        };
+        Self {
+            is_lost: too_few(&|name| has_data(observed, intent, name)),
+            is_lost_for_sure: too_few(&|name| is_something_left(observed, intent, name)),
+            is_silent: too_few(&survives),
+            voters: lists.iter().flatten().cloned().collect(),
+            members,
+        }
+    }
+
+    /// The survivor to go on from: the one that knows most to be committed, then the one that has applied most.
+    pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
+        let survivors = self.members.iter().filter_map(|(name, member)| {
+            let Member::Survives(status) = member else {
+                return None;
+            };
+            gives_snapshots(status).then_some((name.as_str(), status.as_ref()))
+        });
+        let progress = |status: &Status| {
+            (
+                status.raft_index,
+                status.raft_applied_index,
+                status.revision,
+                !status.is_learner,
+            )
+        };
+        // The first of several that are equal: two operators choose the same.
+        survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
+            Some(best) if progress(best.1) >= progress(next.1) => Some(best),
+            _ => Some(next),
+        })
+    }
+
+    /// The voters whose data is gone or going.
+    pub(super) fn lost(&self) -> Vec<String> {
+        let has_data = |name: &String| self.members.iter().any(|(other, _)| other == name);
+        let lost = self.voters.iter().filter(|name| !has_data(name));
+        lost.cloned().collect()
+    }
+
+    /// The members that may yet answer, and why they do not.
+    pub(super) fn silent(&self) -> Vec<(&str, &str)> {
+        let silent = self.members.iter().filter_map(|(name, member)| {
+            if let Member::Silent(why) = member {
+                return Some((name.as_str(), why.as_str()));
+            }
+            None
+        });
+        silent.collect()
+    }
+}
+
+/// The voters by each list: the report, unless it is of the cluster before a recovery, and what members answer.
+fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
+    let mut lists = Vec::new();
+    let report = &observed.reported_voters;
+    if !report.is_empty() && !is_of_former_cluster(observed, report) {
+        lists.push(report.clone());
+    }
+    let local = observed.recovery.local.iter();
+    let ours = local.filter(|list| list.cluster_id == cluster_id && !list.members.is_empty());
+    lists.extend(ours.map(voters));
+    lists
+}
+
+fn is_of_former_cluster(observed: &Observed, report: &BTreeSet<String>) -> bool {
+    observed.recovery.former().is_some_and(|record| {
+        let mut former = record
+            .lost_members
+            .iter()
+            .chain(&record.silent_members)
+            .chain([&record.survivor]);
+        former.any(|name| report.contains(name))
+    })
+}
+
+fn voters(list: &Members) -> BTreeSet<String> {
+    let voters = list.members.iter().filter(|member| !member.is_learner);
+    let name = |member: &etcd::Member| {
+        let named = member.peer_urls.iter().find_map(|url| member_of_url(url));
+        named.unwrap_or(&member.name).to_owned()
+    };
+    voters.map(name).collect()
+}
+
+fn pod<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Pod> {
+    let ours = |pod: &&Pod| pod.token.as_ref() == Some(&intent.token);
+    observed.pods.get(name).filter(ours)
+}
+
+fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Disk> {
+    let ours = |disk: &&Disk| disk.token.as_ref() == Some(&intent.token);
+    observed.disks.get(name).filter(ours)
+}
+
+fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
+    let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
+    (pod.is_some() || disk.is_some())
+        && view::data(pod, disk, observed.services.get(name), true) == Data::There
+}
+
+/// A pod that is being deleted may stand for a container that runs, on a node that does not answer.
+fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
+    let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
+    pod.is_some() || disk(observed, intent, name).is_some()
+}
+
+fn member(observed: &Observed, cluster_id: ClusterId, name: &str) -> Member {
+    match observed.statuses.get(name) {
+        Some(Seen::Known(status)) if status.cluster_id != cluster_id => {
+            Member::Silent("a member of another cluster answers at its address".to_owned())
+        }
+        Some(Seen::Known(status)) if status.leader.is_some() => Member::Led,
+        Some(Seen::Known(status)) => Member::Survives(Box::new(status.clone())),
+        Some(Seen::Unknown(why)) => damaged(observed, name).unwrap_or(Member::Silent(why.clone())),
+        None => damaged(observed, name).unwrap_or_else(|| Member::Silent(unheard(observed, name))),
+    }
+}
+
+fn damaged(observed: &Observed, name: &str) -> Option<Member> {
+    let ending = observed.pods.get(name)?.ending.as_ref()?;
+    match &ending.cause {
+        Cause::Data(why) => Some(Member::Damaged(why.clone())),
+        _ => None,
+    }
+}
+
+fn unheard(observed: &Observed, name: &str) -> String {
+    let Some(pod) = observed.pods.get(name) else {
+        return "its pod is made again".to_owned();
+    };
+    let trouble = pod.trouble.as_ref().map(Trouble::message);
+    trouble.map_or_else(|| "its pod is starting".to_owned(), str::to_owned)
+}
+
+/// Before 3.5 a learner refuses every stream (`isRPCSupportedForLearner` and the interceptors in etcd's
+/// `api/v3rpc`).
+fn gives_snapshots(status: &Status) -> bool {
+    let version = semver::Version::parse(status.version.trim_start_matches('v'));
+    !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))
+}

@@ -1,0 +1,630 @@
+//! The way back from a lost quorum: a new cluster that begins with what the most advanced survivor has.
+//!
+//! Everything is decided before anything is made, and the decision is recorded first (invariant 10). The survivor
+//! and whatever else is left stays untouched until the new cluster answers and is recorded (invariant 9). Until
+//! then nothing is deleted, and a quorum that comes back cancels the recovery.
+//!
+//! Invariant 16: there is never a choice of two clusters for clients. The client Service has no endpoints from the
+//! record of the recovery until the old pods are gone.
+
+use std::fmt::Write as _;
+
+use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
+use api::names::ANNOTATION_RECOVER;
+use etcd::{ClusterId, Status};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
+use crate::plan::evidence::{Evidence, Member};
+use crate::plan::membership::current_version;
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::View;
+use crate::plan::{BLIND, Draft, SHORTLY, objects};
+use crate::write::{Order, RecoveryRecord, Start, State, Write};
+
+/// What the user's approval says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Approval<'a> {
+    None,
+    Given,
+    /// It was there before the quorum was lost.
+    Stale,
+    /// It names another cluster.
+    Wrong(&'a str),
+}
+
+fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
+    let Some(text) = observed.recovery.approval.as_deref() else {
+        return Approval::None;
+    };
+    if !names(text, cluster_id) {
+        Approval::Wrong(text)
+    } else if observed.recovery.stale_approval.is_some() {
+        Approval::Stale
+    } else {
+        Approval::Given
+    }
+}
+
+fn names(text: &str, cluster_id: ClusterId) -> bool {
+    u64::from_str_radix(text.trim(), 16).ok().map(ClusterId) == Some(cluster_id)
+}
+
+fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
+    let record = observed.recovery.record.as_ref()?;
+    (record.phase == RecoveryPhase::InProgress).then_some(record)
+}
+
+/// Whether the client Service may have endpoints. Invariant 16: not while a recovery is under way, and not while a
+/// pod of another cluster that it was about could be among them.
+pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
+    if in_progress(observed).is_some() {
+        return false;
+    }
+    let Some(record) = &observed.recovery.record else {
+        return true;
+    };
+    let other = |pod: &Pod| {
+        let concerned = [&record.token, &record.from_token];
+        let token = pod.token.as_ref();
+        token != Some(&intent.token) && token.is_some_and(|token| concerned.contains(&token))
+    };
+    // A pod that is ending and not ready is no endpoint, however long its node holds it.
+    let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
+    !observed.pods.values().any(|pod| counts(&pod))
+}
+
+/// A quorum answers: a recovery under way is cancelled, and an approval that is there now approves no later one.
+pub(super) fn settle(
+    observed: &Observed,
+    cluster_id: ClusterId,
+    now: Timestamp,
+    draft: &mut Draft,
+) {
+    let given = observed.recovery.approval.as_ref();
+    let stale = given.filter(|text| names(text, cluster_id)).cloned();
+    let mut record = observed.recovery.record.clone();
+    if let Some(recovery) = record
+        .as_mut()
+        .filter(|record| record.phase == RecoveryPhase::InProgress)
+    {
+        let why = "a quorum of the members answers again; nothing was changed";
+        cancel(recovery, why, now);
+        draft.say("cancel the recovery: a quorum answers again");
+    } else if stale == observed.recovery.stale_approval {
+        return;
+    }
+    write(observed, record, stale, draft);
+}
+
+fn cancel(recovery: &mut RecoveryStatus, why: &str, now: Timestamp) {
+    recovery.phase = RecoveryPhase::Cancelled;
+    recovery.completion_time = Some(Time(now));
+    recovery.message = Some(why.to_owned());
+}
+
+fn write(
+    observed: &Observed,
+    recovery: Option<RecoveryStatus>,
+    stale_approval: Option<String>,
+    draft: &mut Draft,
+) {
+    let record = RecoveryRecord {
+        recovery,
+        stale_approval,
+        formed: None,
+        over: observed.resource_version.clone(),
+    };
+    draft.order(Order::Writes(vec![Write::RecordRecovery(Box::new(record))]));
+}
+
+/// No quorum answers: what is left, what is done about it, or what has to be decided.
+pub(super) fn without_quorum(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    intent: &Intent,
+    cluster_id: ClusterId,
+    why: &str,
+    draft: &mut Draft,
+) {
+    if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
+        // Taken off: the next one counts.
+        write(observed, observed.recovery.record.clone(), None, draft);
+    }
+    let evidence = Evidence::new(observed, intent, cluster_id);
+    if let Some(record) = in_progress(observed) {
+        go_on((desired, observed, now), &evidence, record, draft);
+        return;
+    }
+    let approval = approval(observed, cluster_id);
+    let scene = Scene {
+        desired,
+        observed,
+        now,
+        cluster_id,
+        evidence: &evidence,
+    };
+    if evidence.is_lost {
+        scene.lost(intent, approval, draft);
+    } else {
+        scene.silent(intent, approval, why, draft);
+    }
+    refuse(approval, cluster_id, draft);
+}
+
+/// Why an approval is none.
+fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
+    match approval {
+        Approval::Wrong(text) => draft.problem(
+            "RecoveryRefused",
+            format!(
+                "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, and this is cluster {cluster_id}: \
+                 nothing is recovered"
+            ),
+        ),
+        Approval::Stale => draft.problem(
+            "RecoveryRefused",
+            format!(
+                "the annotation {ANNOTATION_RECOVER} was there before the quorum was lost: remove it and set it \
+                 again to approve the recovery"
+            ),
+        ),
+        Approval::None | Approval::Given => {}
+    }
+}
+
+struct Scene<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    now: Timestamp,
+    cluster_id: ClusterId,
+    evidence: &'a Evidence,
+}
+
+impl Scene<'_> {
+    /// Quorum has been lost for as long as the spec asks for.
+    fn is_overdue(&self) -> bool {
+        let since = self.observed.recovery.unavailable_since;
+        since.is_some_and(|since| objects::age(since, self.now) >= self.desired.recovery.after)
+    }
+
+    /// The disks of a quorum may be there: the members are waited for. Only a person may know better.
+    fn silent(&self, intent: &Intent, approval: Approval, why: &str, draft: &mut Draft) {
+        let soon = self
+            .observed
+            .pods
+            .values()
+            .any(|pod| pod.addressed && !pod.terminating);
+        let mut text =
+            format!("no quorum of the members answers ({why}); nothing is changed until it does");
+        let survivor = self.evidence.most_advanced();
+        if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
+            if approval == Approval::Given && self.is_overdue() {
+                self.begin(
+                    intent,
+                    (survivor, status),
+                    RecoveryApproval::Annotation,
+                    draft,
+                );
+                return;
+            }
+            if approval == Approval::Given {
+                let after = self.desired.recovery.after.as_secs();
+                let _ = write!(
+                    text,
+                    "; the recovery is approved and begins when that has lasted for {after} s"
+                );
+            } else if self.is_overdue() {
+                let silent: Vec<&str> = self.evidence.silent().iter().map(|(n, _)| *n).collect();
+                let _ = write!(
+                    text,
+                    ". If {} will never come back, go on from {survivor} at revision {}: {}",
+                    silent.join(", "),
+                    status.revision,
+                    self.how()
+                );
+            }
+        }
+        let look_again = if soon { SHORTLY } else { BLIND };
+        draft.wait("NoQuorum", text, look_again);
+    }
+
+    /// The cluster cannot come back by itself.
+    fn lost(&self, intent: &Intent, approval: Approval, draft: &mut Draft) {
+        let text = self.what_is_left();
+        let Some(survivor) = self.evidence.most_advanced() else {
+            let answers = if self.evidence.members.is_empty() {
+                let backup = self.observed.recovery.last_backup.as_ref();
+                let backup = backup
+                    .map(|backup| format!(" (the last one known: {backup})"))
+                    .unwrap_or_default();
+                format!("restore it from a backup with an EtcdRestore{backup}")
+            } else {
+                draft.requeue = draft.requeue.min(BLIND);
+                "no member that is left answers, and one is needed to go on from; or restore the cluster from a \
+                 backup with an EtcdRestore"
+                    .to_owned()
+            };
+            draft.problem("QuorumLost", format!("{text}; {answers}"));
+            return;
+        };
+        let (way, by) = self.decide(approval);
+        draft.problem("QuorumLost", format!("{text}; {way}"));
+        match by {
+            Some(by) => self.begin(intent, survivor, by, draft),
+            None => draft.requeue = draft.requeue.min(BLIND),
+        }
+    }
+
+    /// The way on in words, and who decided, once that can be acted upon.
+    fn decide(&self, approval: Approval) -> (String, Option<RecoveryApproval>) {
+        let silent = self.evidence.silent();
+        let after = self.desired.recovery.after.as_secs();
+        if approval == Approval::Given {
+            // Whoever may yet answer may be more advanced.
+            if !silent.is_empty() && !self.is_overdue() {
+                let text = format!(
+                    "the recovery is approved and waits, up to {after} s, for {}",
+                    said(&silent)
+                );
+                return (text, None);
+            }
+            return (
+                "the recovery is approved".to_owned(),
+                Some(RecoveryApproval::Annotation),
+            );
+        }
+        if !self.desired.recovery.automatic {
+            return (self.how(), None);
+        }
+        let why = if !self.evidence.is_lost_for_sure {
+            "waits until nothing is left of the lost members in Kubernetes: a pod that is being deleted may still run"
+                .to_owned()
+        } else if !silent.is_empty() {
+            format!("waits for {}", said(&silent))
+        } else if !self.is_overdue() {
+            format!("begins when quorum has been lost for {after} s")
+        } else {
+            return (
+                "spec.recovery.policy lets the recovery begin".to_owned(),
+                Some(RecoveryApproval::Policy),
+            );
+        };
+        (
+            format!("the automatic recovery {why}; or {}", self.how()),
+            None,
+        )
+    }
+
+    fn how(&self) -> String {
+        let cluster_id = self.cluster_id;
+        format!(
+            "set the annotation {ANNOTATION_RECOVER}={cluster_id} on the EtcdCluster to begin a new cluster with what \
+             the most advanced survivor has, or restore a backup with an EtcdRestore"
+        )
+    }
+
+    fn what_is_left(&self) -> String {
+        let Self {
+            cluster_id,
+            evidence,
+            ..
+        } = self;
+        let all = evidence.voters.len();
+        let left: Vec<String> = evidence
+            .members
+            .iter()
+            .filter(|(name, _)| evidence.voters.contains(name))
+            .map(|(name, member)| match member {
+                Member::Survives(status) => format!("{name} at revision {}", status.revision),
+                Member::Led => name.clone(),
+                Member::Silent(why) => format!("{name}, which does not answer: {why}"),
+                Member::Damaged(why) => format!("{name}, which is damaged: {why}"),
+            })
+            .collect();
+        let (count, needed) = (left.len(), quorum_of(all));
+        let left = if left.is_empty() {
+            "none".to_owned()
+        } else {
+            left.join("; ")
+        };
+        format!(
+            "the data of {count} of {all} voters of cluster {cluster_id} is left ({left}) and a quorum needs {needed}: \
+             it cannot come back by itself"
+        )
+    }
+
+    /// Invariant 10: the decision is in the API server before anything is made.
+    fn begin(
+        &self,
+        intent: &Intent,
+        (survivor, status): (&str, &Status),
+        approved_by: RecoveryApproval,
+        draft: &mut Draft,
+    ) {
+        let evidence = self.evidence;
+        let silent = evidence.silent();
+        let recovery = RecoveryStatus {
+            phase: RecoveryPhase::InProgress,
+            approved_by,
+            from_cluster_id: self.cluster_id.to_string(),
+            from_token: intent.token.clone(),
+            survivor: survivor.to_owned(),
+            revision: status.revision,
+            lost_members: evidence.lost(),
+            silent_members: silent.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            // Drawn when the order is taken apart: the planner draws nothing.
+            member: String::new(),
+            token: String::new(),
+            to_cluster_id: None,
+            start_time: Some(Time(self.now)),
+            completion_time: None,
+            message: None,
+        };
+        draft.say(format!(
+            "record the recovery from {survivor} at revision {}",
+            status.revision
+        ));
+        draft.order(Order::Recover(Box::new(RecoveryRecord {
+            recovery: Some(recovery),
+            stale_approval: self.observed.recovery.stale_approval.clone(),
+            formed: None,
+            over: self.observed.resource_version.clone(),
+        })));
+    }
+}
+
+fn said(silent: &[(&str, &str)]) -> String {
+    let each = silent.iter().map(|(name, why)| format!("{name} ({why})"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// A recovery is under way: the seed is made, and recorded when it answers.
+fn go_on(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    evidence: &Evidence,
+    record: &RecoveryStatus,
+    draft: &mut Draft,
+) {
+    let RecoveryStatus {
+        survivor,
+        revision,
+        member,
+        from_cluster_id,
+        ..
+    } = record;
+    draft.problem(
+        "QuorumLost",
+        format!(
+            "cluster {from_cluster_id} is being recovered: {member} begins a new one with what {survivor} has at \
+             revision {revision}"
+        ),
+    );
+    match &observed.recovery.seed {
+        Some(Seen::Known(answer)) => {
+            let (id, serves) = (answer.list.cluster_id, answer.status.revision);
+            let one = answer.list.members.len() == 1 && answer.status.leader.is_some();
+            if one && id.to_string() != *from_cluster_id && serves >= *revision {
+                complete(observed, record, (id, serves), now, draft);
+                return;
+            }
+            let text = format!(
+                "{member} answers for cluster {id} with {} members at revision {serves}, which is not what {survivor} \
+                 had: nothing is recorded",
+                answer.list.members.len()
+            );
+            draft.problem("RecoveryFailed", text);
+            draft.requeue = draft.requeue.min(BLIND);
+            return;
+        }
+        Some(Seen::Unknown(_)) | None => {}
+    }
+    if give_up(observed, evidence, record, now, draft) {
+        return;
+    }
+    start(desired, observed, record, draft);
+    let pod = observed.pods.get(member);
+    let why = pod
+        .and_then(|pod| pod.trouble.as_ref())
+        .map(|trouble| format!(": {}", trouble.message()))
+        .unwrap_or_default();
+    let look_again = if pod.is_some_and(|pod| pod.running) {
+        SHORTLY
+    } else {
+        BLIND
+    };
+    let text = format!("{member} takes its data from {survivor}{why}");
+    draft.wait("SeedStarting", text, look_again);
+}
+
+/// The survivor is lost before the seed has its data: another one, if there is one. Without another one the seed
+/// may hold the last copy, and it is waited for.
+fn give_up(
+    observed: &Observed,
+    evidence: &Evidence,
+    record: &RecoveryStatus,
+    now: Timestamp,
+    draft: &mut Draft,
+) -> bool {
+    let has_data = |name: &str| evidence.members.iter().any(|(other, _)| other == name);
+    let runs = observed
+        .pods
+        .get(&record.member)
+        .is_some_and(|pod| pod.running);
+    if has_data(&record.survivor) || runs {
+        return false;
+    }
+    if evidence.most_advanced().is_none() {
+        let text = format!(
+            "{} is lost, and {} has not begun to serve: if it does not, restore a backup with an EtcdRestore",
+            record.survivor, record.member
+        );
+        draft.problem("SurvivorLost", text);
+        return false;
+    }
+    let mut given_up = record.clone();
+    let why = format!("{} was lost before its data was copied", record.survivor);
+    cancel(&mut given_up, &why, now);
+    draft.say(format!("give the recovery up: {why}"));
+    let stale = observed.recovery.stale_approval.clone();
+    write(observed, Some(given_up), stale, draft);
+    true
+}
+
+fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft: &mut Draft) {
+    let name = &record.member;
+    let start = Start {
+        member: name.clone(),
+        state: State::FromSurvivor,
+        initial: [name.clone()].into(),
+        role: Role::Voter,
+        durable: desired.durable || observed.disks.contains_key(name),
+        version: current_version(desired, observed),
+        token: record.token.clone(),
+        cluster_id: None,
+    };
+    let service = observed.services.get(name);
+    let (pod, disk) = (
+        observed.pods.contains_key(name),
+        observed.disks.contains_key(name),
+    );
+    if pod {
+        objects::serve(name, service, true, draft);
+        return;
+    }
+    // Invariant 16: whatever happened to the client Service, it is closed before the seed can be ready.
+    let mut writes = vec![Write::ApplyClient { open: false }];
+    match service {
+        None => writes.push(Write::CreateService {
+            member: name.clone(),
+            started: true,
+            closed: false,
+        }),
+        Some(service) if !service.started => writes.push(objects::mark(name, service)),
+        Some(_) => {}
+    }
+    if disk {
+        writes.push(Write::CreatePod(start));
+    } else {
+        writes.extend(objects::disk_and_pod(start));
+    }
+    draft.say(format!("start {name} with the data of {}", record.survivor));
+    draft.order(Order::Writes(writes));
+}
+
+/// The seed answers with what the survivor had. In one write: the new cluster and what became of the old one.
+fn complete(
+    observed: &Observed,
+    record: &RecoveryStatus,
+    (id, serves): (ClusterId, i64),
+    now: Timestamp,
+    draft: &mut Draft,
+) {
+    let RecoveryStatus {
+        survivor,
+        revision,
+        from_cluster_id,
+        lost_members,
+        silent_members,
+        ..
+    } = record;
+    let mut lost = lost_members.join(", ");
+    if !silent_members.is_empty() {
+        let separator = if lost.is_empty() { "" } else { "; " };
+        let _ = write!(
+            lost,
+            "{separator}{} did not answer",
+            silent_members.join(", ")
+        );
+    }
+    let message = format!(
+        "cluster {from_cluster_id} lost its quorum (lost: {lost}); cluster {id} goes on from what {survivor} had at \
+         revision {revision} and serves revision {serves}. Writes acknowledged after revision {revision} by the lost \
+         members may be missing"
+    );
+    let recovery = RecoveryStatus {
+        phase: RecoveryPhase::Complete,
+        to_cluster_id: Some(id.to_string()),
+        completion_time: Some(Time(now)),
+        message: Some(message),
+        ..record.clone()
+    };
+    let intent = Intent {
+        token: record.token.clone(),
+        members: [record.member.clone()].into(),
+    };
+    draft.say(format!("record cluster {id} in place of {from_cluster_id}"));
+    let over = observed.resource_version.clone();
+    draft.order(Order::Writes(vec![Write::RecordRecovery(Box::new(
+        RecoveryRecord {
+            recovery: Some(recovery),
+            stale_approval: None,
+            formed: Some((intent, id)),
+            over,
+        },
+    ))]));
+}
+
+/// What may be done with what a former cluster left, or a recovery that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leftover {
+    /// It has nothing to do with a recovery.
+    Ordinary,
+    /// It stays for now.
+    Stays,
+    /// Its pod and Service go, its disk stays.
+    KeepsDisk,
+    /// All of it goes.
+    Goes,
+}
+
+/// Judges an object that belongs to no member of the list.
+pub(super) fn leftover(
+    observed: &Observed,
+    (desired, view): (&Desired, &View),
+    name: &str,
+) -> Leftover {
+    let Some(record) = &observed.recovery.record else {
+        return Leftover::Ordinary;
+    };
+    if record.phase == RecoveryPhase::InProgress {
+        // It is cancelled first.
+        return if *name == record.member {
+            Leftover::Stays
+        } else {
+            Leftover::Ordinary
+        };
+    }
+    let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
+    let token = pod
+        .and_then(|pod| pod.token.as_ref())
+        .or(disk.and_then(|disk| disk.token.as_ref()));
+    let id = pod
+        .and_then(|pod| pod.cluster_id)
+        .or(disk.and_then(|disk| disk.cluster_id));
+    let former = observed.recovery.former().is_some_and(|record| {
+        token == Some(&record.from_token)
+            || id.is_some_and(|id| id.to_string() == record.from_cluster_id)
+    });
+    if !former {
+        return Leftover::Ordinary;
+    }
+    // Whoever finds the cluster again without its status must find the new one.
+    let unlabelled = |seat: &crate::plan::view::Seat| {
+        let pod = seat.pod.filter(|pod| pod.stays());
+        pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
+            || seat
+                .disk
+                .is_some_and(|disk| disk.cluster_id != observed.cluster_id)
+    };
+    if view.seats.iter().any(unlabelled) {
+        return Leftover::Stays;
+    }
+    // Invariant 9: the old disks stay until the new cluster is at its size and healthy.
+    let (voters, quorum) = (view.voters().count(), view.quorum());
+    if voters >= desired.size && quorum.healthy() == voters {
+        Leftover::Goes
+    } else {
+        Leftover::KeepsDisk
+    }
+}
