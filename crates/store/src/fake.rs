@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::local::LocalStore;
-use crate::port::{Committed, Error, Object, ObjectStream, Store, Upload};
+use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 /// The calls a [`FaultyStore`] can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Call {
 #[derive(Clone, Debug)]
 pub struct FaultyStore {
     inner: LocalStore,
-    script: Arc<Mutex<VecDeque<(Call, Error)>>>,
+    script: Arc<Mutex<VecDeque<(Call, usize, Error)>>>,
 }
 
 impl FaultyStore {
@@ -50,19 +50,38 @@ impl FaultyStore {
 
     /// The next call of this kind fails with `error`; several are taken in order.
     pub fn fail(&self, call: Call, error: Error) {
+        self.fail_after(call, 0, error);
+    }
+
+    /// As [`FaultyStore::fail`], after so many calls that work.
+    pub fn fail_after(&self, call: Call, working: usize, error: Error) {
         self.script
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push_back((call, error));
+            .push_back((call, working, error));
+    }
+
+    /// From now on everything works.
+    pub fn forget(&self) {
+        self.script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
     }
 
     fn check(&self, call: Call) -> Result<(), Error> {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
-        match script.iter().position(|(scripted, _)| *scripted == call) {
-            Some(index) => Err(script
+        let Some(index) = script.iter().position(|(scripted, ..)| *scripted == call) else {
+            return Ok(());
+        };
+        match script.get_mut(index) {
+            Some((_, working, _)) if *working > 0 => {
+                *working -= 1;
+                Ok(())
+            }
+            _ => Err(script
                 .remove(index)
-                .map_or_else(|| Error::Other(String::new()), |(_, error)| error)),
-            None => Ok(()),
+                .map_or_else(|| Error::Other(String::new()), |(_, _, error)| error)),
         }
     }
 }
@@ -130,7 +149,11 @@ impl Store for FaultyStore {
         self.inner.delete(key).await
     }
 
-    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
-        self.inner.discard_unfinished(key, begun_before).await
+    async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        self.inner.unfinished(prefix).await
+    }
+
+    async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
+        self.inner.discard(unfinished).await
     }
 }

@@ -3,22 +3,30 @@
 //! Objects are written as a stream that is committed or aborted: nothing is visible under a key before
 //! [`Upload::commit`] has returned. Keys are full object names; nothing here invents or matches names.
 
+mod abs;
+mod failure;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod gcs;
 mod hexadecimal;
+mod http;
 mod local;
 mod oss;
+mod parts;
 mod port;
+mod resume;
 mod s3;
 mod secret;
 mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use abs::{AbsAccess, AbsCloud, AbsConfig, AbsStore};
+pub use gcs::{GcsAccess, GcsConfig, GcsStore};
 pub use hexadecimal::hexadecimal;
 pub use local::LocalStore;
-pub use port::{Committed, Error, Object, ObjectStream, Store, Upload};
-pub use s3::{S3Access, S3Config, S3Keys, S3Store};
+pub use port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
+pub use s3::{S3Access, S3Config, S3Keys, S3Protection, S3Store};
 pub use source::{
     Directories, SecretData, SecretName, SecretNames, Secrets, Target, ambient, open, secrets_of,
 };

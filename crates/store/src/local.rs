@@ -9,11 +9,10 @@ use std::time::UNIX_EPOCH;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt};
-use md5::Digest as _;
 use tokio::fs;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::port::{Committed, Error, Object, ObjectStream, Store, Upload};
+use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 /// What an unfinished file's name begins with; such files are no objects.
 const UNFINISHED: &str = ".unfinished-";
@@ -58,6 +57,11 @@ impl LocalStore {
                 key: key.to_owned(),
             },
             ErrorKind::PermissionDenied => Error::AccessDenied(error.to_string()),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::Full(error.to_string()),
+            ErrorKind::InvalidFilename => Error::Invalid {
+                field: "path".to_owned(),
+                problem: format!("{key:?} has a name that is too long for a file"),
+            },
             _ => Error::Other(error.to_string()),
         }
     }
@@ -73,27 +77,30 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
     }
 }
 
-/// What the names of a target's unfinished files begin with. Long names are cut: a file's name has a limit.
-fn unfinished_prefix(target: &Path) -> String {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let digest = md5::Md5::digest(name.as_bytes());
-    let digest = crate::hexadecimal(&digest[..6]);
-    format!("{UNFINISHED}{digest}-")
+/// The name of an unfinished file, which tells its target's.
+fn unfinished_name(target: &str) -> String {
+    format!("{UNFINISHED}{:016x}-{target}", rand::random::<u64>())
+}
+
+/// The name of the target of an unfinished file.
+fn target_of(unfinished: &str) -> Option<&str> {
+    let (_, target) = unfinished.strip_prefix(UNFINISHED)?.split_once('-')?;
+    Some(target)
 }
 
 struct LocalUpload {
     store: LocalStore,
     key: String,
     target: PathBuf,
-    unfinished: Unfinished,
+    unfinished: Temporary,
     file: fs::File,
     written: u64,
 }
 
 /// Removes the file unless it was renamed away.
-struct Unfinished(PathBuf);
+struct Temporary(PathBuf);
 
-impl Drop for Unfinished {
+impl Drop for Temporary {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -114,6 +121,9 @@ impl Upload for LocalUpload {
             self.file.flush().await?;
             self.file.sync_all().await?;
             let size = self.file.metadata().await?.len();
+            if size != self.written {
+                return Ok(size);
+            }
             fs::rename(&self.unfinished.0, &self.target).await?;
             if let Some(parent) = self.target.parent() {
                 fs::File::open(parent).await?.sync_all().await?;
@@ -151,14 +161,14 @@ impl Store for LocalStore {
         fs::metadata(&self.root).await.map_err(explain)?;
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).await.map_err(explain)?;
-        let unfinished = unfinished_prefix(&target) + &format!("{:016x}", rand::random::<u64>());
-        let unfinished = parent.join(unfinished);
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let unfinished = parent.join(unfinished_name(&name));
         let file = fs::File::create_new(&unfinished).await.map_err(explain)?;
         Ok(Box::new(LocalUpload {
             store: self.clone(),
             key: key.to_owned(),
             target,
-            unfinished: Unfinished(unfinished),
+            unfinished: Temporary(unfinished),
             file,
             written: 0,
         }))
@@ -229,28 +239,50 @@ impl Store for LocalStore {
         }
     }
 
-    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
-        let target = self.path(key)?;
-        let prefix = unfinished_prefix(&target);
-        let Some(parent) = target.parent().map(Path::to_owned) else {
-            return Ok(());
-        };
-        let Ok(mut entries) = fs::read_dir(&parent).await else {
-            return Ok(());
-        };
-        while let Ok(Some(entry)) = entries.next_entry().await {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let Ok(metadata) = entry.metadata().await else {
+    async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        // The files lie beside their targets.
+        let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let mut folders = vec![below.to_owned()];
+        let mut all = Vec::new();
+        while let Some(folder) = folders.pop() {
+            let Ok(mut entries) = fs::read_dir(self.root.join(&folder)).await else {
                 continue;
             };
-            let modified = described(String::new(), &metadata).modified_unix_seconds;
-            if name.starts_with(&prefix) && modified.is_some_and(|time| time < begun_before) {
-                fs::remove_file(entry.path())
-                    .await
-                    .map_err(|error| self.explain(key, &error))?;
+            while let Ok(Some(entry)) = entries.next_entry().await {
+                let (Ok(metadata), Ok(name)) =
+                    (entry.metadata().await, entry.file_name().into_string())
+                else {
+                    continue;
+                };
+                let full = |name: &str| match folder.as_str() {
+                    "" => name.to_owned(),
+                    folder => format!("{folder}/{name}"),
+                };
+                if metadata.is_dir() {
+                    folders.push(full(&name));
+                } else if let Some(target) = target_of(&name)
+                    && full(target).starts_with(prefix)
+                {
+                    let begun = described(String::new(), &metadata).modified_unix_seconds;
+                    all.push(Unfinished {
+                        key: full(target),
+                        id: name,
+                        begun_unix_seconds: begun.unwrap_or(i64::MAX),
+                    });
+                }
             }
         }
-        Ok(())
+        Ok(all)
+    }
+
+    async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
+        let path = self.path(&unfinished.key)?.with_file_name(&unfinished.id);
+        match fs::remove_file(path).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(self.explain(&unfinished.key, &error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

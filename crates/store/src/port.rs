@@ -23,6 +23,28 @@ pub struct ObjectStream {
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 }
 
+/// An upload that was begun and has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The full key it is for.
+    pub key: String,
+    /// What the store calls it.
+    pub id: String,
+    /// When it was begun, as the store tells it.
+    pub begun_unix_seconds: i64,
+}
+
+impl Unfinished {
+    /// How much later than its process an upload may seem to be: times are whole seconds, clocks differ, and some
+    /// stores (versitygw) tell the time of the last part, which they may still take in when the process is dead.
+    const BLUR: i64 = 5;
+
+    /// Whether it was begun before a process that was started at `unix_seconds`.
+    pub fn is_older_than(&self, unix_seconds: i64) -> bool {
+        self.begun_unix_seconds < unix_seconds.saturating_add(Self::BLUR)
+    }
+}
+
 /// What the store acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
@@ -106,9 +128,22 @@ pub trait Store: Send + Sync {
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error>;
     /// Deletes one object; deleting one that is not there succeeds.
     async fn delete(&self, key: &str) -> Result<(), Error>;
+    /// Lists the uploads whose key starts with `prefix` that were begun and never ended, through all pages. Empty
+    /// where nothing of them can be seen and the store removes it by itself (Google after a week, Azure too).
+    async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error>;
+    /// Removes what one of [`Store::unfinished`] has left; one that is gone is no failure. Objects are not touched.
+    async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
     /// Removes what uploads of exactly this key have left that were begun before the time given, in seconds since
-    /// the epoch, and never ended: their process died. Objects are not touched.
-    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error>;
+    /// the epoch: their process died.
+    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+        for unfinished in self.unfinished(key).await? {
+            // Invariant 13: the prefix also finds other objects' uploads.
+            if unfinished.key == key && unfinished.is_older_than(begun_before) {
+                self.discard(&unfinished).await?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An object being written in constant memory.

@@ -11,18 +11,21 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
 
-use crate::port::{Error, Object, ObjectStream, Store, Upload};
+use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 mod access;
 mod download;
 mod failure;
+mod insecure;
+mod protection;
 mod upload;
 
 pub use access::{S3Access, S3Config, S3Keys};
-use failure::Place;
+use failure::{explain, explain_bucket};
+pub use protection::S3Protection;
 
-/// Bytes of the first parts of an upload.
-const PART: usize = 8 << 20;
+use crate::failure::Place;
+use crate::parts::PART;
 
 /// A bucket of S3 or of a store that speaks its protocol.
 #[derive(Clone)]
@@ -32,6 +35,7 @@ pub struct S3Store {
     /// For parts: as patient as a slow line needs.
     bulk: Client,
     place: Place,
+    protection: S3Protection,
     part: usize,
 }
 
@@ -42,13 +46,37 @@ impl S3Store {
             bucket: config.bucket.clone(),
             endpoint: config.shown_endpoint(),
         };
+        let protection = config.protection.clone();
         let (client, bulk) = access::clients(config).await?;
         Ok(Self {
             client,
             bulk,
             place,
+            protection,
             part: PART,
         })
+    }
+
+    /// Writes an object in one request; the answer is its entity tag.
+    async fn put_whole(&self, key: &str, content: Bytes) -> Result<String, Error> {
+        let md5 = base64(&md5_of(&content));
+        let written = self
+            .bulk
+            .put_object()
+            .bucket(&self.place.bucket)
+            .key(key)
+            .content_md5(md5)
+            .set_server_side_encryption(self.protection.encryption())
+            .set_ssekms_key_id(self.protection.kms_key_id())
+            .set_object_lock_mode(self.protection.lock_mode())
+            .set_object_lock_retain_until_date(self.protection.lock_until()?)
+            .body(ByteStream::from(content))
+            .send()
+            .await
+            .map_err(|error| explain_bucket(&self.place, &error))?;
+        self.protection
+            .encrypted(written.server_side_encryption())?;
+        Ok(written.e_tag().unwrap_or_default().to_owned())
     }
 
     /// The same store with smaller parts, for tests: real stores refuse parts below 5 MiB.
@@ -89,17 +117,7 @@ impl Store for S3Store {
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let md5 = base64(&md5_of(&content));
-        self.bulk
-            .put_object()
-            .bucket(&self.place.bucket)
-            .key(key)
-            .content_md5(md5)
-            .body(ByteStream::from(content))
-            .send()
-            .await
-            .map(|_| ())
-            .map_err(|error| self.place.explain_bucket(&error))
+        self.put_whole(key, content).await.map(|_| ())
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
@@ -120,7 +138,7 @@ impl Store for S3Store {
                 found.content_length(),
                 found.last_modified(),
             ))),
-            Err(error) => match self.place.explain(key, &error) {
+            Err(error) => match explain(&self.place, key, &error) {
                 Error::NoSuchObject { .. } => Ok(None),
                 error => Err(error),
             },
@@ -137,7 +155,7 @@ impl Store for S3Store {
             .send();
         let mut objects = Vec::new();
         while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| self.place.explain_bucket(&error))?;
+            let page = page.map_err(|error| explain_bucket(&self.place, &error))?;
             objects.extend(page.contents().iter().map(|found| {
                 object(
                     found.key().unwrap_or_default(),
@@ -157,42 +175,47 @@ impl Store for S3Store {
             .key(key)
             .send()
             .await;
-        match answer.map_err(|error| self.place.explain(key, &error)) {
+        match answer.map_err(|error| explain(&self.place, key, &error)) {
             Ok(_) | Err(Error::NoSuchObject { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
+    async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
         let mut after: (Option<String>, Option<String>) = (None, None);
+        let mut all = Vec::new();
         loop {
             let page = self
                 .client
                 .list_multipart_uploads()
                 .bucket(&self.place.bucket)
-                .prefix(key)
+                .prefix(prefix)
                 .set_key_marker(after.0.take())
                 .set_upload_id_marker(after.1.take())
                 .send()
                 .await
-                .map_err(|error| self.place.explain_bucket(&error))?;
-            for found in page.uploads() {
-                // Invariant 13: the prefix also finds other objects' uploads.
-                let ours = found.key() == Some(key);
-                let old = found
-                    .initiated()
-                    .is_some_and(|time| time.secs() < begun_before);
-                if let (true, true, Some(id)) = (ours, old, found.upload_id()) {
-                    upload::discard(self, key, id).await?;
-                }
+                .map_err(|error| explain_bucket(&self.place, &error))?;
+            all.extend(page.uploads().iter().filter_map(|found| {
+                Some(Unfinished {
+                    key: found.key()?.to_owned(),
+                    id: found.upload_id()?.to_owned(),
+                    begun_unix_seconds: found.initiated()?.secs(),
+                })
+            }));
+            if page.is_truncated() != Some(true) {
+                return Ok(all);
             }
             after = (
                 page.next_key_marker().map(str::to_owned),
                 page.next_upload_id_marker().map(str::to_owned),
             );
-            if page.is_truncated() != Some(true) || after == (None, None) {
-                return Ok(());
+            if after.0.is_none() {
+                return Ok(all);
             }
         }
+    }
+
+    async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
+        upload::discard(self, &unfinished.key, &unfinished.id).await
     }
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use api::storage::{ObjectPath, OssSource, S3Source, StorageSource};
 
 use crate::oss;
-use crate::{Error, LocalStore, S3Access, S3Config, S3Keys, S3Store, Store};
+use crate::{
+    AbsAccess, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, LocalStore, S3Access,
+    S3Config, S3Keys, S3Protection, S3Store, Store,
+};
 
 /// A Secret's data, or what the directory of a mounted Secret holds.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
@@ -149,9 +152,27 @@ async fn bucket(
     Ok(match source {
         StorageSource::S3(s3) => Arc::new(S3Store::new(s3_config(s3, bucket, secrets)?).await?),
         StorageSource::Oss(oss) => Arc::new(S3Store::new(oss_config(oss, bucket, secrets)?).await?),
-        _ => {
-            let problem = format!("{}: is not in effect yet", source.block());
-            return Err(invalid("path", problem));
+        StorageSource::Abs(abs) => Arc::new(AbsStore::new(&AbsConfig {
+            container: bucket,
+            endpoint: abs.endpoint.clone(),
+            access: match secrets.credentials {
+                Some(data) => AbsAccess::from_secret(data)?,
+                None => AbsAccess::Ambient,
+            },
+        })?),
+        StorageSource::Gcs(gcs) => {
+            let config = GcsConfig {
+                bucket,
+                endpoint: gcs.endpoint.clone(),
+                access: match secrets.credentials {
+                    Some(data) => GcsAccess::from_secret(data)?,
+                    None => GcsAccess::Ambient,
+                },
+            };
+            Arc::new(GcsStore::new(config).await?)
+        }
+        StorageSource::Pvc(_) | StorageSource::Local(_) => {
+            return Err(Error::Other("a directory is no bucket".to_owned()));
         }
     })
 }
@@ -175,6 +196,12 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
         force_path_style: s3.force_path_style,
         access,
         ca,
+        insecure_skip_verify: s3.insecure_skip_verify,
+        protection: S3Protection {
+            encryption: s3.server_side_encryption.clone(),
+            kms_key_id: s3.kms_key_id.clone(),
+            lock: s3.object_lock.clone(),
+        },
     })
 }
 
@@ -190,7 +217,7 @@ fn oss_config(oss: &OssSource, bucket: String, secrets: Secrets<'_>) -> Result<S
         region: place.region,
         force_path_style: place.force_path_style,
         access: S3Access::Keys(oss::keys(data)?),
-        ca: None,
+        ..S3Config::default()
     })
 }
 
@@ -271,7 +298,7 @@ mod tests {
             (
                 &good,
                 Some(&nonsense),
-                "spec.s3.caSecret: Secret authority: ca.crt: is not PEM",
+                "spec.s3.caSecret: Secret authority: ca.crt: holds no certificate",
             ),
             (&good, None, "s3://bucket key"),
         ];

@@ -1,6 +1,6 @@
-//! Starts a real S3 server for tests, and the questions every store has to answer alike.
+//! Starts real object stores for tests, and the questions every store has to answer alike.
 //!
-//! For tests only. A machine without the server fails the test with the command that brings it; nothing is skipped.
+//! For tests only.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
@@ -8,148 +8,18 @@
     clippy::missing_panics_doc
 )]
 
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use tempfile::TempDir;
 
-use crate::{Error, S3Access, S3Config, S3Keys, Store};
+use crate::{Error, Object, Store};
 
-/// A running versitygw with an empty directory; dropping it ends the process and removes the data.
-pub struct S3Server {
-    child: Child,
-    dir: TempDir,
-    /// What clients connect to.
-    pub endpoint: String,
-}
+mod servers;
 
-/// The key the server knows.
-pub const ACCESS_KEY: &str = "testaccess";
-/// Its secret.
-pub const SECRET_KEY: &str = "testsecret";
-
-/// The program, as the testbed built it; the environment variable `VERSITYGW_BIN` names another one.
-fn program() -> PathBuf {
-    if let Some(named) = std::env::var_os("VERSITYGW_BIN") {
-        return named.into();
-    }
-    let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
-    let base = base.map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache"),
-        PathBuf::from,
-    );
-    let mut found: Vec<PathBuf> = std::fs::read_dir(base.join("etcd-operator-testbed"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| {
-            entry
-                .file_name()
-                .to_string_lossy()
-                .starts_with("versitygw-")
-        })
-        .map(|entry| entry.path().join("versitygw"))
-        .filter(|path| path.is_file())
-        .collect();
-    found.sort_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
-    found.pop().unwrap_or_else(|| {
-        panic!("no versitygw on this machine: run `cargo xtask testbed build`, or set VERSITYGW_BIN to the program")
-    })
-}
-
-impl S3Server {
-    /// Starts the server with the buckets named.
-    pub fn start(buckets: &[&str]) -> Self {
-        let program = program();
-        for _ in 0..5 {
-            let dir = tempfile::tempdir().expect("a temporary directory");
-            for bucket in buckets {
-                std::fs::create_dir(dir.path().join(bucket)).expect("a bucket");
-            }
-            let address = TcpListener::bind("127.0.0.1:0")
-                .and_then(|listener| listener.local_addr())
-                .expect("a loopback port");
-            let child = Command::new(&program)
-                .args([
-                    "--quiet",
-                    "--keep-alive",
-                    "--access",
-                    ACCESS_KEY,
-                    "--secret",
-                    SECRET_KEY,
-                ])
-                .args(["--port", &address.to_string(), "posix"])
-                .arg(dir.path())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("versitygw can be run");
-            let mut server = Self {
-                child,
-                dir,
-                endpoint: format!("http://{address}"),
-            };
-            let end = Instant::now() + Duration::from_secs(10);
-            while Instant::now() < end
-                && server.child.try_wait().expect("a child process").is_none()
-            {
-                if TcpStream::connect(address).is_ok() {
-                    return server;
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-        panic!("versitygw does not start; is {} usable?", program.display());
-    }
-
-    /// How to reach a bucket of this server.
-    pub fn config(&self, bucket: &str) -> S3Config {
-        S3Config {
-            bucket: bucket.to_owned(),
-            endpoint: Some(self.endpoint.clone()),
-            region: None,
-            force_path_style: true,
-            access: S3Access::Keys(S3Keys::new(ACCESS_KEY, SECRET_KEY)),
-            ca: None,
-        }
-    }
-
-    /// The directory a bucket's objects lie in.
-    pub fn bucket_dir(&self, bucket: &str) -> PathBuf {
-        self.dir.path().join(bucket)
-    }
-
-    /// The file system entries below a bucket that belong to unfinished uploads.
-    pub fn unfinished(&self, bucket: &str) -> Vec<PathBuf> {
-        fn files(dir: &Path, found: &mut Vec<PathBuf>) {
-            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-                if entry.path().is_dir() {
-                    files(&entry.path(), found);
-                } else {
-                    found.push(entry.path());
-                }
-            }
-        }
-        let mut found = Vec::new();
-        files(
-            &self.bucket_dir(bucket).join(".sgwtmp/multipart"),
-            &mut found,
-        );
-        found
-    }
-}
-
-impl Drop for S3Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+pub use servers::{
+    ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
+};
 
 /// Bytes that differ everywhere, so that a part in the wrong place is seen.
 pub fn content(size: usize) -> Bytes {
@@ -193,9 +63,27 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     Ok(whole)
 }
 
+/// What a store does with what a process has left that died midway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// They are seen and can be removed.
+    Removable,
+    /// They are seen by nobody, and the service removes them by itself.
+    Expiring,
+}
+
 /// What every store has to do, whatever it is.
-pub async fn conforms(store: &dyn Store) {
-    // Nothing is there before, and asking for it is no failure but for reading.
+pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
+    nothing_is_there_before(store).await;
+    objects_come_back_as_they_were(store).await;
+    before_the_commit_nothing_is_visible(store).await;
+    what_a_dead_process_left_is_removed(store, leftovers).await;
+    a_listing_has_all_pages(store).await;
+    keys_are_taken_as_they_are(store).await;
+}
+
+/// Asking for what is not there is no failure but for reading.
+async fn nothing_is_there_before(store: &dyn Store) {
     assert_eq!(store.head("a/nothing").await.unwrap(), None);
     assert_eq!(store.list("").await.unwrap(), []);
     store.delete("a/nothing").await.unwrap();
@@ -204,8 +92,10 @@ pub async fn conforms(store: &dyn Store) {
         matches!(missing, Some(Error::NoSuchObject { .. })),
         "{missing:?}"
     );
+}
 
-    // Objects of every size come back as they were, also those that replace another.
+/// Objects of every size, also those that replace another.
+async fn objects_come_back_as_they_were(store: &dyn Store) {
     for size in [
         0,
         1,
@@ -215,6 +105,7 @@ pub async fn conforms(store: &dyn Store) {
         8 << 20,
         (8 << 20) + 1,
         27_000_001,
+        32 << 20,
     ] {
         let content = content(size);
         let stored = upload(store, "a/b/object", &content, 300_007)
@@ -234,8 +125,10 @@ pub async fn conforms(store: &dyn Store) {
     }
     store.put("a/b/small", content(70)).await.unwrap();
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
+}
 
-    // Before the commit nothing is visible, and what was there stays; after an abortion too.
+/// And what was there stays; after an abortion and after an upload that was dropped too.
+async fn before_the_commit_nothing_is_visible(store: &dyn Store) {
     for abort in [true, false] {
         let mut given_up = store.begin("a/b/small").await.unwrap();
         let mut new = store.begin("a/b/new").await.unwrap();
@@ -252,8 +145,14 @@ pub async fn conforms(store: &dyn Store) {
     }
     assert_eq!(store.head("a/b/new").await.unwrap(), None);
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
+    assert_eq!(
+        keys(store.list("a/b/").await.unwrap()),
+        ["a/b/object", "a/b/small"]
+    );
+}
 
-    // What a process left that died is removed, if it is of this very key and old enough.
+/// If it is of this very key and old enough.
+async fn what_a_dead_process_left_is_removed(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {
         let mut upload = store.begin(key).await.unwrap();
@@ -266,25 +165,40 @@ pub async fn conforms(store: &dyn Store) {
         .discard_unfinished("a/b/left", 1_000_000_000)
         .await
         .unwrap();
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
+    let mut seen: Vec<String> = store
+        .unfinished("a/b/left")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|unfinished| unfinished.key)
+        .collect();
+    seen.sort();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let now = i64::try_from(now.as_secs()).unwrap();
     store.discard_unfinished("a/b/left", now).await.unwrap();
     let other = left.pop().unwrap().commit().await.unwrap();
     assert_eq!(other.size, 20 << 20);
-    assert!(
-        left.pop().unwrap().commit().await.is_err(),
-        "it was not removed"
-    );
+    let left = left.pop().unwrap();
+    match leftovers {
+        Leftovers::Removable => {
+            assert_eq!(seen, ["a/b/left", "a/b/left-other"]);
+            assert!(left.commit().await.is_err(), "it was not removed");
+        }
+        Leftovers::Expiring => {
+            assert_eq!(seen, Vec::<String>::new());
+            left.abort().await.unwrap();
+        }
+    }
+    assert_eq!(store.head("a/b/left").await.unwrap(), None);
     store.delete("a/b/left-other").await.unwrap();
     store
         .discard_unfinished("a/b/nothing", 4_000_000_000)
         .await
         .unwrap();
+}
 
-    // A listing is by the beginning of the key, and has all pages.
+/// It is by the beginning of the key.
+async fn a_listing_has_all_pages(store: &dyn Store) {
     for index in 0..1005 {
         store
             .put(&format!("many/{index:04}"), content(1))
@@ -292,9 +206,6 @@ pub async fn conforms(store: &dyn Store) {
             .unwrap();
     }
     store.put("many-others", content(1)).await.unwrap();
-    let keys = |objects: Vec<crate::Object>| -> Vec<String> {
-        objects.into_iter().map(|object| object.key).collect()
-    };
     let expected: Vec<String> = (0..1005).map(|index| format!("many/{index:04}")).collect();
     assert_eq!(keys(store.list("many/").await.unwrap()), expected);
     assert_eq!(store.list("many").await.unwrap().len(), 1006);
@@ -304,4 +215,30 @@ pub async fn conforms(store: &dyn Store) {
     );
     store.delete("many/0007").await.unwrap();
     assert_eq!(store.list("many/").await.unwrap().len(), 1004);
+}
+
+/// Whatever is in them that addresses have a meaning for.
+async fn keys_are_taken_as_they_are(store: &dyn Store) {
+    for key in [
+        "odd/a b+c",
+        "odd/100%",
+        "odd/a%2Fb",
+        "odd/q?x=1&y#z",
+        "odd/ü",
+    ] {
+        let content = content(key.len());
+        assert_eq!(
+            upload(store, key, &content, 10).await.unwrap(),
+            key.len() as u64
+        );
+        assert_eq!(store.head(key).await.unwrap().unwrap().key, key);
+        assert_eq!(download(store, key).await.unwrap(), content, "{key}");
+        assert_eq!(keys(store.list(key).await.unwrap()), [key]);
+        store.delete(key).await.unwrap();
+        assert_eq!(store.head(key).await.unwrap(), None, "{key}");
+    }
+}
+
+fn keys(objects: Vec<Object>) -> Vec<String> {
+    objects.into_iter().map(|object| object.key).collect()
 }

@@ -1,13 +1,13 @@
 //! Every store does the same.
 #![allow(clippy::unwrap_used)]
 
-use store::testing::{S3Server, conforms};
-use store::{LocalStore, S3Store};
+use store::testing::{AzureServer, GoogleServer, Leftovers, S3Server, conforms};
+use store::{AbsStore, GcsStore, LocalStore, S3Store};
 
 #[tokio::test]
 async fn a_directory_conforms() {
     let dir = tempfile::tempdir().unwrap();
-    conforms(&LocalStore::new(dir.path())).await;
+    conforms(&LocalStore::new(dir.path()), Leftovers::Removable).await;
     let left: Vec<_> = std::fs::read_dir(dir.path().join("a/b")).unwrap().collect();
     assert_eq!(left.len(), 2, "{left:?}");
 }
@@ -15,5 +15,20 @@ async fn a_directory_conforms() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s3_conforms() {
     let server = S3Server::start(&["bucket"]);
-    conforms(&S3Store::new(server.config("bucket")).await.unwrap()).await;
+    let store = S3Store::new(server.config("bucket")).await.unwrap();
+    conforms(&store, Leftovers::Removable).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn google_conforms() {
+    let server = GoogleServer::start(&["bucket"]);
+    let store = GcsStore::new(server.config("bucket")).await.unwrap();
+    conforms(&store, Leftovers::Expiring).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn azure_conforms() {
+    let server = AzureServer::start(&["bucket"]).await;
+    let store = AbsStore::new(&server.config("bucket")).unwrap();
+    conforms(&store, Leftovers::Expiring).await;
 }

@@ -19,6 +19,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::{S3Protection, insecure};
 use crate::port::Error;
 use crate::secret;
 
@@ -40,6 +41,10 @@ pub struct S3Config {
     pub access: S3Access,
     /// PEM certificates that sign the endpoint's, beside those the system trusts.
     pub ca: Option<Vec<u8>>,
+    /// The endpoint's certificate is not checked at all. For tests only.
+    pub insecure_skip_verify: bool,
+    /// How objects are protected.
+    pub protection: S3Protection,
 }
 
 /// Who asks.
@@ -198,6 +203,9 @@ impl S3Config {
 /// The HTTP client: with the certificates of the system and of `ca`, or without TLS where there are none and the
 /// endpoint needs none. The library below takes certificates for granted, so they are checked here.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
+    if config.insecure_skip_verify {
+        return insecure::http_client();
+    }
     let native = rustls_native_certs::load_native_certs();
     let has_native = RootCertStore::empty()
         .add_parsable_certificates(native.certs)

@@ -1,122 +1,73 @@
-//! An object read from its beginning; a connection that breaks is made again where it broke.
+//! An object of S3 to read.
 
-use std::time::Duration;
-
+use async_trait::async_trait;
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use aws_sdk_s3::primitives::ByteStream;
-use futures::stream::{self, StreamExt};
+use futures::StreamExt;
+use futures::stream;
 
 use super::S3Store;
+use super::failure::explain;
+use crate::failure::Place;
 use crate::port::{Error, ObjectStream};
+use crate::resume::{Body, Version, resumed};
 
-/// Attempts in a row that bring not one byte.
-const ATTEMPTS: u32 = 5;
-
-/// The longest silence of a connection.
-const SILENCE: Duration = Duration::from_secs(30);
-
-struct Reading {
+struct S3Version {
     store: S3Store,
     key: String,
     tag: Option<String>,
-    body: Option<ByteStream>,
-    read: u64,
-    size: u64,
-    failures: u32,
 }
 
 /// Opens the object.
 pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Error> {
-    let answer = request(&store, &key, None, 0).await?;
+    let mut version = S3Version {
+        store,
+        key,
+        tag: None,
+    };
+    let answer = version.request(0).await?;
     let size = answer
         .content_length()
         .and_then(|size| u64::try_from(size).ok())
         .ok_or_else(|| Error::Other("an object without a size".to_owned()))?;
-    let reading = Reading {
-        tag: answer.e_tag().map(str::to_owned),
-        body: Some(answer.body),
-        store,
-        key,
-        read: 0,
-        size,
-        failures: 0,
-    };
-    let chunks = stream::try_unfold(reading, |mut reading| async move {
-        loop {
-            if reading.read == reading.size {
-                return Ok(None);
-            }
-            match reading.next().await {
-                Ok(chunk) => return Ok(Some((chunk, reading))),
-                Err(error) => {
-                    reading.body = None;
-                    reading.failures += 1;
-                    if reading.failures >= ATTEMPTS {
-                        return Err(error);
-                    }
-                    tokio::time::sleep(
-                        Duration::from_millis(100) * 4_u32.pow(reading.failures - 1),
-                    )
-                    .await;
-                }
-            }
-        }
-    });
-    Ok(ObjectStream {
-        size,
-        chunks: chunks.boxed(),
+    version.tag = answer.e_tag().map(str::to_owned);
+    let body = body(answer.body, version.store.place.clone());
+    Ok(resumed(version, size, Some(body)))
+}
+
+fn body(content: ByteStream, place: Place) -> Body {
+    stream::unfold(content, |mut content| async move {
+        content.next().await.map(|chunk| (chunk, content))
     })
+    .map(move |chunk| chunk.map_err(|error| place.broken(&error)))
+    .boxed()
 }
 
-async fn request(
-    store: &S3Store,
-    key: &str,
-    tag: Option<String>,
-    from: u64,
-) -> Result<GetObjectOutput, Error> {
-    // Only the very object that was begun may be continued.
-    let range = (from > 0).then(|| format!("bytes={from}-"));
-    store
-        .client
-        .get_object()
-        .bucket(&store.place.bucket)
-        .key(key)
-        .set_range(range)
-        .set_if_match(tag)
-        .send()
-        .await
-        .map_err(|error| store.place.explain(key, &error))
-}
-
-impl Reading {
-    async fn next(&mut self) -> Result<bytes::Bytes, Error> {
-        let body = match &mut self.body {
-            Some(body) => body,
-            body @ None => {
-                let answer = request(&self.store, &self.key, self.tag.clone(), self.read).await?;
-                body.insert(answer.body)
-            }
-        };
-        let chunk = tokio::time::timeout(SILENCE, body.next())
+impl S3Version {
+    async fn request(&self, from: u64) -> Result<GetObjectOutput, Error> {
+        // Only the very object that was begun may be continued.
+        let range = (from > 0).then(|| format!("bytes={from}-"));
+        self.store
+            .client
+            .get_object()
+            .bucket(&self.store.place.bucket)
+            .key(&self.key)
+            .set_range(range)
+            .set_if_match(self.tag.clone())
+            .send()
             .await
-            .map_err(|_| Error::Timeout(self.store.place.endpoint.clone()))?;
-        let chunk = match chunk {
-            Some(Ok(chunk)) => chunk,
-            Some(Err(error)) => return Err(self.store.place.broken(&error)),
-            None => {
-                return Err(Error::Unreachable {
-                    endpoint: self.store.place.endpoint.clone(),
-                    detail: format!("the object ends after {} of {} bytes", self.read, self.size),
-                });
-            }
-        };
-        self.failures = 0;
-        self.read += chunk.len() as u64;
-        if self.read > self.size {
-            return Err(Error::Other(
-                "the object is longer than announced".to_owned(),
-            ));
-        }
-        Ok(chunk)
+            .map_err(|error| explain(&self.store.place, &self.key, &error))
+    }
+}
+
+#[async_trait]
+impl Version for S3Version {
+    async fn body(&self, from: u64) -> Result<Body, Error> {
+        let answer = self.request(from).await?;
+        Ok(body(answer.body, self.store.place.clone()))
+    }
+
+    fn endpoint(&self) -> String {
+        self.store.place.endpoint.clone()
     }
 }

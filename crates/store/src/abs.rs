@@ -1,0 +1,341 @@
+//! Azure Blob Storage: one container, one identity.
+//!
+//! An object is a block blob: blocks that are checked by the service against their MD5, and a list that makes them
+//! the blob. Blocks that no list names are seen by nobody; Azure removes them after a week and has no call for it
+//! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+
+use async_trait::async_trait;
+use azure_core::Context;
+use azure_core::CustomHeaders;
+use azure_core::headers::{CONTENT_MD5, Headers};
+use azure_core::request_options::IfMatchCondition;
+use azure_storage_blobs::blob::{Blob, BlobBlockType, BlockList};
+use azure_storage_blobs::prelude::{BlobClient, BlockId, ContainerClient};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use md5::{Digest as _, Md5};
+
+use crate::failure::{Place, chain};
+use crate::parts::{PART, Parts, Sink, Written};
+use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
+use crate::resume::{Body, Version, resumed};
+
+mod access;
+mod identity;
+pub(crate) mod transport;
+
+pub use access::{AbsAccess, AbsCloud, AbsConfig};
+
+/// A container of Azure Blob Storage.
+#[derive(Clone)]
+pub struct AbsStore {
+    /// For everything that is answered at once.
+    container: ContainerClient,
+    /// For blocks: as patient as a slow line needs.
+    bulk: ContainerClient,
+    place: Place,
+    part: usize,
+}
+
+impl AbsStore {
+    /// Prepares to reach a container; nothing is sent before the first call.
+    pub fn new(config: &AbsConfig) -> Result<Self, Error> {
+        let place = Place {
+            bucket: config.container.clone(),
+            endpoint: config.shown_endpoint(),
+        };
+        let (container, bulk) = access::clients(config)?;
+        Ok(Self {
+            container,
+            bulk,
+            place,
+            part: PART,
+        })
+    }
+
+    fn blob(&self, key: &str) -> BlobClient {
+        self.container.blob_client(key)
+    }
+
+    async fn properties(&self, key: &str) -> Result<Blob, Error> {
+        let answer = self.blob(key).get_properties().await;
+        answer
+            .map(|answer| answer.blob)
+            .map_err(|error| self.explain(key, &error))
+    }
+
+    async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
+        let headers = checked(&content);
+        self.bulk
+            .blob_client(key)
+            .put_block_blob(content)
+            .context(headers)
+            .await
+            .map(|_| ())
+            .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
+    }
+
+    /// Invariant 12: the service is asked what it holds, and that must be what was sent.
+    async fn verify(&self, key: &str, written: u64) -> Result<Committed, Error> {
+        let size = self.properties(key).await?.properties.content_length;
+        if size == written {
+            Ok(Committed { size })
+        } else {
+            Err(Error::Other(format!(
+                "{size} bytes are stored of {written} that were sent"
+            )))
+        }
+    }
+
+    fn explain(&self, key: &str, error: &azure_core::Error) -> Error {
+        let http = error.as_http_error();
+        let (status, code) = match (error.kind(), http) {
+            (azure_core::error::ErrorKind::HttpResponse { status, error_code }, _) => {
+                (Some(*status), error_code.as_deref())
+            }
+            (_, Some(http)) => (Some(http.status()), http.error_code()),
+            _ => (None, None),
+        };
+        let message = http
+            .and_then(|http| http.error_message())
+            .unwrap_or_default();
+        if let Some(status) = status {
+            return self
+                .place
+                .answered(key, code, message, Some(u16::from(status)));
+        }
+        let text = chain(error);
+        if text.contains("timed out") {
+            Error::Timeout(self.place.endpoint.clone())
+        } else if text.contains(identity::FAILED) {
+            Error::AccessDenied(text)
+        } else {
+            self.place.unreachable(&text)
+        }
+    }
+}
+
+/// The MD5 that the service compares with what it received.
+fn checked(content: &[u8]) -> Context {
+    let mut headers = Headers::new();
+    headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
+    let mut with = Context::new();
+    with.insert(CustomHeaders::from(headers));
+    with
+}
+
+fn described(blob: &Blob) -> Object {
+    Object {
+        key: blob.name.clone(),
+        size: blob.properties.content_length,
+        modified_unix_seconds: Some(blob.properties.last_modified.unix_timestamp()),
+    }
+}
+
+#[derive(Clone)]
+struct AbsSink {
+    store: AbsStore,
+    key: String,
+    /// Sets this upload's blocks apart from those of another one of the same key.
+    upload: u64,
+}
+
+#[async_trait]
+impl Sink for AbsSink {
+    type Part = BlockId;
+
+    async fn begin(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn send(&self, number: usize, content: Bytes) -> Result<BlockId, Error> {
+        // All names of blocks of a blob must be equally long.
+        let id = BlockId::new(format!("{:016x}-{number:08}", self.upload));
+        let headers = checked(&content);
+        let store = &self.store;
+        let sent = store
+            .bulk
+            .blob_client(&self.key)
+            .put_block(id.clone(), content)
+            .context(headers)
+            .await;
+        match sent.map_err(|error| store.explain(&self.key, &error)) {
+            Ok(_) => Ok(id),
+            Err(error) => Err(store.place.about_bucket(error)),
+        }
+    }
+}
+
+struct AbsUpload {
+    sink: AbsSink,
+    parts: Parts<AbsSink>,
+}
+
+#[async_trait]
+impl Upload for AbsUpload {
+    async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
+        self.parts.write(chunk).await
+    }
+
+    async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
+        let AbsSink { store, key, .. } = &self.sink;
+        match self.parts.finish().await? {
+            Written::Whole(content) => store.put_whole(key, content).await?,
+            Written::Parts(blocks) => {
+                let mut list = BlockList::default();
+                list.blocks
+                    .extend(blocks.into_iter().map(BlobBlockType::Uncommitted));
+                let committed = store.bulk.blob_client(key).put_block_list(list).await;
+                if let Err(error) = committed {
+                    let failure = store.explain(key, &error);
+                    // An answer can be lost and its repetition refused, because the blocks are no longer
+                    // uncommitted. What counts is whether the blob is made of them.
+                    return if self.is_ours().await {
+                        store.verify(key, self.parts.written()).await
+                    } else {
+                        Err(failure)
+                    };
+                }
+            }
+        }
+        store.verify(key, self.parts.written()).await
+    }
+
+    async fn abort(mut self: Box<Self>) -> Result<(), Error> {
+        self.parts.give_up().settled().await;
+        Ok(())
+    }
+}
+
+impl AbsUpload {
+    /// Whether the committed blob is made of this upload's blocks.
+    async fn is_ours(&self) -> bool {
+        let blob = self.sink.store.blob(&self.sink.key);
+        let Ok(answer) = blob.get_block_list().await else {
+            return false;
+        };
+        let ours = format!("{:016x}-", self.sink.upload);
+        let blocks = answer.block_with_size_list.blocks;
+        !blocks.is_empty()
+            && blocks.iter().all(|block| match &block.block_list_type {
+                BlobBlockType::Committed(id) => id.bytes().starts_with(ours.as_bytes()),
+                _ => false,
+            })
+    }
+}
+
+struct AbsVersion {
+    store: AbsStore,
+    key: String,
+    tag: String,
+    size: u64,
+}
+
+#[async_trait]
+impl Version for AbsVersion {
+    async fn body(&self, from: u64) -> Result<Body, Error> {
+        // One request for all the rest. For less than this the client asks for a checksum that few services compute.
+        let rest = self.size.saturating_sub(from).max(4 << 20);
+        let pages = self
+            .store
+            .blob(&self.key)
+            .get()
+            .range(from..)
+            .chunk_size(rest)
+            .if_match(IfMatchCondition::Match(self.tag.clone()))
+            .into_stream();
+        let page = Box::pin(pages).next().await;
+        let page = page
+            .ok_or_else(|| self.store.place.unreachable("no answer"))?
+            .map_err(|error| self.store.explain(&self.key, &error))?;
+        let store = self.store.clone();
+        let key = self.key.clone();
+        Ok(page
+            .data
+            .map_err(move |error| store.explain(&key, &error))
+            .boxed())
+    }
+
+    fn endpoint(&self) -> String {
+        self.store.place.endpoint.clone()
+    }
+}
+
+#[async_trait]
+impl Store for AbsStore {
+    fn location(&self) -> String {
+        format!("abs://{}", self.place.bucket)
+    }
+
+    async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+        let sink = AbsSink {
+            store: self.clone(),
+            key: key.to_owned(),
+            upload: rand::random(),
+        };
+        Ok(Box::new(AbsUpload {
+            parts: Parts::new(sink.clone(), self.part),
+            sink,
+        }))
+    }
+
+    async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
+        self.put_whole(key, content).await
+    }
+
+    async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
+        let blob = self.properties(key).await?;
+        let size = blob.properties.content_length;
+        let version = AbsVersion {
+            store: self.clone(),
+            key: key.to_owned(),
+            tag: blob.properties.etag.to_string(),
+            size,
+        };
+        Ok(resumed(version, size, None))
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+        match self.properties(key).await {
+            Ok(blob) => Ok(Some(Object {
+                key: key.to_owned(),
+                ..described(&blob)
+            })),
+            Err(Error::NoSuchObject { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        let mut pages = Box::pin(
+            self.container
+                .list_blobs()
+                .prefix(prefix.to_owned())
+                .into_stream(),
+        );
+        let mut objects = Vec::new();
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| self.place.about_bucket(self.explain("", &error)))?;
+            objects.extend(page.blobs.blobs().map(described));
+        }
+        Ok(objects)
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), Error> {
+        let answer = self.blob(key).delete().await;
+        match answer.map_err(|error| self.explain(key, &error)) {
+            Ok(_) | Err(Error::NoSuchObject { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn unfinished(&self, _prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        Ok(Vec::new())
+    }
+
+    async fn discard(&self, _unfinished: &Unfinished) -> Result<(), Error> {
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Where a bucket is and who asks: the typed configuration, the Secret's keys.
+
+use std::fmt;
+
+use google_cloud_auth::credentials::{
+    Builder, CacheableResource, Credentials, CredentialsProvider, EntityTag, service_account,
+    user_account,
+};
+use google_cloud_auth::errors::CredentialsError;
+use http::header::{AUTHORIZATION, HOST};
+use http::{Extensions, HeaderMap, HeaderValue};
+use reqwest::Url;
+
+use crate::http as client;
+use crate::port::Error;
+use crate::secret;
+use crate::source::SecretData;
+
+/// Where Google is when nobody says so.
+const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
+
+/// What a token is asked for.
+const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// The keys of the Secret.
+const CREDENTIALS: &str = "credentials.json";
+const TOKEN: &str = "access-token";
+
+/// What is needed to reach a bucket.
+#[derive(Clone, Debug)]
+pub struct GcsConfig {
+    /// The bucket's name.
+    pub bucket: String,
+    /// URL of the storage service where it is not the public one.
+    pub endpoint: Option<String>,
+    /// Who asks.
+    pub access: GcsAccess,
+}
+
+/// Who asks.
+#[derive(Clone)]
+pub enum GcsAccess {
+    /// The pod's own identity: workload identity, or the machine's service account.
+    Ambient,
+    /// The key of a service account, or a user's credentials: Google's JSON.
+    Json(serde_json::Value),
+    /// A token somebody else keeps fresh.
+    Token(HeaderValue),
+}
+
+impl fmt::Debug for GcsAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ambient => "Ambient",
+            Self::Json(_) => "Json",
+            Self::Token(_) => "Token",
+        })
+    }
+}
+
+impl GcsConfig {
+    pub(super) fn endpoint(&self) -> Result<Url, Error> {
+        let given = self.endpoint.as_deref().filter(|text| !text.is_empty());
+        client::endpoint(given.unwrap_or(DEFAULT_ENDPOINT))
+    }
+}
+
+impl GcsAccess {
+    /// Reads the Secret's keys `access-token` or `credentials.json`, as v1beta2 defines them; the token wins.
+    pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
+        secret::spelt(data, &[CREDENTIALS, TOKEN])?;
+        if let Some(token) = secret::optional(data, TOKEN)? {
+            let mut header = HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| secret::wrong(TOKEN, "is no token".to_owned()))?;
+            header.set_sensitive(true);
+            return Ok(Self::Token(header));
+        }
+        let text = secret::text(
+            data,
+            CREDENTIALS,
+            "add the service account's key under this key, or a token under access-token",
+        )?;
+        let wrong = |problem: &str| secret::wrong(CREDENTIALS, problem.to_owned());
+        let json: serde_json::Value = serde_json::from_str(text)
+            .map_err(|_| wrong("is no JSON: give the file that Google made"))?;
+        let access = Self::Json(json);
+        access.credentials().map_err(|_| {
+            wrong("is no service account's key and no user's credentials: give the file that Google made")
+        })?;
+        Ok(access)
+    }
+
+    pub(super) fn credentials(&self) -> Result<Credentials, Error> {
+        let built = match self {
+            Self::Ambient => Builder::default().with_scopes([SCOPE]).build(),
+            Self::Token(header) => return Ok(Credentials::from(Token(header.clone()))),
+            Self::Json(json) => match json.get("type").and_then(|kind| kind.as_str()) {
+                Some("service_account") => service_account::Builder::new(json.clone())
+                    .with_access_specifier(service_account::AccessSpecifier::from_scopes([SCOPE]))
+                    .build(),
+                Some("authorized_user") => user_account::Builder::new(json.clone())
+                    .with_scopes([SCOPE])
+                    .build(),
+                // "external_account" names files, programs and addresses for this process to read: whoever may
+                // write a Secret would read the operator's own.
+                _ => {
+                    return Err(secret::wrong(
+                        CREDENTIALS,
+                        "is of a type that is not taken".to_owned(),
+                    ));
+                }
+            },
+        };
+        built.map_err(|_| {
+            Error::AccessDenied("no credentials were found for the pod's own identity".to_owned())
+        })
+    }
+}
+
+/// A token as it is.
+#[derive(Debug)]
+struct Token(HeaderValue);
+
+impl CredentialsProvider for Token {
+    async fn headers(
+        &self,
+        _extensions: Extensions,
+    ) -> Result<CacheableResource<HeaderMap>, CredentialsError> {
+        Ok(CacheableResource::New {
+            entity_tag: EntityTag::new(),
+            data: HeaderMap::from_iter([(AUTHORIZATION, self.0.clone())]),
+        })
+    }
+
+    async fn universe_domain(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Names the endpoint's port in the Host header, where Google's client leaves it out: a service that tells where an
+/// upload goes on tells it by that header. Of all headers of that client, those of the credentials are the last.
+#[derive(Debug)]
+struct AtPort {
+    host: HeaderValue,
+    inner: Credentials,
+}
+
+/// Credentials for Google's client at this endpoint.
+pub(super) fn at(endpoint: &Url, inner: Credentials) -> Credentials {
+    let port = endpoint.port().zip(endpoint.host_str());
+    let host = port.and_then(|(port, host)| HeaderValue::from_str(&format!("{host}:{port}")).ok());
+    match host {
+        Some(host) => Credentials::from(AtPort { host, inner }),
+        None => inner,
+    }
+}
+
+impl CredentialsProvider for AtPort {
+    async fn headers(
+        &self,
+        extensions: Extensions,
+    ) -> Result<CacheableResource<HeaderMap>, CredentialsError> {
+        let mut headers = self.inner.headers(extensions).await?;
+        if let CacheableResource::New { data, .. } = &mut headers {
+            data.insert(HOST, self.host.clone());
+        }
+        Ok(headers)
+    }
+
+    async fn universe_domain(&self) -> Option<String> {
+        self.inner.universe_domain().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(entries: &[(&str, &str)]) -> SecretData {
+        entries
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec()))
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn reads_the_keys_of_v1beta2() {
+        let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
+            "private_key":"hidden","project_id":"p"}"#;
+        let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
+        assert!(matches!(access, GcsAccess::Json(_)));
+        // Invariant 14.
+        assert!(!format!("{access:?}").contains("hidden"));
+        let user =
+            r#"{"type":"authorized_user","client_id":"i","client_secret":"s","refresh_token":"r"}"#;
+        assert!(GcsAccess::from_secret(&secret(&[(CREDENTIALS, user)])).is_ok());
+        let token = GcsAccess::from_secret(&secret(&[(TOKEN, "ya29.secret\n")])).unwrap();
+        assert!(!format!("{token:?}").contains("ya29"));
+        let headers = token
+            .credentials()
+            .unwrap()
+            .headers(Extensions::new())
+            .await
+            .unwrap();
+        let CacheableResource::New { data, .. } = headers else {
+            panic!("no headers");
+        };
+        assert_eq!(data[AUTHORIZATION], "Bearer ya29.secret");
+    }
+
+    #[tokio::test]
+    async fn says_which_key_of_the_secret_is_wrong() {
+        let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
+        let cases: [(&[(&str, &str)], &str); 5] = [
+            (&[], "credentials.json: is missing (it has no keys)"),
+            (
+                &[("credentials", "{}")],
+                "credentials.json: is missing (it has credentials)",
+            ),
+            (
+                &[("access_token", "t")],
+                "access_token: is not known: call it access-token",
+            ),
+            (&[(CREDENTIALS, "secret")], "credentials.json: is no JSON"),
+            (
+                &[(CREDENTIALS, external)],
+                "credentials.json: is no service account's key",
+            ),
+        ];
+        for (entries, expected) in cases {
+            let error = GcsAccess::from_secret(&secret(entries))
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

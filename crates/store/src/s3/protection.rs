@@ -1,0 +1,108 @@
+//! What protects a stored object of S3: its encryption at rest and its lock against deletion. No I/O here.
+
+use std::time::{Duration, SystemTime};
+
+use api::storage::{ObjectLock, ObjectLockMode as Mode, ServerSideEncryption as Encryption};
+use aws_sdk_s3::primitives::DateTime;
+use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
+
+use crate::port::Error;
+
+/// How objects are protected; by default not at all.
+#[derive(Clone, Debug, Default)]
+pub struct S3Protection {
+    /// How the store encrypts what it holds.
+    pub encryption: Option<Encryption>,
+    /// The key of AWS KMS.
+    pub kms_key_id: Option<String>,
+    /// The lock against deletion.
+    pub lock: Option<ObjectLock>,
+}
+
+impl S3Protection {
+    pub(super) fn encryption(&self) -> Option<ServerSideEncryption> {
+        let encryption = self.encryption.as_ref()?;
+        Some(ServerSideEncryption::from(encryption.to_string().as_str()))
+    }
+
+    pub(super) fn kms_key_id(&self) -> Option<String> {
+        self.kms_key_id.clone()
+    }
+
+    pub(super) fn lock_mode(&self) -> Option<ObjectLockMode> {
+        self.lock.as_ref().map(|lock| match &lock.mode {
+            Mode::Governance => ObjectLockMode::Governance,
+            Mode::Compliance => ObjectLockMode::Compliance,
+            Mode::Unknown(other) => ObjectLockMode::from(other.as_str()),
+        })
+    }
+
+    /// Until when an object is locked that is uploaded now.
+    pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
+        let Some(lock) = &self.lock else {
+            return Ok(None);
+        };
+        let days = u64::try_from(lock.days).ok().filter(|days| *days > 0);
+        let days = days.ok_or_else(|| Error::Invalid {
+            field: "objectLock.days".to_owned(),
+            problem: format!("is {}: give 1 or more", lock.days),
+        })?;
+        let until = SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60);
+        Ok(Some(DateTime::from(until)))
+    }
+
+    /// Refuses a store that does not say that it encrypts as asked: some take the request and ignore that part.
+    pub(super) fn encrypted(&self, answered: Option<&ServerSideEncryption>) -> Result<(), Error> {
+        match self.encryption() {
+            Some(asked) if answered != Some(&asked) => Err(Error::Invalid {
+                field: "serverSideEncryption".to_owned(),
+                problem: format!(
+                    "{asked}: the store does not say that it encrypts so: correct it, or remove it"
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_ignores_the_encryption_is_refused() {
+        let protection = S3Protection {
+            encryption: Some(Encryption::Kms),
+            ..S3Protection::default()
+        };
+        assert!(
+            protection
+                .encrypted(Some(&ServerSideEncryption::AwsKms))
+                .is_ok()
+        );
+        for answered in [None, Some(&ServerSideEncryption::Aes256)] {
+            let error = protection.encrypted(answered).unwrap_err().to_string();
+            assert!(
+                error.starts_with("serverSideEncryption: aws:kms: the store does not say"),
+                "{error}"
+            );
+        }
+        assert!(S3Protection::default().encrypted(None).is_ok());
+    }
+
+    #[test]
+    fn a_lock_ends_after_its_days() {
+        let protection = S3Protection {
+            lock: Some(ObjectLock {
+                mode: Mode::Governance,
+                days: 2,
+            }),
+            ..S3Protection::default()
+        };
+        let until = protection.lock_until().unwrap().unwrap().secs();
+        let now = DateTime::from(SystemTime::now()).secs();
+        assert!((172_795..=172_805).contains(&(until - now)));
+        assert_eq!(protection.lock_mode(), Some(ObjectLockMode::Governance));
+        assert_eq!(S3Protection::default().lock_until().unwrap(), None);
+    }
+}

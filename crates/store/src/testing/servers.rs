@@ -1,0 +1,335 @@
+//! Starts real object stores for tests: each with an empty directory and a port of its own, ended when it is
+//! dropped. A machine without the program fails the test with the command that brings it; nothing is skipped.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use azure_core::TransportOptions;
+use azure_storage::{CloudLocation, StorageCredentials};
+use azure_storage_blobs::prelude::ClientBuilder;
+use tempfile::TempDir;
+
+use crate::abs::transport::Transport;
+use crate::{AbsAccess, AbsConfig, GcsAccess, GcsConfig, S3Access, S3Config, S3Keys};
+
+/// The key [`S3Server`] knows.
+pub const ACCESS_KEY: &str = "testaccess";
+/// Its secret.
+pub const SECRET_KEY: &str = "testsecret";
+
+/// The account [`AzureServer`] knows.
+pub const ACCOUNT: &str = "testaccount";
+/// Its key.
+pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
+
+/// A program, as the testbed built it: the newest file `path` in a folder of the cache whose name starts with `folder`.
+fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
+    if let Some(named) = std::env::var_os(variable) {
+        return named.into();
+    }
+    let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
+    let base = base.map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache"),
+        PathBuf::from,
+    );
+    let mut found: Vec<PathBuf> = std::fs::read_dir(base.join("etcd-operator-testbed"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(folder))
+        .map(|entry| entry.path().join(path))
+        .filter(|path| path.is_file())
+        .collect();
+    found.sort_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
+    found.pop().unwrap_or_else(|| {
+        panic!("{path} is not on this machine: {remedy}, or set {variable} to the file")
+    })
+}
+
+/// A process that listens, and its data.
+struct Server {
+    child: Child,
+    dir: TempDir,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Runs what `command` says of an address and a directory, and waits until it listens.
+    fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
+        let mut program = None;
+        for _ in 0..5 {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            prepare(dir.path());
+            let address = TcpListener::bind("127.0.0.1:0")
+                .and_then(|listener| listener.local_addr())
+                .expect("a loopback port");
+            let mut command = command(address, dir.path());
+            program = Some(command.get_program().to_owned());
+            let child = command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn();
+            let child = child.unwrap_or_else(|error| {
+                panic!("{}: {error}", command.get_program().display());
+            });
+            let mut server = Self {
+                child,
+                dir,
+                address,
+            };
+            let end = Instant::now() + Duration::from_secs(30);
+            while Instant::now() < end
+                && server.child.try_wait().expect("a child process").is_none()
+            {
+                if TcpStream::connect(address).is_ok() {
+                    return server;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        panic!("{program:?} does not start: is it usable?");
+    }
+
+    fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running versitygw.
+pub struct S3Server {
+    server: Server,
+    /// What clients connect to.
+    pub endpoint: String,
+}
+
+impl S3Server {
+    /// Starts the server with the buckets named.
+    pub fn start(buckets: &[&str]) -> Self {
+        Self::start_with(buckets, &[])
+    }
+
+    /// As [`S3Server::start`], with arguments of the program before those for its storage.
+    pub fn start_with(buckets: &[&str], arguments: &[&str]) -> Self {
+        let remedy = "run `cargo xtask testbed build`";
+        let program = program("versitygw-", "versitygw", "VERSITYGW_BIN", remedy);
+        let server = Server::start(
+            |dir| {
+                std::fs::create_dir(dir.join("versions")).expect("a folder");
+                std::fs::create_dir(dir.join("data")).expect("a folder");
+                for bucket in buckets {
+                    std::fs::create_dir(dir.join("data").join(bucket)).expect("a bucket");
+                }
+            },
+            |address, dir| {
+                let mut command = Command::new(&program);
+                command
+                    .args(["--quiet", "--keep-alive"])
+                    .args(["--access", ACCESS_KEY, "--secret", SECRET_KEY])
+                    .args(["--port", &address.to_string()])
+                    .args(arguments)
+                    .args(["posix", "--versioning-dir"])
+                    .arg(dir.join("versions"))
+                    .arg(dir.join("data"));
+                command
+            },
+        );
+        let scheme = if arguments.contains(&"--cert") {
+            "https"
+        } else {
+            "http"
+        };
+        Self {
+            endpoint: format!("{scheme}://{}", server.address),
+            server,
+        }
+    }
+
+    /// How to reach a bucket of this server.
+    pub fn config(&self, bucket: &str) -> S3Config {
+        S3Config {
+            bucket: bucket.to_owned(),
+            endpoint: Some(self.endpoint.clone()),
+            force_path_style: true,
+            access: S3Access::Keys(S3Keys::new(ACCESS_KEY, SECRET_KEY)),
+            ..S3Config::default()
+        }
+    }
+
+    /// The directory a bucket's objects lie in.
+    pub fn bucket_dir(&self, bucket: &str) -> PathBuf {
+        self.server.dir.path().join("data").join(bucket)
+    }
+
+    /// The file system entries below a bucket that belong to unfinished uploads.
+    pub fn unfinished(&self, bucket: &str) -> Vec<PathBuf> {
+        fn files(dir: &Path, found: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    files(&entry.path(), found);
+                } else {
+                    found.push(entry.path());
+                }
+            }
+        }
+        let mut found = Vec::new();
+        files(
+            &self.bucket_dir(bucket).join(".sgwtmp/multipart"),
+            &mut found,
+        );
+        found
+    }
+}
+
+/// A running fake-gcs-server.
+pub struct GoogleServer {
+    _server: Server,
+    /// What clients connect to.
+    pub endpoint: String,
+}
+
+impl GoogleServer {
+    /// Starts the server with the buckets named.
+    pub fn start(buckets: &[&str]) -> Self {
+        Self::start_behind(None, buckets)
+    }
+
+    /// As [`GoogleServer::start`], for clients that reach it at another address: it tells them where an upload goes
+    /// on.
+    pub fn start_behind(seen_at: Option<SocketAddr>, buckets: &[&str]) -> Self {
+        let remedy = "run `cargo xtask testbed build`";
+        let program = program(
+            "fake-gcs-server-",
+            "fake-gcs-server",
+            "FAKE_GCS_SERVER_BIN",
+            remedy,
+        );
+        let server = Server::start(
+            |_| {},
+            |address, _| {
+                let mut command = Command::new(&program);
+                command
+                    .args([
+                        "-backend",
+                        "memory",
+                        "-scheme",
+                        "http",
+                        "-log-level",
+                        "error",
+                    ])
+                    .args(["-host", &address.ip().to_string()])
+                    .args(["-port", &address.port().to_string()])
+                    .arg("-external-url")
+                    .arg(format!("http://{}", seen_at.unwrap_or(address)));
+                command
+            },
+        );
+        for bucket in buckets {
+            let body = format!("{{\"name\":\"{bucket}\"}}");
+            let request = format!(
+                "POST /storage/v1/b?project=test HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+                 content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                server.address,
+                body.len()
+            );
+            let mut stream = TcpStream::connect(server.address).expect("fake-gcs-server");
+            stream.write_all(request.as_bytes()).expect("a request");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        Self {
+            endpoint: server.endpoint(),
+            _server: server,
+        }
+    }
+
+    /// How to reach a bucket of this server, which takes any token.
+    pub fn config(&self, bucket: &str) -> GcsConfig {
+        GcsConfig {
+            bucket: bucket.to_owned(),
+            endpoint: Some(self.endpoint.clone()),
+            access: GcsAccess::Token(http::HeaderValue::from_static("Bearer test")),
+        }
+    }
+}
+
+/// A running Azurite.
+pub struct AzureServer {
+    _server: Server,
+    /// What clients connect to, with the account.
+    pub endpoint: String,
+}
+
+impl AzureServer {
+    /// Starts the server with the containers named.
+    pub async fn start(containers: &[&str]) -> Self {
+        let remedy = "install Node.js 18 or newer with npm (Debian: `apt-get install nodejs npm`) and run \
+                      `cargo xtask testbed build`";
+        let program = program(
+            "azurite-",
+            "node_modules/azurite/dist/src/blob/main.js",
+            "AZURITE_BLOB_JS",
+            remedy,
+        );
+        let server = Server::start(
+            |_| {},
+            |address, dir| {
+                let mut command = Command::new("node");
+                command
+                    .arg(&program)
+                    .args(["--blobHost", &address.ip().to_string()])
+                    .args(["--blobPort", &address.port().to_string()])
+                    .args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"])
+                    .arg("--location")
+                    .arg(dir)
+                    .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{ACCOUNT_KEY}"));
+                command
+            },
+        );
+        let endpoint = format!("{}/{ACCOUNT}", server.endpoint());
+        for container in containers {
+            let location = CloudLocation::Custom {
+                account: ACCOUNT.to_owned(),
+                uri: endpoint.clone(),
+            };
+            let transport = Transport(reqwest::Client::new());
+            ClientBuilder::with_location(
+                location,
+                StorageCredentials::access_key(ACCOUNT, ACCOUNT_KEY),
+            )
+            .transport(TransportOptions::new(std::sync::Arc::new(transport)))
+            .container_client(*container)
+            .create()
+            .await
+            .expect("a container");
+        }
+        Self {
+            _server: server,
+            endpoint,
+        }
+    }
+
+    /// How to reach a container of this server.
+    pub fn config(&self, container: &str) -> AbsConfig {
+        AbsConfig {
+            container: container.to_owned(),
+            endpoint: Some(self.endpoint.clone()),
+            access: AbsAccess::Key {
+                account: ACCOUNT.to_owned(),
+                key: ACCOUNT_KEY.to_owned(),
+                cloud: crate::AbsCloud::default(),
+            },
+        }
+    }
+}
