@@ -104,7 +104,8 @@ impl Inside {
             .run_folder
             .join("logs")
             .join(format!("{}.log", daemon.name));
-        let script = r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; setsid "$@" </dev/null >>"$log" 2>&1 &"#;
+        // What the caller has open (a lock, say) is not kept open by the daemon.
+        let script = r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-; setsid "$@" </dev/null >>"$log" 2>&1 &"#;
         let mut command = self.command("sh");
         command
             .args(["-c", script, "sh"])
