@@ -9,6 +9,7 @@ pub mod env;
 pub mod keyspace;
 pub mod kubectl;
 pub mod manifests;
+pub mod metrics;
 pub mod objects;
 pub mod sandbox;
 pub mod testbed;

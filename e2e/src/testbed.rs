@@ -154,6 +154,14 @@ impl<'a> Testbed<'a> {
     /// # Errors
     /// When one of them does not run.
     pub async fn kill_containers(&self, pods: &[Pod]) -> Result<()> {
+        self.signal_containers(pods, "SIGKILL").await
+    }
+
+    /// Sends a signal to the first process of every container of the pods: `SIGSTOP` makes them hang.
+    ///
+    /// # Errors
+    /// When one of them does not run.
+    pub async fn signal_containers(&self, pods: &[Pod], signal: &str) -> Result<()> {
         let mut script = String::new();
         for pod in pods {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -166,7 +174,7 @@ impl<'a> Testbed<'a> {
                 let id = id.with_context(|| format!("{name} does not run"))?;
                 let _ = writeln!(
                     script,
-                    "ctr -a /run/{node}/containerd.sock -n k8s.io tasks kill -s SIGKILL {id} &"
+                    "ctr -a /run/{node}/containerd.sock -n k8s.io tasks kill -s {signal} {id} &"
                 );
             }
         }

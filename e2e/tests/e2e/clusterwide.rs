@@ -97,7 +97,15 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     let elsewhere = &empty.namespace;
     ensure!(may(wide, "create", "pods", elsewhere).await);
     ensure!(!may(wide, "create", "secrets", elsewhere).await);
-    ensure!(!may(wide, "delete", "etcdclusters.etcd.database.coreos.com", elsewhere).await);
+    ensure!(
+        !may(
+            wide,
+            "delete",
+            "etcdclusters.etcd.database.coreos.com",
+            elsewhere
+        )
+        .await
+    );
     ensure!(may(namespaced, "create", "pods", &namespaced.namespace).await);
     ensure!(!may(namespaced, "get", "pods", elsewhere).await);
     Ok(())

@@ -73,7 +73,10 @@ async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
                 == object.metadata.generation
         })
         .await?;
-        ensure!(has_condition(&seen, "Available", "True"), "a quorum is left");
+        ensure!(
+            has_condition(&seen, "Available", "True"),
+            "a quorum is left"
+        );
         let after = everything(sandbox).await?;
         ensure!(found == after, "before: {found:?}, after: {after:?}");
         ensure!(members(&seen).len() == 3, "{:?}", members(&seen));
@@ -88,7 +91,10 @@ async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
         ensure!(field(&after, "/status/controlPaused") != true);
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
-        ensure!(names.contains(&lost), "{lost} is back on its disk: {names:?}");
+        ensure!(
+            names.contains(&lost),
+            "{lost} is back on its disk: {names:?}"
+        );
         // The client Service is another one now, with another address.
         drop(writer);
         let writer = Writer::start(sandbox, "c").await?;

@@ -1,0 +1,71 @@
+//! What the operators' own metrics say, asked for as a monitoring system does.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::ListParams;
+
+use crate::Sandbox;
+
+/// One reading of an operator's `/metrics`.
+pub struct Page(String);
+
+impl Page {
+    /// Reads the page of one pod.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn of_pod(sandbox: &Sandbox, pod: &str) -> Result<Self> {
+        let namespace = &sandbox.namespace;
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:8080/proxy/metrics");
+        Ok(Self(sandbox.kubectl(&["get", "--raw", &path]).await?))
+    }
+
+    /// Reads the page of the only pod of an operator, such as `etcd-operator`.
+    ///
+    /// # Errors
+    /// When there is none, or it does not answer.
+    pub async fn of_operator(sandbox: &Sandbox, operator: &str) -> Result<Self> {
+        let pods = operator_pods(sandbox, operator).await?;
+        let pod = pods.first().context("the operator has no pod")?;
+        Self::of_pod(sandbox, &pod.name_any()).await
+    }
+
+    /// The sum of all series of a name whose labels contain this text.
+    #[must_use]
+    pub fn sum(&self, name: &str, labels: &str) -> f64 {
+        let values = self.0.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let (found, value) = rest.rsplit_once(' ')?;
+            let whole = found.is_empty() || found.starts_with('{');
+            (whole && found.contains(labels)).then(|| value.parse::<f64>().ok())?
+        });
+        values.sum()
+    }
+}
+
+/// The pods of an operator that are not being deleted.
+///
+/// # Errors
+/// When the API server does not answer.
+pub async fn operator_pods(sandbox: &Sandbox, operator: &str) -> Result<Vec<Pod>> {
+    let selector = format!("app.kubernetes.io/component={operator}");
+    let pods: kube::Api<Pod> = sandbox.api();
+    let list = pods.list(&ListParams::default().labels(&selector)).await?;
+    let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
+    Ok(list.items.into_iter().filter(stays).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Page;
+
+    #[test]
+    fn series_of_one_name_are_added_up() {
+        let page =
+            Page("# TYPE a gauge\na{x=\"1\"} 2\na{x=\"2\"} 3\na_b 7\na 1\n# EOF\n".to_owned());
+        assert!((page.sum("a", "") - 6.0).abs() < f64::EPSILON);
+        assert!((page.sum("a", "x=\"2\"") - 3.0).abs() < f64::EPSILON);
+        assert!(page.sum("nothing", "").abs() < f64::EPSILON);
+    }
+}

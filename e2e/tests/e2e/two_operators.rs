@@ -1,0 +1,227 @@
+//! Two cluster operators: a standby that takes over, and two that believe they lead at the same time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::metrics::operator_pods;
+use e2e::objects::{field, follower};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, scenario, until};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::ResourceExt;
+use kube::api::{ListParams, PostParams};
+
+use crate::fixtures::{DURABLE, cluster_with};
+
+const OPERATOR: &str = "etcd-operator";
+/// The lease's 20 s, the 2 s after which a standby looks again, and what a busy machine adds.
+const TAKEOVER: Duration = Duration::from_secs(26);
+/// A lease that was given back is taken with the standby's next look.
+const HANDOVER: Duration = Duration::from_secs(8);
+
+async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
+    let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
+    let holder = lease.spec.and_then(|spec| spec.holder_identity);
+    Ok(holder.filter(|name| !name.is_empty()))
+}
+
+/// Waits until another pod leads; returns its name and how long that took.
+async fn await_another(sandbox: &Sandbox, than: &str) -> Result<(String, Duration)> {
+    let begun = Instant::now();
+    let name = until("another pod leads", PATIENCE, async || {
+        Ok(match leader(sandbox).await? {
+            Some(name) if name != than => Look::Done(name),
+            other => Look::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    Ok((name, begun.elapsed()))
+}
+
+async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Pod>> {
+    until("every replica is ready", PATIENCE, async || {
+        let pods = operator_pods(sandbox, OPERATOR).await?;
+        let ready = |pod: &&Pod| {
+            let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+            let mut conditions = conditions.flatten();
+            conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+        };
+        let ready = pods.iter().filter(ready).count();
+        Ok(if ready == count && pods.len() == count {
+            Look::Done(pods)
+        } else {
+            Look::NotYet(format!("{ready} of {} ready", pods.len()))
+        })
+    })
+    .await
+}
+
+/// Nothing of anybody else is left: as many pods and volumes as members, and their Services.
+async fn await_tidy(sandbox: &Sandbox, members: usize) -> Result<()> {
+    until("nothing is left over", PATIENCE, async || {
+        let selector = ListParams::default().labels("etcd_cluster=c");
+        let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
+        let claims = sandbox.api::<PersistentVolumeClaim>();
+        let claims = claims.list(&selector).await?.items.len();
+        let services = sandbox.api::<Service>().list(&selector).await?.items.len();
+        Ok(
+            if (pods, claims, services) == (members, members, members + 2) {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!(
+                    "{pods} pods, {claims} volumes, {services} Services"
+                ))
+            },
+        )
+    })
+    .await
+}
+
+async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
+    let pods = operator_pods(sandbox, OPERATOR).await?;
+    let victim = pods.into_iter().find(|one| one.name_any() == pod);
+    let victim = victim.with_context(|| format!("{pod} is gone"))?;
+    // Killed, and not started again under its name, which holds the lease.
+    let words = [
+        "delete",
+        "pod",
+        pod,
+        "--grace-period=0",
+        "--force",
+        "--wait=false",
+    ];
+    let testbed = Testbed::of(sandbox)?;
+    let (killed, deleted) = tokio::join!(
+        testbed.kill_containers(std::slice::from_ref(&victim)),
+        sandbox.kubectl(&words)
+    );
+    killed?;
+    deleted.map(drop)
+}
+
+#[tokio::test]
+async fn a_standby_is_ready_and_takes_over_in_the_middle_of_a_change() {
+    scenario("two_operators", async |sandbox| {
+        let two = [
+            "--set",
+            "crds.install=false",
+            "--set",
+            "clusterOperator.replicas=2",
+        ];
+        chart::install(
+            &sandbox.env,
+            e2e::sandbox::RELEASE,
+            &sandbox.namespace,
+            &two,
+        )
+        .await?;
+        await_ready_operators(sandbox, 2).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 1, DURABLE)?)
+            .await?;
+        let before = sandbox.await_members("c", 1).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+
+        // A crash in the middle of a change: the lease runs out, then the other one goes on.
+        sandbox.scale("c", 3).await?;
+        until("a member is being added", PATIENCE, async || {
+            Ok(match sandbox.member_pods("c").await?.len() {
+                1 => Look::NotYet("one pod".to_owned()),
+                _ => Look::Done(()),
+            })
+        })
+        .await?;
+        let first = leader(sandbox).await?.context("nobody leads")?;
+        crash(sandbox, &first).await?;
+        let (second, took) = await_another(sandbox, &first).await?;
+        eprintln!("    taken over {took:?} after a crash");
+        ensure!(took < TAKEOVER, "taken over only after {took:?}");
+        let grown = sandbox.await_members("c", 3).await?;
+        ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
+
+        // An orderly end gives the lease back.
+        await_ready_operators(sandbox, 2).await?;
+        sandbox
+            .kubectl(&["delete", "pod", &second, "--wait=false"])
+            .await?;
+        let (_, took) = await_another(sandbox, &second).await?;
+        eprintln!("    taken over {took:?} after an orderly end");
+        ensure!(took < HANDOVER, "handed over only after {took:?}");
+        sandbox.scale("c", 1).await?;
+        sandbox.await_members("c", 1).await?;
+        await_tidy(sandbox, 1).await?;
+        writer.finish("operators that take over").await.map(drop)
+    })
+    .await;
+}
+
+/// The operator's Deployment once more, with a lease of its own: both lead, as two do for a moment when a process
+/// slept through its lease.
+async fn add_another(sandbox: &Sandbox) -> Result<()> {
+    let rights = "apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: another-lease}
+rules:
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, patch]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: another-lease}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: another-lease}
+subjects:
+- {kind: ServiceAccount, name: etcd-operator}
+";
+    sandbox.apply(rights).await?;
+    let deployments = sandbox.api::<Deployment>();
+    let first = deployments.get(OPERATOR).await?;
+    let mut another = Deployment {
+        spec: first.spec,
+        ..Deployment::default()
+    };
+    another.metadata.name = Some("another".to_owned());
+    let spec = another.spec.as_mut().context("no spec")?;
+    let labels = std::collections::BTreeMap::from([("is".to_owned(), "another".to_owned())]);
+    spec.selector.match_labels = Some(labels.clone());
+    let template = spec.template.metadata.get_or_insert_default();
+    template.labels = Some(labels);
+    let pod = spec.template.spec.as_mut().context("no pod")?;
+    let arguments = pod.containers[0].args.get_or_insert_default();
+    arguments.push("--lease-name=another".to_owned());
+    deployments.create(&PostParams::default(), &another).await?;
+    until("another operator leads, too", PATIENCE, async || {
+        let lease = sandbox.api::<Lease>().get_opt("another").await?;
+        let holder = lease.and_then(|lease| lease.spec?.holder_identity);
+        Ok(match holder {
+            Some(_) => Look::Done(()),
+            None => Look::NotYet("it does not".to_owned()),
+        })
+    })
+    .await
+}
+
+/// Invariant 11.
+#[tokio::test]
+async fn two_operators_that_act_at_the_same_time_do_no_harm() {
+    scenario("both_lead", async |sandbox| {
+        add_another(sandbox).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        for (from, size) in [(3, 5), (5, 3)] {
+            let victim = follower(&sandbox.await_members("c", from).await?)?;
+            sandbox.lose_pod("c", &victim).await?;
+            sandbox.scale("c", size).await?;
+            let after = sandbox.await_members("c", size).await?;
+            ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        }
+        await_tidy(sandbox, 3).await?;
+        writer.finish("two operators at once").await.map(drop)
+    })
+    .await;
+}
