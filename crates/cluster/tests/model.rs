@@ -144,3 +144,28 @@ fn old_etcd_grows_with_voters() {
     run.event(Event::Resize(3));
     run.converges();
 }
+
+#[test]
+fn sizes_are_reached_from_every_size_also_when_the_target_changes_midway() {
+    for (from, via, to) in
+        (1..=7).flat_map(|from| (1..=7).flat_map(move |via| (1..=7).map(move |to| (from, via, to))))
+    {
+        let (durable, seed) = (via % 2 == 0, to % 2 == 0);
+        let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
+        let mut run = Run::new(&Setup {
+            size: from,
+            seed,
+            durable,
+            version,
+        });
+        run.converges();
+        run.event(Event::Resize(via));
+        // The target changes at another moment of the way each time.
+        for _ in 0..(from + via + to) % 9 {
+            run.event(Event::Round);
+            run.event(Event::Tick);
+        }
+        run.event(Event::Resize(to));
+        run.converges();
+    }
+}

@@ -243,3 +243,102 @@ fn last_words(last: &ContainerState) -> String {
     let said = said.map(|text| format!(": {text}")).unwrap_or_default();
     format!(" (ended with exit code {}{said})", ended.exit_code)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn seen(metadata: &Value, status: &Value) -> Pod {
+        let mut object = json!({ "metadata": { "name": "db-aaaaaaaaaa" }, "status": status });
+        for (key, value) in metadata.as_object().unwrap() {
+            object["metadata"][key] = value.clone();
+        }
+        pod(&serde_json::from_value(object).unwrap(), true)
+    }
+
+    fn conditions(ready: &str, reason: Option<&str>, containers_ready: &str) -> Value {
+        json!({
+            "phase": "Running",
+            "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } }],
+            "conditions": [
+                { "type": "Ready", "status": ready, "reason": reason, "lastTransitionTime": "2026-11-21T00:10:00Z" },
+                { "type": "ContainersReady", "status": containers_ready, "lastTransitionTime": "2026-11-21T00:01:00Z" },
+            ],
+        })
+    }
+
+    fn at(text: &str) -> Option<Timestamp> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_lost_node_is_seen_on_the_pod() {
+        let none = json!({});
+        let lost = seen(&none, &conditions("False", None, "True"));
+        assert_eq!(lost.lost_since, at("2026-11-21T00:10:00Z"));
+        assert!(
+            !lost.ready && lost.running,
+            "the kubelet's last word is older"
+        );
+        // What a kubelet says is no lost node.
+        for (ready, reason, containers) in [
+            ("True", None, "True"),
+            ("False", Some("ContainersNotReady"), "False"),
+            ("False", Some("ReadinessGatesNotReady"), "True"),
+        ] {
+            let pod = seen(&none, &conditions(ready, reason, containers));
+            assert_eq!(pod.lost_since, None, "{reason:?}");
+            assert_eq!(pod.unready_since.is_some(), ready == "False");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_ends_counts_from_the_end_of_its_grace_period() {
+        // Kubernetes writes the end of the grace period, not the moment of the deletion.
+        let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
+        let pod = seen(&ends, &conditions("True", None, "True"));
+        assert_eq!(
+            (pod.terminating, pod.lost_since),
+            (true, at("2026-11-21T00:20:30Z"))
+        );
+        let lost = seen(&ends, &conditions("False", None, "True"));
+        assert_eq!(
+            lost.lost_since,
+            at("2026-11-21T00:10:00Z"),
+            "the node was lost before"
+        );
+    }
+
+    #[test]
+    fn a_volume_that_no_node_reaches_is_on_a_lost_node() {
+        let pending = |message: &str| {
+            let status = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
+                "reason": "Unschedulable", "message": message, "lastTransitionTime": "2026-11-21T00:10:00Z" }] });
+            seen(&json!({}), &status).lost_since.is_some()
+        };
+        for lost in [
+            "0/2 nodes are available: 2 node(s) had volume node affinity conflict. preemption: 0/2 nodes are available: \
+             2 Preemption is not helpful for scheduling.",
+            "0/3 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }, 2 node(s) \
+             didn't match PersistentVolume's node affinity.",
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) had volume node affinity conflict.",
+        ] {
+            assert!(pending(lost), "{lost}");
+        }
+        for elsewhere in [
+            // Cordoned, full, or tainted by people: it may take the pod again.
+            "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
+            "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
+            "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \
+             conflict.",
+            "0/3 nodes are available: 3 Insufficient memory.",
+            "0/3 nodes are available: 3 node(s) had untolerated taint(s).",
+            "no nodes available to schedule pods",
+        ] {
+            assert!(!pending(elsewhere), "{elsewhere}");
+        }
+    }
+}

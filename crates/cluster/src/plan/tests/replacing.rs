@@ -290,5 +290,8 @@ fn a_joining_member_that_was_told_an_older_list_begins_anew_and_a_first_member_d
     let durable = three().size(4).reserved("d").marked("d").with_disk("d");
     let mut durable = told(durable, "d", true);
     durable.observed.pods.get_mut("d").unwrap().durable = true;
-    assert!(durable.writes().contains(&scene::delete_pod("d")), "made again on its disk");
+    assert!(
+        durable.writes().contains(&scene::delete_pod("d")),
+        "made again on its disk"
+    );
 }

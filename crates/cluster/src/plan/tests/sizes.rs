@@ -1,7 +1,7 @@
 //! Growing and shrinking, also when the target changes midway.
 
 use crate::plan::tests::scene::{self, Scene};
-use crate::write::Write;
+use crate::write::{Order, Write};
 
 #[test]
 fn several_learners_join_at_once_from_3_6_on() {
@@ -120,4 +120,108 @@ fn what_carries_the_id_of_another_cluster_is_left_alone() {
 fn a_service_that_is_not_needed_any_more_goes() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
+}
+
+// ---- a seed, and all the ways from one size to another ----
+
+#[test]
+fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
+    let seed = |mut scene: Scene| {
+        scene.desired.first = 1;
+        scene.size(3)
+    };
+    // One member is recorded, started alone, and forms the cluster.
+    let begun = seed(Scene::begun(&["a"]));
+    let starts = begun.writes().into_iter().filter_map(|write| match write {
+        Write::CreatePod(start) => Some(start),
+        _ => None,
+    });
+    let starts: Vec<_> = starts.collect();
+    assert_eq!((starts.len(), starts[0].initial.len()), (1, 1));
+    let mut formed = Scene::formed(&["a"]);
+    formed.observed.cluster_id = None;
+    assert!(matches!(
+        seed(formed).writes()[0],
+        Write::RecordClusterId { .. }
+    ));
+    // Then the others: Services first, both as learners at once, and nobody waits for a connection of the only voter.
+    let alone = seed(Scene::formed(&["a"]).young("a"));
+    assert!(
+        alone
+            .plan()
+            .step
+            .orders
+            .contains(&Order::Reserve { count: 2 })
+    );
+    let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
+    assert_eq!(grows.changes().len(), 2);
+    // A seed whose first attempt came to nothing is begun again as a seed.
+    let lost = seed(Scene::starting(&["a"]).without_pod("a"));
+    assert!(matches!(
+        lost.plan().step.orders[..],
+        [Order::Begin { count: 1, .. }]
+    ));
+}
+
+#[test]
+fn a_bootstrap_of_all_and_one_of_a_seed_are_told_apart_before_anything_runs() {
+    let mut all = Scene::starting(&["a", "b", "c"])
+        .not_running("a")
+        .not_running("b")
+        .not_running("c");
+    assert_ne!(all.waits(), ["BootstrapAbandoned"]);
+    all.desired.first = 1;
+    assert_eq!(all.waits(), ["BootstrapAbandoned"]);
+}
+
+/// Voters, learners and a target: what comes next.
+#[test]
+fn a_target_below_the_voters_takes_all_learners_back_first() {
+    let scene = Scene::formed(&["a", "b", "c", "e", "f"])
+        .size(3)
+        .learner("g")
+        .reserved("h")
+        .added("h");
+    let [Write::Remove { member, .. }] = &scene.changes()[..] else {
+        panic!("{:?}", scene.changes())
+    };
+    assert!(member == "g" || member == "h", "{member}");
+    // Nobody is started who is about to be removed or is not wanted any more.
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| scene::makes_pod(write, member))
+    );
+}
+
+#[test]
+fn even_sizes_are_reached_and_left_like_odd_ones() {
+    assert_eq!(
+        Scene::formed(&["a", "b", "c"])
+            .size(4)
+            .reserved("d")
+            .changes()
+            .len(),
+        1
+    );
+    assert_eq!(
+        Scene::formed(&["a", "b", "c", "d"]).size(2).changes(),
+        [scene::remove("d")]
+    );
+    assert_eq!(
+        Scene::formed(&["a", "b", "c"]).size(2).changes(),
+        [scene::remove("c")]
+    );
+    assert_eq!(
+        Scene::formed(&["a", "b"]).size(1).changes(),
+        [scene::remove("b")]
+    );
+    // Of two, none is removed while the other is down.
+    let down = Scene::formed(&["a", "b"])
+        .size(1)
+        .leader("a")
+        .silent_voter("a")
+        .down("b");
+    assert_eq!(down.changes(), []);
 }
