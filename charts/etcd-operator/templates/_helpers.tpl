@@ -53,14 +53,17 @@ app.kubernetes.io/component: {{ .name }}
   verbs: [get, list, watch, create, patch, delete]
 {{- else if eq . "etcd-backup-operator" }}
 - apiGroups: [etcd.database.coreos.com]
+  # create and delete: those that EtcdCluster.spec.backup asks for, and finished ones after their time. patch: the
+  # finalizer, where stored backups go with their object.
   resources: [etcdbackups]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
-  resources: [etcdbackups/status]
+  # On clusters: lastBackup.
+  resources: [etcdbackups/status, etcdclusters/status]
   verbs: [patch]
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters]
-  verbs: [get]
+  verbs: [get, list, watch]
 - apiGroups: [""]
   # The credentials an EtcdBackup names.
   resources: [secrets]

@@ -1,6 +1,7 @@
 //! `EtcdBackup`: a backup of a cluster, once or again and again.
 
 mod check;
+pub mod name;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -8,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
-pub(crate) use check::{s3_not_in_effect, store_problem};
+pub(crate) use check::store_problem;
 
 use crate::duration::DurationText;
 use crate::schema::{
@@ -165,11 +166,12 @@ pub struct EtcdBackupSpec {
     /// How the stored backup is compressed; `none` where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Seconds after which a finished EtcdBackup is deleted. Without it the object stays.
+    /// Seconds after which a finished EtcdBackup is deleted. Without it the object stays. One that is made again and
+    /// again never finishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
-    /// What becomes of the stored backup when the EtcdBackup is deleted; `Retain` where it is not given.
+    /// What becomes of the backups this EtcdBackup has stored when it is deleted; `Retain` where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<DeletionPolicy>,
 }
@@ -204,7 +206,7 @@ pub struct BackupPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.backupIntervalInSecond may not be negative: use 0 for one backup only"))]
     pub backup_interval_in_second: Option<i64>,
-    /// Number of backups kept; 0 means all.
+    /// Number of backups kept, beside those `retention` keeps; 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.maxBackups may not be negative: use 0 to keep all"))]
     pub max_backups: Option<i64>,
@@ -227,15 +229,15 @@ pub struct BackupPolicy {
     /// Make no new backups until it is false again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
-    /// Age after which a backup is deleted, such as `720h`. The newest always stays.
+    /// Age after which a backup is deleted, such as `720h`, whatever else keeps it. The newest always stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_age: Option<DurationText>,
-    /// How many backups are kept of each hour, day, week and month.
+    /// How many backups are kept of each hour, day, week and month, in UTC, beside the newest `maxBackups`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
 }
 
-/// How many backups are kept: the newest of each of the last hours, days, weeks and months.
+/// How many backups are kept: the newest of each of the last hours, days, weeks and months that have one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
@@ -300,7 +302,7 @@ pub struct EtcdBackupStatus {
     /// How far a running backup is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// The newest backups that are kept, newest first.
+    /// The newest backups that are kept, newest first; at most ten.
     #[serde(
         default,
         deserialize_with = "readable_items",

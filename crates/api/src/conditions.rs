@@ -29,6 +29,8 @@ text_enum! {
         Complete = "Complete",
         /// A backup or a restore has failed for good.
         Failed = "Failed",
+        /// What is kept of a periodic backup is what its policy says.
+        RetentionApplied = "RetentionApplied",
     }
 }
 
@@ -85,6 +87,10 @@ text_enum! {
         Pending = "Pending",
         /// The work is done.
         Succeeded = "Succeeded",
+        /// The next backup has its time.
+        Scheduled = "Scheduled",
+        /// No new backups are made: `suspend` is set.
+        Suspended = "Suspended",
         /// A Secret, or a key in it, is missing.
         SecretMissing = "SecretMissing",
         /// The bucket or container does not exist.
@@ -109,6 +115,8 @@ text_enum! {
         DeadlineExceeded = "DeadlineExceeded",
         /// The seed member could not be prepared: the message says why.
         SeedFailed = "SeedFailed",
+        /// The object was deleted before it was done.
+        Cancelled = "Cancelled",
     }
 }
 

@@ -38,6 +38,9 @@ pub struct BackupManifest {
     pub hash: Option<u32>,
     /// How the stored object is compressed: `none` or `zstd`.
     pub compression: String,
+    /// Size of the stored object in bytes, where that is not `size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_size: Option<i64>,
     /// When the snapshot was taken.
     pub created_at: Time,
     /// UID of the EtcdBackup it was taken for: an operator that crashed before it wrote the status knows its own work.

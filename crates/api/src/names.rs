@@ -26,6 +26,9 @@ pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
 pub const ROLE_VOTER: &str = "voter";
 /// Value of [`LABEL_ROLE`] for a member that does not vote yet.
 pub const ROLE_LEARNER: &str = "learner";
+/// Label with the end of the cluster token, on every pod. The client Service selects by it: a pod of another cluster
+/// of the same name (an abandoned bootstrap, what was there before a restore) never serves clients.
+pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// Label no pod has: in the client Service's selector until the cluster ID is recorded, so that the
 /// Service has no endpoints before.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
@@ -47,6 +50,8 @@ pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
 /// Finalizer of an `EtcdBackup` whose stored backups go with it.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
+/// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
+pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Annotation that gives an object to the cluster-wide operators.
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
 /// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
@@ -151,6 +156,13 @@ pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     let mut labels = cluster_labels(cluster);
     labels.insert(LABEL_MEMBER.to_owned(), member.to_owned());
     labels
+}
+
+/// The value of [`LABEL_TOKEN`]: the end of a token, which is the part that differs, as far as a label may hold it.
+pub fn token_label(token: &str) -> &str {
+    let begin = token.len().saturating_sub(63);
+    let end = token.get(begin..).unwrap_or_default();
+    end.trim_matches(|letter: char| !letter.is_ascii_alphanumeric())
 }
 
 /// The label selector of all objects of a cluster, as text. `status.selector` holds it.
@@ -324,6 +336,16 @@ mod tests {
             service.initial_cluster(["a", "b"]),
             "a=http://a.prod.svc:2380,b=http://b.prod.svc:2380"
         );
+    }
+
+    #[test]
+    fn a_token_is_told_apart_by_the_end_of_it_that_a_label_can_hold() {
+        assert_eq!(token_label("db-00ff"), "db-00ff");
+        let long = format!("{}-0123456789abcdef", "x".repeat(52));
+        assert_eq!(token_label(&long).len(), 63);
+        assert!(token_label(&long).ends_with("-0123456789abcdef"));
+        let dashed = format!("{}-0123456789abcdef", "-".repeat(52));
+        assert_eq!(token_label(&dashed), "0123456789abcdef");
     }
 
     #[test]

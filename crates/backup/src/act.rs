@@ -3,43 +3,129 @@
 use std::sync::Arc;
 
 use api::EtcdBackup;
+use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use runtime::apply;
 use runtime::controller::Guarded;
+use serde_json::json;
 
+use crate::observe::Ready;
+use crate::observed::{Kept, Observed, Stored};
 use crate::plan::Step;
-use crate::transfer::Transfer;
 use crate::workers::Workers;
 
+/// What runs beside the reconciles.
+pub(crate) struct Beside {
+    /// Transfers.
+    pub(crate) transfers: Arc<Workers<Stored>>,
+    /// Removals.
+    pub(crate) removals: Arc<Workers<Kept>>,
+    /// All EtcdBackups, as the watch has them.
+    pub(crate) objects: Store<Guarded<EtcdBackup>>,
+}
+
+impl Beside {
+    /// What runs for an EtcdBackup, or ended.
+    pub(crate) fn observe(&self, uid: &str) -> Observed {
+        Observed {
+            transfer: self.transfers.observe(uid),
+            removal: self.removals.observe(uid),
+            ..Observed::default()
+        }
+    }
+
+    /// Forgets what ended and was told.
+    pub(crate) fn forget(&self, uid: &str) {
+        self.transfers.forget(uid);
+        self.removals.forget(uid);
+    }
+
+    /// Waits for the end, which the shutdown brings about.
+    pub(crate) async fn ended(&self) {
+        tokio::join!(self.transfers.ended(), self.removals.ended());
+    }
+}
+
 /// Does the step.
-pub(crate) fn act(
-    workers: &Arc<Workers>,
-    objects: &Store<Guarded<EtcdBackup>>,
+pub(crate) async fn act(
+    client: &Client,
+    beside: &Beside,
     backup: &EtcdBackup,
     step: Step,
-    transfer: Option<Transfer>,
-) {
+    ready: Ready,
+) -> Result<(), apply::Error> {
     let uid = backup.uid().unwrap_or_default();
-    match (step, transfer) {
-        (Step::Begin, Some(transfer)) => {
-            let reference = ObjectRef::<Guarded<EtcdBackup>>::new(&backup.name_any())
-                .within(&backup.namespace().unwrap_or_default());
-            let (objects, whose) = (objects.clone(), uid.clone());
-            workers.begin(
-                &uid,
-                transfer,
-                // A namesake that was created since is another backup.
-                move || {
-                    objects.get(&reference).is_some_and(|object| {
-                        object.uid().as_deref() == Some(whose.as_str())
-                            && object.meta().deletion_timestamp.is_none()
-                    })
-                },
-            );
+    let api = || {
+        let namespace = backup.namespace().unwrap_or_default();
+        Api::<EtcdBackup>::namespaced(client.clone(), &namespace)
+    };
+    let there = |ends_too: bool| {
+        let reference = ObjectRef::<Guarded<EtcdBackup>>::new(&backup.name_any())
+            .within(&backup.namespace().unwrap_or_default());
+        let (objects, whose) = (beside.objects.clone(), uid.clone());
+        // A namesake that was created since is another backup.
+        move || {
+            objects.get(&reference).is_some_and(|object| {
+                object.uid().as_deref() == Some(whose.as_str())
+                    && (ends_too || object.meta().deletion_timestamp.is_none())
+            })
         }
-        (Step::Abandon, _) => workers.abandon(&uid),
+    };
+    match (step, ready) {
+        (Step::Begin, Ready::Transfer(transfer)) => {
+            beside.transfers.begin(&uid, *transfer, there(false));
+        }
+        (Step::Tidy, Ready::Removal(removal)) => {
+            beside.removals.begin(&uid, *removal, there(false));
+        }
+        (Step::Purge, Ready::Removal(removal)) => {
+            beside.removals.begin(&uid, *removal, there(true));
+        }
+        (Step::Abandon, _) => beside.transfers.abandon(&uid),
         // What an earlier spec's transfer came to is no concern of this one's.
-        (Step::RecordIntent, _) => workers.forget(&uid),
-        (Step::Begin | Step::Nothing, _) => {}
+        (Step::RecordIntent, _) => beside.forget(&uid),
+        (Step::Guard(set), _) => {
+            guard(&api(), backup, set).await?;
+            if !set {
+                beside.forget(&uid);
+            }
+        }
+        (Step::Expire, _) => {
+            apply::delete(&api(), backup, None).await?;
+        }
+        (Step::Begin | Step::Tidy | Step::Purge | Step::Nothing, _) => {}
+    }
+    Ok(())
+}
+
+/// Sets the finalizer, or takes it away, of exactly this object (invariant 11).
+async fn guard(api: &Api<EtcdBackup>, backup: &EtcdBackup, set: bool) -> Result<(), apply::Error> {
+    let mut finalizers = backup.metadata.finalizers.clone().unwrap_or_default();
+    finalizers.retain(|finalizer| finalizer != FINALIZER_STORED);
+    if set {
+        finalizers.push(FINALIZER_STORED.to_owned());
+    }
+    // The version makes a patch of what was read: nobody else's finalizer is lost.
+    let patch = json!({ "metadata": {
+        "finalizers": finalizers,
+        "resourceVersion": backup.resource_version(),
+        "uid": backup.uid(),
+    }});
+    let params = PatchParams {
+        field_manager: Some(MANAGER_BACKUP.to_owned()),
+        ..PatchParams::default()
+    };
+    let name = backup.name_any();
+    match api.patch(&name, &params, &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if apply::is_not_found(&error) => Ok(()),
+        Err(source) => Err(apply::Error::Api {
+            verb: "set the finalizer of",
+            kind: EtcdBackup::kind(&()).into_owned(),
+            name,
+            source: Box::new(source),
+        }),
     }
 }

@@ -1,36 +1,115 @@
-//! The wiring: what is watched, and what runs the driver.
+//! The wiring: what is watched, and what runs the drivers.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::EtcdBackup;
+use api::{EtcdBackup, EtcdCluster};
+use clap::Args;
 use etcd::{Access, EtcdClient};
 use jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
 use runtime::Operator;
-use runtime::controller::{controller, drive};
+use runtime::controller::{Guarded, controller, drive};
+use runtime::process::Objects;
+use store::Directories;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use crate::act::Beside;
 use crate::controller::BackupOperator;
+use crate::identity::{Grant, Grants};
+use crate::metrics::Measures;
 use crate::observe::Means;
-use crate::workers::Workers;
+use crate::of_cluster::ClusterBackups;
+use crate::workers::{Limits, Workers};
+
+/// Transfers that move bytes at the same time: each takes 32 MiB of memory. One store gets half of them at most.
+const TRANSFERS: Limits = Limits {
+    at_a_time: 4,
+    to_one_store: 2,
+    longest_pause: 30,
+};
+
+/// Removals move no bytes; what cannot be removed is not asked for all the time.
+const REMOVALS: Limits = Limits {
+    at_a_time: 8,
+    to_one_store: 2,
+    longest_pause: 300,
+};
+
+/// What an administrator decides for all EtcdBackups.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Settings {
+    /// A place that a namespace may use with the operator's own identity, as in team-a=s3://backups/team-a. May be
+    /// given more than once; * means every namespace. The operator's own namespace needs none
+    #[arg(long, value_name = "NAMESPACE=PLACE")]
+    pub ambient_identity: Vec<Grant>,
+    /// The directory of backups with storageType Local
+    #[arg(long, value_name = "DIRECTORY")]
+    pub local_directory: Option<PathBuf>,
+}
 
 /// Runs until the operator is told to stop; transfers that run then are given up and leave nothing behind.
-pub async fn work(operator: Operator) {
+pub async fn work(operator: Operator, settings: Settings) {
     let (news, ended) = mpsc::unbounded_channel();
-    // A transfer that ends is reported at once. All EtcdBackups are looked at then; for those that are done with
-    // that costs no call.
-    let controller =
+    // What ends is reported at once. All EtcdBackups are looked at then; for those that are done with that costs no
+    // call.
+    let backups =
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
-    let workers = Workers::new(operator.shutdown.clone(), news);
-    let reconciler = BackupOperator {
+    let beside = Beside {
+        transfers: Workers::new(TRANSFERS, operator.shutdown.clone(), news.clone()),
+        removals: Workers::new(REMOVALS, operator.shutdown.clone(), news),
+        objects: backups.store(),
+    };
+    operator.figures.collect(Measures {
+        objects: backups.store(),
+        transfers: beside.transfers.clone(),
+    });
+    let reconciler = Arc::new(BackupOperator {
         means: Means {
             client: operator.client.clone(),
             etcd: Arc::new(EtcdClient::new(Access::default())),
+            grants: Grants {
+                own: operator.namespace.clone(),
+                others: settings.ambient_identity,
+            },
+            directories: Directories {
+                local: settings.local_directory,
+                claim: None,
+            },
             since: Timestamp::now(),
         },
-        workers: workers.clone(),
-        objects: controller.store(),
+        beside,
+    });
+    let of_clusters = Arc::new(ClusterBackups {
+        client: operator.client.clone(),
+        backups: backups.store(),
+    });
+    let clusters = controller::<EtcdCluster>(&operator).watches(
+        operator
+            .scope
+            .api::<Guarded<EtcdBackup>>(operator.client.clone()),
+        watcher::Config::default(),
+        cluster_of,
+    );
+    // The metrics count EtcdBackups.
+    let beside_them = Operator {
+        objects: Objects::default(),
+        ..operator.clone()
     };
-    drive(&operator, controller, Arc::new(reconciler)).await;
-    workers.ended().await;
+    tokio::join!(
+        drive(&operator, backups, reconciler.clone()),
+        drive(&beside_them, clusters, of_clusters),
+    );
+    reconciler.beside.ended().await;
+}
+
+/// The EtcdCluster an EtcdBackup is of.
+fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
+    let namespace = backup.namespace()?;
+    let readable = backup.0.ok()?;
+    let reference = readable.spec.etcd_cluster?;
+    Some(ObjectRef::new(&reference.name).within(&namespace))
 }

@@ -5,16 +5,13 @@ use std::time::Duration;
 
 use api::{EtcdBackup, names};
 use jiff::Timestamp;
-use kube::runtime::reflector::Store;
 use kube::{Api, ResourceExt};
-use runtime::controller::Guarded;
 use runtime::{Done, Failure, Reconcile, apply};
 
-use crate::act::act;
+use crate::act::{Beside, act};
 use crate::observe::{Means, observe};
-use crate::plan::{Verdict, plan};
+use crate::plan::{Plan, Step, Verdict, plan};
 use crate::status::{notices, status};
-use crate::workers::Workers;
 
 /// The shortest pause before another look.
 const SOON: Duration = Duration::from_millis(300);
@@ -22,8 +19,7 @@ const SOON: Duration = Duration::from_millis(300);
 /// What a reconcile works with.
 pub(crate) struct BackupOperator {
     pub(crate) means: Means,
-    pub(crate) workers: Arc<Workers>,
-    pub(crate) objects: Store<Guarded<EtcdBackup>>,
+    pub(crate) beside: Beside,
 }
 
 impl Reconcile for BackupOperator {
@@ -32,10 +28,14 @@ impl Reconcile for BackupOperator {
 
     async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
         let (now, uid) = (Timestamp::now(), backup.uid().unwrap_or_default());
-        let running = self.workers.observe(&uid);
-        let (observed, transfer) = observe(&self.means, &backup, running, now).await;
+        let running = self.beside.observe(&uid);
+        let (observed, ready) = observe(&self.means, &backup, running, now).await;
         let plan = plan(&backup, &observed, now);
-        act(&self.workers, &self.objects, &backup, plan.step, transfer);
+        let done = act(&self.means.client, &self.beside, &backup, plan.step, ready).await;
+        // A finalizer that was set is seen, with a new version of the object, in another round.
+        if matches!(plan.step, Step::Guard(_) | Step::Expire) || done.is_err() {
+            return again(done, &backup, &plan);
+        }
         let (desired, current) = (status(&backup, &plan, now), backup.status.as_ref());
         fail::fail_point!("backup-before-status");
         let api = Api::<EtcdBackup>::namespaced(
@@ -47,20 +47,11 @@ impl Reconcile for BackupOperator {
         let written =
             apply::status_if_unchanged(&api, names::MANAGER_BACKUP, &*backup, current, &desired)
                 .await;
-        match written {
-            Err(error) if error.reason() == "Conflict" => {
-                return Ok(Done {
-                    requeue: Some(SOON),
-                    notices: Vec::new(),
-                });
-            }
-            written => written?,
-        };
-        if matches!(
-            plan.verdict,
-            Verdict::Settled | Verdict::Succeeded(_) | Verdict::Failed(_)
-        ) {
-            self.workers.forget(&uid);
+        if written.is_err() {
+            return again(written.map(drop), &backup, &plan);
+        }
+        if is_told(&plan.verdict) {
+            self.beside.forget(&uid);
         }
         // A status that was just written comes back as an event of the object itself.
         let requeue = plan.requeue.map(|after| after.max(SOON));
@@ -69,4 +60,30 @@ impl Reconcile for BackupOperator {
             notices: notices(&backup, &plan),
         })
     }
+}
+
+/// Ends a round without a status; a conflict is only another look.
+fn again(
+    done: Result<(), apply::Error>,
+    backup: &EtcdBackup,
+    plan: &Plan,
+) -> Result<Done, apply::Error> {
+    match done {
+        Err(error) if error.reason() == "Conflict" => Ok(Done {
+            requeue: Some(SOON),
+            notices: Vec::new(),
+        }),
+        done => done.map(|()| Done {
+            requeue: plan.requeue.map(|after| after.max(SOON)),
+            notices: notices(backup, plan),
+        }),
+    }
+}
+
+/// What ended is forgotten once it is in the status.
+fn is_told(verdict: &Verdict) -> bool {
+    matches!(
+        verdict,
+        Verdict::Settled | Verdict::Succeeded(_) | Verdict::Failed(_) | Verdict::Tidied(_)
+    )
 }

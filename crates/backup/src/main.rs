@@ -1,6 +1,7 @@
 //! The binary `etcd-backup-operator`.
 
 use api::EtcdBackup;
+use backup::app::Settings;
 use clap::Parser;
 use kube::CustomResourceExt;
 use runtime::cli::{self, Common};
@@ -12,6 +13,8 @@ use runtime::process::Definition;
 struct Options {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    settings: Settings,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -27,6 +30,9 @@ fn main() -> anyhow::Result<()> {
         word: "backup",
         crd: EtcdBackup::crd(),
     };
-    runtime::run(definition, options.common, backup::app::work)?;
+    let settings = options.settings;
+    runtime::run(definition, options.common, |operator| {
+        backup::app::work(operator, settings)
+    })?;
     Ok(())
 }

@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::conditions::Reason;
-use api::storage::{S3Source, StorageSource};
+use api::storage::StorageSource;
 use api::{EtcdBackup, EtcdCluster};
 use etcd::Etcd;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
+use store::{Directories, SecretName, secrets_of};
 use tokio::time::timeout;
 
+use crate::identity::Grants;
 use crate::observed::{Observed, Place, Trouble};
-use crate::plan::{intent, needs_place};
+use crate::plan::{Need, compresses, intent, need, rules};
+use crate::removal::{Removal, What};
 use crate::source::{SecretData, Target, endpoints, members_of, target};
-use crate::transfer::{Transfer, written};
+use crate::transfer::{Name, Transfer, Written, written};
 
 /// What all reads of one round may take together.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -26,91 +29,177 @@ pub(crate) struct Means {
     pub(crate) client: Client,
     /// Talks to the members of all clusters.
     pub(crate) etcd: Arc<dyn Etcd>,
+    /// Who may use the operator's own identity.
+    pub(crate) grants: Grants,
+    /// What the operator's pod has mounted.
+    pub(crate) directories: Directories,
     /// When this process began.
     pub(crate) since: Timestamp,
 }
 
-/// Completes `observed`; where the plan may begin a transfer, that comes with it.
+/// What a step may need, ready to run.
+#[derive(Default)]
+pub(crate) enum Ready {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// A transfer.
+    Transfer(Box<Transfer>),
+    /// A removal.
+    Removal(Box<Removal>),
+}
+
+/// Completes `observed`; what the plan may begin comes with it.
 pub(crate) async fn observe(
     means: &Means,
     backup: &EtcdBackup,
     observed: Observed,
     now: Timestamp,
-) -> (Observed, Option<Transfer>) {
-    let Some(begun) = intent(backup).filter(|_| needs_place(backup, &observed, now)) else {
-        return (observed, None);
-    };
+) -> (Observed, Ready) {
+    let need = need(backup, &observed, now);
     let looked = async {
-        let transfer = transfer(means, backup).await?;
-        let uid = backup.uid().unwrap_or_default();
-        let found = written(transfer.store.as_ref(), &transfer.key, &uid, begun).await?;
-        Ok((found, transfer))
+        match (need, intent(backup)) {
+            (Need::Place, Some(begun)) => place(means, backup, begun).await,
+            (Need::Tidy | Need::Purge, _) => {
+                let removal = removal(means, backup, need, now).await?;
+                Ok((Place::NotAsked, Ready::Removal(Box::new(removal))))
+            }
+            (Need::Place | Need::Nothing, _) => Ok((Place::NotAsked, Ready::Nothing)),
+        }
     };
     let looked = timeout(DEADLINE, looked).await.unwrap_or_else(|_| {
         let message = format!("no answer from the store or the API server within {DEADLINE:?}");
         Err(Trouble::new(Reason::StoreUnreachable, message))
     });
-    let (place, transfer) = match looked {
-        Ok((Some(stored), _)) => (Place::Written(stored), None),
-        Ok((None, transfer)) => (Place::Free, Some(transfer)),
-        Err(trouble) => (Place::Unknown(trouble), None),
-    };
-    (Observed { place, ..observed }, transfer)
+    match looked {
+        Ok((place, ready)) => (Observed { place, ..observed }, ready),
+        Err(trouble) if need == Need::Place => {
+            let place = Place::Unknown(trouble);
+            (Observed { place, ..observed }, Ready::Nothing)
+        }
+        Err(trouble) => {
+            let obstacle = Some(trouble);
+            (
+                Observed {
+                    obstacle,
+                    ..observed
+                },
+                Ready::Nothing,
+            )
+        }
+    }
 }
 
-async fn transfer(means: &Means, backup: &EtcdBackup) -> Result<Transfer, Trouble> {
-    let client = &means.client;
+async fn place(
+    means: &Means,
+    backup: &EtcdBackup,
+    begun: Timestamp,
+) -> Result<(Place, Ready), Trouble> {
+    let Target { store, key } = open(means, backup).await?;
+    let name = if backup.spec.is_periodic() {
+        Name::Numbered {
+            path: key,
+            time: begun,
+            left: None,
+        }
+    } else {
+        Name::Exact(key)
+    };
+    let uid = backup.uid().unwrap_or_default();
+    let name = match written(store.as_ref(), name, &uid, begun).await? {
+        Written::Whole(stored) => return Ok((Place::Written(stored), Ready::Nothing)),
+        Written::Not(name) => name,
+    };
+    let namespace = backup.namespace().unwrap_or_default();
+    let (endpoints, cluster) = match &backup.spec.etcd_cluster {
+        None => (endpoints(&backup.spec.etcd_endpoints, &namespace), None),
+        Some(reference) => {
+            let cluster = cluster(&means.client, &namespace, &reference.name).await?;
+            let (urls, manifest) = members_of(&cluster, &namespace)?;
+            (urls, Some(manifest))
+        }
+    };
+    let transfer = Transfer {
+        etcd: means.etcd.clone(),
+        endpoints,
+        store,
+        name,
+        compress: compresses(backup),
+        uid,
+        cluster,
+        since: means.since,
+    };
+    Ok((Place::Free, Ready::Transfer(Box::new(transfer))))
+}
+
+async fn removal(
+    means: &Means,
+    backup: &EtcdBackup,
+    need: Need,
+    now: Timestamp,
+) -> Result<Removal, Trouble> {
+    let Target { store, key } = open(means, backup).await?;
+    let status = backup.status.as_ref();
+    let what = match (need, rules(backup)) {
+        (Need::Tidy, Some(rules)) => What::Surplus {
+            rules,
+            newest: status
+                .and_then(|status| status.location.clone())
+                .unwrap_or_default(),
+        },
+        _ => What::Everything,
+    };
+    Ok(Removal {
+        store,
+        path: key,
+        uid: backup.uid().unwrap_or_default(),
+        what,
+        now,
+    })
+}
+
+async fn open(means: &Means, backup: &EtcdBackup) -> Result<Target, Trouble> {
     let namespace = backup.namespace().unwrap_or_default();
     let spec = &backup.spec;
     let source = spec
         .blocks()
         .select(&spec.storage_type, "spec", "storageType")
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
-    let StorageSource::S3(source) = source else {
-        let message = format!("spec.storageType is {}: use S3", spec.storage_type);
-        return Err(Trouble::new(Reason::NotSupported, message));
-    };
-    let Target { store, key } = open(client, &namespace, source).await?;
-    let (endpoints, cluster) = match &spec.etcd_cluster {
-        None => (endpoints(&spec.etcd_endpoints, &namespace), None),
-        Some(reference) => {
-            let cluster = cluster(client, &namespace, &reference.name).await?;
-            let (urls, manifest) = members_of(&cluster, &namespace)?;
-            (urls, Some(manifest))
-        }
-    };
-    Ok(Transfer {
-        etcd: means.etcd.clone(),
-        endpoints,
-        store,
-        key,
-        uid: backup.uid().unwrap_or_default(),
-        cluster,
-        since: means.since,
-    })
+    means.grants.check(&namespace, &source)?;
+    let (credentials, ca) = secrets(&means.client, &namespace, &source).await?;
+    target(
+        &source,
+        credentials.as_ref(),
+        ca.as_ref(),
+        &means.directories,
+    )
+    .await
 }
 
-async fn open(client: &Client, namespace: &str, source: &S3Source) -> Result<Target, Trouble> {
+type Held = Option<SecretData>;
+
+async fn secrets(
+    client: &Client,
+    namespace: &str,
+    source: &StorageSource<'_>,
+) -> Result<(Held, Held), Trouble> {
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-    let credentials = match source.aws_secret() {
-        Some(name) => Some(secret(&secrets, name, "spec.s3.awsSecret").await?),
-        None => None,
-    };
-    let ca = match source.ca_secret.as_deref() {
-        Some(name) => Some(secret(&secrets, name, "spec.s3.caSecret").await?),
-        None => None,
-    };
-    target(source, credentials.as_ref(), ca.as_ref()).await
+    let names = secrets_of(source);
+    Ok((
+        secret(&secrets, names.credentials).await?,
+        secret(&secrets, names.ca).await?,
+    ))
 }
 
-async fn secret(secrets: &Api<Secret>, name: &str, field: &str) -> Result<SecretData, Trouble> {
+async fn secret(secrets: &Api<Secret>, named: Option<SecretName<'_>>) -> Result<Held, Trouble> {
+    let Some(SecretName { field, name }) = named else {
+        return Ok(None);
+    };
     match secrets.get_opt(name).await {
-        Ok(Some(secret)) => Ok(secret
-            .data
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(key, value)| (key, value.0))
-            .collect()),
+        Ok(Some(secret)) => {
+            let data = secret.data.unwrap_or_default().into_iter();
+            Ok(Some(data.map(|(key, value)| (key, value.0)).collect()))
+        }
         Ok(None) => Err(Trouble::new(
             Reason::SecretMissing,
             format!(
@@ -118,7 +207,7 @@ async fn secret(secrets: &Api<Secret>, name: &str, field: &str) -> Result<Secret
             ),
         )),
         Err(error) => Err(Trouble::new(
-            Reason::SecretMissing,
+            Reason::StepFailed,
             format!("{field}: Secret {name} cannot be read: {error}"),
         )),
     }

@@ -1,5 +1,6 @@
 //! What is known before a decision: plain data, no client.
 
+use api::backup::name::Numbered;
 use api::conditions::Reason;
 use jiff::Timestamp;
 
@@ -50,19 +51,69 @@ pub struct Moved {
     pub total: Option<u64>,
 }
 
+/// A backup as its name tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where it lies.
+    pub location: String,
+    /// What the name says.
+    pub parts: Numbered,
+}
+
+/// What was found when the kept backups were looked through.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What is there, newest first.
+    pub backups: Vec<Listed>,
+    /// How many were deleted.
+    pub deleted: usize,
+}
+
 /// What this process itself is doing for the object. Memory only: an operator that starts again finds `Idle`, and
 /// what it did before in the status and in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Work {
+pub enum Work<T = Stored> {
     /// Nothing.
     #[default]
     Idle,
-    /// A transfer waits for its turn.
+    /// It waits for its turn.
     Queued,
-    /// A transfer runs.
+    /// It runs.
     Running(Moved),
-    /// The last transfer ended, and how.
-    Ended(Result<Stored, Trouble>),
+    /// It ended, and how.
+    Ended(Result<T, Trouble>),
+}
+
+impl<T> Work<T> {
+    /// Whether it waits for its turn or runs.
+    pub fn is_active(&self) -> bool {
+        matches!(self, Self::Queued | Self::Running(_))
+    }
+}
+
+/// What this process does, and from when on it may be tried again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pace<T> {
+    /// What it does.
+    pub work: Work<T>,
+    /// Not before this time the next attempt is made.
+    pub not_before: Option<Timestamp>,
+}
+
+impl<T> Default for Pace<T> {
+    fn default() -> Self {
+        Self {
+            work: Work::Idle,
+            not_before: None,
+        }
+    }
+}
+
+impl<T> Pace<T> {
+    /// Whether another attempt may begin.
+    pub fn may_begin(&self, now: Timestamp) -> bool {
+        !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
+    }
 }
 
 /// What lies at the place the spec names.
@@ -73,7 +124,7 @@ pub enum Place {
     NotAsked,
     /// A Secret or the cluster is missing, or the store did not answer: unknown.
     Unknown(Trouble),
-    /// Nothing that was written for this EtcdBackup since it began.
+    /// Nothing whole that was written for this EtcdBackup since it began.
     Free,
     /// The whole backup of this EtcdBackup: an operator that stopped before it said so has written it.
     Written(Stored),
@@ -82,10 +133,12 @@ pub enum Place {
 /// Everything a plan is made from, besides the EtcdBackup itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// What this process does.
-    pub work: Work,
-    /// Not before this time the next attempt is made.
-    pub not_before: Option<Timestamp>,
+    /// The transfer.
+    pub transfer: Pace<Stored>,
+    /// The removal of what is not kept.
+    pub removal: Pace<Kept>,
     /// What the store holds.
     pub place: Place,
+    /// Why what was to be removed cannot even be looked at.
+    pub obstacle: Option<Trouble>,
 }

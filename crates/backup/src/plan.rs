@@ -2,16 +2,21 @@
 //!
 //! The intent, when the backup began, is in the status before anything is read from etcd or written to the store
 //! (invariant 10). Everything after it can be repeated: a transfer whose operator died is begun again, and one
-//! that was complete is found in the store and adopted.
+//! that was complete is found in the store and adopted. Whether the next of a periodic backup is due follows from
+//! when the last began, and whether old ones are still to be removed from what the status says is kept.
 
 use std::time::Duration;
 
+use api::backup::{Compression, DeletionPolicy};
 use api::conditions::{ConditionType, Reason, find};
+use api::names::FINALIZER_STORED;
 use api::problem::{Problem, summary};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::observed::{Moved, Observed, Place, Stored, Trouble, Work};
+use crate::observed::{Kept, Moved, Observed, Place, Stored, Trouble, Work};
+use crate::retention::Rules;
+use crate::schedule::{self, Next, Schedule};
 
 /// How long a backup may take when nobody says: this, and a second for each MiB of the database.
 const LEAST_LIMIT: SignedDuration = SignedDuration::from_mins(10);
@@ -21,6 +26,12 @@ const PROGRESS: Duration = Duration::from_secs(3);
 
 /// How often missing input (a Secret, a cluster) is looked for.
 const MISSING: Duration = Duration::from_secs(3);
+
+/// The longest time without a look: a clock that is set changes what is due.
+const AT_LEAST: Duration = Duration::from_mins(10);
+
+/// How long a deletion waits for a Secret that is gone, as it is when a namespace is deleted.
+const GIVE_UP: SignedDuration = SignedDuration::from_mins(5);
 
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +44,14 @@ pub enum Step {
     Begin,
     /// The transfer that runs is given up.
     Abandon,
+    /// What the policy does not keep is removed.
+    Tidy,
+    /// The finalizer is set, or taken away.
+    Guard(bool),
+    /// Everything this EtcdBackup has stored is removed.
+    Purge,
+    /// The EtcdBackup itself, which has finished, is deleted.
+    Expire,
 }
 
 /// What is to be said about the backup.
@@ -52,6 +71,16 @@ pub enum Verdict {
     Succeeded(Stored),
     /// It has failed for good.
     Failed(Trouble),
+    /// The next one comes then, or never.
+    Scheduled(Option<Timestamp>),
+    /// No new ones are made.
+    Suspended,
+    /// What the policy does not keep is gone.
+    Tidied(Kept),
+    /// It could not be removed.
+    Untidy(Trouble),
+    /// The stored backups cannot be removed yet.
+    Ending(Trouble),
 }
 
 /// What happens in this round.
@@ -65,21 +94,34 @@ pub struct Plan {
     pub requeue: Option<Duration>,
 }
 
-/// Whether the status says that this generation of the spec is done with, and how.
+impl Plan {
+    fn new(step: Step, verdict: Verdict, requeue: Option<Duration>) -> Self {
+        Self {
+            step,
+            verdict,
+            requeue,
+        }
+    }
+}
+
+/// Whether the status says that this generation of the spec is done with, and how. A periodic backup never is.
 fn settled(backup: &EtcdBackup) -> bool {
-    let Some(status) = &backup.status else {
+    let Some(status) = backup
+        .status
+        .as_ref()
+        .filter(|_| !backup.spec.is_periodic())
+    else {
         return false;
     };
     // What is complete stays complete: it lies in the store, whatever became of the spec.
-    if status.succeeded {
-        return true;
-    }
-    let failed = find(&status.conditions, &ConditionType::Failed);
-    failed.is_some_and(|failed| {
-        failed.status == "True"
-            && !is_refusal(&failed.reason)
-            && failed.observed_generation == backup.metadata.generation
-    })
+    status.succeeded
+        || failed_of(backup).is_some_and(|failed| *failed == backup.metadata.generation)
+}
+
+/// The generation of the spec that failed for good, if the last one did.
+fn failed_of(backup: &EtcdBackup) -> Option<&Option<i64>> {
+    let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
+    (failed.status == "True" && !is_refusal(&failed.reason)).then_some(&failed.observed_generation)
 }
 
 /// A refusal is judged anew each time: an operator of a later release may take what this one refuses.
@@ -89,17 +131,23 @@ fn is_refusal(reason: &str) -> bool {
         .any(|refusal| refusal.as_str() == reason)
 }
 
-/// When this generation of the spec began to be worked on, if the status says so.
+/// When this generation of the spec began to be worked on, if the status says so and it has not ended.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
-    let open = status.completion_time.is_none();
-    (current && open).then(|| status.start_time.as_ref().map(|time| time.0))?
+    (current && is_open(status)).then(|| status.start_time.as_ref().map(|time| time.0))?
+}
+
+fn is_open(status: &EtcdBackupStatus) -> bool {
+    status.start_time.is_some() && status.completion_time.is_none()
 }
 
 /// Why the spec is not worked on, if it is not.
 pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
-    let problems = api::backup::validate(backup);
+    let mut problems = api::backup::validate(backup);
+    if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
+        problems.push(in_policy(&problem));
+    }
     if !problems.is_empty() {
         return Some(Trouble::new(Reason::InvalidSpec, summary(&problems)));
     }
@@ -119,17 +167,56 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
 }
 
-/// Whether the store has to be asked before a plan can be made. Reading is spared while it would change nothing.
-pub fn needs_place(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
-    let attempt_due = match observed.work {
-        Work::Queued | Work::Running(_) | Work::Ended(Ok(_)) => false,
-        Work::Idle | Work::Ended(Err(_)) => observed.not_before.is_none_or(|time| time <= now),
-    };
-    let wanted = backup.metadata.deletion_timestamp.is_none()
-        && !settled(backup)
-        && refusal(backup).is_none()
-        && intent(backup).is_some();
-    wanted && attempt_due && !overdue(backup, observed, now)
+fn in_policy(problem: &schedule::Problem) -> Problem {
+    match problem {
+        schedule::Problem::Schedule { text, why } => Problem::new(
+            "spec.backupPolicy.schedule",
+            format!("is {text:?}, which cannot be read ({why})"),
+            "write five cron fields such as 0 3 * * *, or @daily",
+        ),
+        schedule::Problem::TimeZone { name } => Problem::new(
+            "spec.backupPolicy.timeZone",
+            format!("is {name:?}, which is not known"),
+            "use a name such as Europe/Berlin",
+        ),
+    }
+}
+
+/// What has to be asked of the store before a plan can be made. Reading is spared while it would change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing.
+    Nothing,
+    /// What lies at the place, and the means to write there.
+    Place,
+    /// The means to remove what is not kept.
+    Tidy,
+    /// The means to remove all that was stored.
+    Purge,
+}
+
+/// See [`Need`].
+pub fn need(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Need {
+    if backup.metadata.deletion_timestamp.is_some() {
+        let idle = !observed.transfer.work.is_active() && !purged(observed);
+        let wanted = idle && is_guarded(backup) && wants_guard(backup);
+        return need_if(Need::Purge, wanted && observed.removal.may_begin(now));
+    }
+    if settled(backup) || refusal(backup).is_some() {
+        return Need::Nothing;
+    }
+    if intent(backup).is_some() {
+        let pace = &observed.transfer;
+        let fresh = !matches!(pace.work, Work::Ended(Ok(_))) && pace.may_begin(now);
+        return need_if(Need::Place, fresh && !overdue(backup, observed, now));
+    }
+    let ended = matches!(observed.removal.work, Work::Ended(Ok(_)));
+    let wanted = to_tidy(backup) && !ended && observed.removal.may_begin(now);
+    need_if(Need::Tidy, wanted && !is_due(backup, now))
+}
+
+fn need_if(need: Need, wanted: bool) -> Need {
+    if wanted { need } else { Need::Nothing }
 }
 
 /// How long this backup may take; `None` is as long as it needs.
@@ -152,7 +239,7 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
 }
 
 fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
-    let moved = match observed.work {
+    let moved = match observed.transfer.work {
         Work::Running(moved) => Some(moved),
         _ => None,
     };
@@ -162,38 +249,150 @@ fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
     }
 }
 
+/// When the next backup is due, of one that is not under way.
+fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
+    let policy = backup.spec.backup_policy.as_ref();
+    let Some(Ok(Some(schedule))) = policy.map(Schedule::of) else {
+        return Next::Due;
+    };
+    let status = backup.status.as_ref();
+    // A backup that was under way when its spec was changed, and one that failed with another spec, have waited.
+    let waited = status.is_some_and(is_open)
+        || failed_of(backup).is_some_and(|failed| *failed != backup.metadata.generation);
+    if waited {
+        return Next::Due;
+    }
+    // v1beta2's operator recorded successes alone.
+    let last = status.and_then(|status| {
+        let times = [
+            status.start_time.as_ref(),
+            status.last_success_date.as_ref(),
+        ];
+        times.into_iter().flatten().map(|time| time.0).max()
+    });
+    let created = backup.metadata.creation_timestamp.as_ref();
+    let created = created.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let seed = backup.metadata.uid.as_deref().unwrap_or_default();
+    schedule.next(last, created, seed, now)
+}
+
+fn is_due(backup: &EtcdBackup, now: Timestamp) -> bool {
+    !is_suspended(backup) && agenda(backup, now) == Next::Due
+}
+
+fn is_suspended(backup: &EtcdBackup) -> bool {
+    let policy = backup.spec.backup_policy.as_ref();
+    policy.is_some_and(|policy| policy.suspend)
+}
+
+/// What is kept of a periodic backup, if anything is ever removed.
+pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
+    let policy = backup
+        .spec
+        .backup_policy
+        .as_ref()
+        .filter(|policy| policy.is_periodic())?;
+    Some(Rules::of(policy)).filter(Rules::delete)
+}
+
+/// Whether stored backups are compressed.
+pub fn compresses(backup: &EtcdBackup) -> bool {
+    backup.spec.compression == Some(Compression::Zstd)
+}
+
+/// Whether old backups are still to be removed after the newest: the list of the kept ones begins with another.
+fn to_tidy(backup: &EtcdBackup) -> bool {
+    let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
+        return false;
+    };
+    let listed = status
+        .backups
+        .first()
+        .map(|newest| newest.location.as_str());
+    rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
+}
+
+/// Whether the stored backups go with the object.
+fn wants_guard(backup: &EtcdBackup) -> bool {
+    backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
+}
+
+fn is_guarded(backup: &EtcdBackup) -> bool {
+    let finalizers = backup.metadata.finalizers.as_deref().unwrap_or_default();
+    finalizers
+        .iter()
+        .any(|finalizer| finalizer == FINALIZER_STORED)
+}
+
+fn purged(observed: &Observed) -> bool {
+    matches!(observed.removal.work, Work::Ended(Ok(_)))
+}
+
+/// When a finished object goes, if it does.
+fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
+    let seconds = backup.spec.ttl_seconds_after_finished?;
+    let status = backup.status.as_ref().filter(|_| settled(backup))?;
+    let finished = status
+        .completion_time
+        .as_ref()
+        .or(status.last_success_date.as_ref())?;
+    finished
+        .0
+        .checked_add(SignedDuration::from_secs(i64::from(seconds)))
+        .ok()
+}
+
+fn until(time: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(now))
+        .unwrap_or(MISSING)
+        .min(AT_LEAST)
+}
+
 /// Makes the plan.
 pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
-    let active = matches!(observed.work, Work::Queued | Work::Running(_));
+    let active = observed.transfer.work.is_active();
     // Work that is no longer wanted is given up before anything else.
-    let leave = |verdict| Plan {
-        step: if active { Step::Abandon } else { Step::Nothing },
-        verdict,
-        requeue: None,
+    let leave = |verdict| {
+        let step = if active { Step::Abandon } else { Step::Nothing };
+        Plan::new(step, verdict, None)
     };
-    if backup.metadata.deletion_timestamp.is_some() || settled(backup) {
-        return leave(Verdict::Settled);
+    if backup.metadata.deletion_timestamp.is_some() {
+        return if active {
+            leave(Verdict::Settled)
+        } else {
+            ending(backup, observed, now)
+        };
+    }
+    if wants_guard(backup) != is_guarded(backup) {
+        // Before anything is stored that would have to be removed.
+        return Plan::new(
+            Step::Guard(wants_guard(backup)),
+            Verdict::Settled,
+            Some(Duration::ZERO),
+        );
+    }
+    if settled(backup) {
+        return match expiry(backup) {
+            _ if active => leave(Verdict::Settled),
+            Some(time) if time <= now => Plan::new(Step::Expire, Verdict::Settled, Some(MISSING)),
+            expiry => Plan::new(
+                Step::Nothing,
+                Verdict::Settled,
+                expiry.map(|time| until(time, now)),
+            ),
+        };
     }
     if let Some(trouble) = refusal(backup) {
         return leave(Verdict::Refused(trouble));
     }
     if intent(backup).is_none() {
-        // Invariant 10: what is running belongs to an earlier spec, and the new one is recorded first.
-        return Plan {
-            step: if active {
-                Step::Abandon
-            } else {
-                Step::RecordIntent
-            },
-            verdict: if active {
-                Verdict::Settled
-            } else {
-                Verdict::Begun
-            },
-            requeue: Some(Duration::ZERO),
-        };
+        if active {
+            // Invariant 10: what is running belongs to an earlier spec, and the new one is recorded first.
+            return Plan::new(Step::Abandon, Verdict::Settled, Some(Duration::ZERO));
+        }
+        return between(backup, observed, now);
     }
-    if let Work::Ended(Ok(stored)) = &observed.work {
+    if let Work::Ended(Ok(stored)) = &observed.transfer.work {
         return leave(Verdict::Succeeded(stored.clone()));
     }
     // What is complete counts, also when it was found too late.
@@ -201,42 +400,107 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
         return leave(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, observed, now) {
-        return leave(Verdict::Failed(too_late(backup, &observed.work)));
+        return leave(Verdict::Failed(too_late(backup, &observed.transfer.work)));
     }
     attempt(observed, now)
 }
 
+/// No backup is under way: the next one, or what the last one left to do.
+fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
+    if is_due(backup, now) {
+        return Plan::new(Step::RecordIntent, Verdict::Begun, Some(Duration::ZERO));
+    }
+    let (rest, requeue) = match agenda(backup, now) {
+        _ if is_suspended(backup) => (Verdict::Suspended, None),
+        Next::At(time) => (Verdict::Scheduled(Some(time)), Some(until(time, now))),
+        Next::Due | Next::Never => (Verdict::Scheduled(None), None),
+    };
+    if !to_tidy(backup) {
+        return Plan::new(Step::Nothing, rest, requeue);
+    }
+    let soon = requeue.map_or(MISSING, |requeue| requeue.min(MISSING));
+    let failed = match (&observed.obstacle, &observed.removal.work) {
+        (_, Work::Ended(Ok(kept))) => {
+            return Plan::new(
+                Step::Nothing,
+                Verdict::Tidied(kept.clone()),
+                Some(Duration::ZERO),
+            );
+        }
+        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
+        (None, _) => None,
+    };
+    // Invariant 9: this begins only after the status says that a newer one is complete.
+    let begin = observed.removal.may_begin(now) && observed.obstacle.is_none();
+    let step = if begin { Step::Tidy } else { Step::Nothing };
+    Plan::new(step, failed.map_or(rest, Verdict::Untidy), Some(soon))
+}
+
+/// The object is being deleted, and nothing is under way.
+fn ending(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
+    if !is_guarded(backup) {
+        return Plan::new(Step::Nothing, Verdict::Settled, None);
+    }
+    if !wants_guard(backup) || purged(observed) {
+        return Plan::new(Step::Guard(false), Verdict::Settled, None);
+    }
+    let failed = match (&observed.obstacle, &observed.removal.work) {
+        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble),
+        _ => None,
+    };
+    let since = backup
+        .metadata
+        .deletion_timestamp
+        .as_ref()
+        .map_or(now, |time| time.0);
+    match failed {
+        // A bucket that is gone holds nothing.
+        Some(trouble) if trouble.reason == Reason::BucketMissing => {
+            return Plan::new(Step::Guard(false), Verdict::Settled, None);
+        }
+        // A Secret that is gone does not come back where a whole namespace goes.
+        Some(trouble)
+            if trouble.reason == Reason::SecretMissing && now.duration_since(since) > GIVE_UP =>
+        {
+            return Plan::new(Step::Guard(false), Verdict::Ending(trouble.clone()), None);
+        }
+        _ => {}
+    }
+    let begin = observed.removal.may_begin(now) && observed.obstacle.is_none();
+    let verdict = failed.cloned().map_or(Verdict::Settled, Verdict::Ending);
+    Plan::new(
+        if begin { Step::Purge } else { Step::Nothing },
+        verdict,
+        Some(MISSING),
+    )
+}
+
 /// The next attempt, within the time there is.
 fn attempt(observed: &Observed, now: Timestamp) -> Plan {
-    let wait = |verdict, requeue| Plan {
-        step: Step::Nothing,
-        verdict,
-        requeue: Some(requeue),
-    };
-    if observed.work == Work::Queued {
+    let wait = |verdict, requeue| Plan::new(Step::Nothing, verdict, Some(requeue));
+    let work = &observed.transfer.work;
+    if *work == Work::Queued {
         return wait(Verdict::Begun, PROGRESS);
     }
-    if let Work::Running(moved) = observed.work {
+    if let Work::Running(moved) = *work {
         return wait(Verdict::Running(moved), PROGRESS);
     }
-    let early = observed.not_before.filter(|time| *time > now);
-    if let (Work::Ended(Err(trouble)), Some(time)) = (&observed.work, early) {
-        let left = Duration::try_from(time.duration_since(now)).unwrap_or(MISSING);
-        return wait(Verdict::Waiting(trouble.clone()), left);
+    let early = observed.transfer.not_before.filter(|time| *time > now);
+    if let (Work::Ended(Err(trouble)), Some(time)) = (work, early) {
+        return wait(Verdict::Waiting(trouble.clone()), until(time, now));
     }
     match &observed.place {
         // Invariant 1: what the store holds is unknown, so nothing is written to it.
         Place::Unknown(trouble) => wait(Verdict::Waiting(trouble.clone()), MISSING),
         Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
-        Place::Free | Place::Written(_) => Plan {
-            step: Step::Begin,
+        Place::Free | Place::Written(_) => {
             // A failure that is being tried again goes on being shown.
-            verdict: match &observed.work {
+            let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
                 _ => Verdict::Begun,
-            },
-            requeue: Some(PROGRESS),
-        },
+            };
+            Plan::new(Step::Begin, verdict, Some(PROGRESS))
+        }
     }
 }
 

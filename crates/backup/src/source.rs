@@ -4,32 +4,23 @@
 use api::EtcdCluster;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
-use api::names::Addresses;
-use api::storage::{S3Source, StorageSource};
+use api::names::{ANNOTATION_RESTORE, Addresses};
+use api::storage::StorageSource;
 use store::{Directories, Secrets};
 pub(crate) use store::{SecretData, Target};
 
 use crate::observed::Trouble;
+use crate::transfer::in_store;
 
-/// Opens the bucket of an S3 block; `secret` and `ca` are what the Secrets hold that it names.
+/// Opens the place of a spec with what the Secrets hold that it names.
 pub(crate) async fn target(
-    source: &S3Source,
-    secret: Option<&SecretData>,
+    source: &StorageSource<'_>,
+    credentials: Option<&SecretData>,
     ca: Option<&SecretData>,
+    directories: &Directories,
 ) -> Result<Target, Trouble> {
-    let secrets = Secrets {
-        credentials: secret,
-        ca,
-    };
-    let source = StorageSource::S3(source);
-    let opened = store::open(&source, secrets, &Directories::default()).await;
-    opened.map_err(|error| {
-        let reason = match &error {
-            store::Error::Secret { .. } => Reason::SecretMissing,
-            _ => Reason::InvalidSpec,
-        };
-        Trouble::new(reason, error.to_string())
-    })
+    let opened = store::open(source, Secrets { credentials, ca }, directories).await;
+    opened.map_err(|error| in_store(&error))
 }
 
 /// The client URLs of an EtcdCluster, and what the manifest says about it.
@@ -38,12 +29,26 @@ pub(crate) fn members_of(
     namespace: &str,
 ) -> Result<(Vec<String>, ManifestCluster), Trouble> {
     let name = cluster.metadata.name.clone().unwrap_or_default();
+    let annotations = cluster.metadata.annotations.as_ref();
+    if annotations.is_some_and(|all| all.contains_key(ANNOTATION_RESTORE)) {
+        // What is in it now is nobody's data yet, and would push older backups out.
+        return Err(Trouble::new(
+            Reason::Restoring,
+            format!("EtcdCluster {name} is being restored: it is backed up when that is done"),
+        ));
+    }
     if cluster.spec.tls.is_some() {
         return Err(Trouble::new(
             Reason::NotSupported,
             format!(
                 "EtcdCluster {name} has spec.TLS, and TLS to etcd is not in effect in this release"
             ),
+        ));
+    }
+    if cluster.spec.auth.is_some() {
+        return Err(Trouble::new(
+            Reason::NotSupported,
+            format!("EtcdCluster {name} has spec.auth, which is not in effect in this release"),
         ));
     }
     let addresses = Addresses {

@@ -1,14 +1,17 @@
 //! The status from what was found and decided. Pure; the time is passed in.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
-use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, set};
+use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, find, set};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::observed::{Moved, Stored, Trouble};
-use crate::plan::{Plan, Step, Verdict};
+use crate::observed::{Kept, Moved, Stored};
+use crate::plan::{Plan, Step, Verdict, rules};
+
+/// As many kept backups as the status lists.
+const LISTED: usize = 10;
 
 /// The whole status after this round.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
@@ -26,14 +29,20 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
             status.progress = None;
+            take_back(&mut status);
         }
         Verdict::Begun => status.reason = None,
+        Verdict::Scheduled(_) | Verdict::Untidy(_) => {}
+        Verdict::Suspended => take_back(&mut status),
+        Verdict::Tidied(kept) => status.backups = listed(&status, kept),
         Verdict::Running(moved) => {
             status.reason = None;
             status.progress = Some(progress(*moved));
         }
-        Verdict::Waiting(trouble) => status.reason = Some(trouble.message.clone()),
-        Verdict::Succeeded(stored) => succeed(&mut status, stored, &now),
+        Verdict::Waiting(trouble) | Verdict::Ending(trouble) => {
+            status.reason = Some(trouble.message.clone());
+        }
+        Verdict::Succeeded(stored) => succeed(backup, &mut status, stored, &now),
         Verdict::Failed(trouble) => {
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
@@ -41,7 +50,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         }
     }
     status.observed_generation = backup.metadata.generation;
-    for finding in findings(backup, &plan.verdict) {
+    for finding in findings(backup, &status, &plan.verdict) {
         set(
             &mut status.conditions,
             &finding,
@@ -52,6 +61,13 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
+/// What had begun with another spec is not what begins once this one is put right or resumed.
+fn take_back(status: &mut EtcdBackupStatus) {
+    if status.completion_time.is_none() {
+        status.start_time = None;
+    }
+}
+
 fn progress(moved: Moved) -> Progress {
     let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     Progress {
@@ -60,7 +76,7 @@ fn progress(moved: Moved) -> Progress {
     }
 }
 
-fn succeed(status: &mut EtcdBackupStatus, stored: &Stored, now: &Time) {
+fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, now: &Time) {
     status.succeeded = true;
     status.reason = None;
     status.etcd_version = Some(stored.etcd_version.clone());
@@ -75,16 +91,54 @@ fn succeed(status: &mut EtcdBackupStatus, stored: &Stored, now: &Time) {
         bytes: stored.size,
         total_bytes: Some(stored.size),
     });
-    status.backups = vec![StoredBackup {
-        location: stored.location.clone(),
-        etcd_revision: Some(stored.revision),
-        size: Some(stored.size),
-        sha256: Some(stored.sha256.clone()),
-        completion_time: Some(Time(stored.created_at)),
-    }];
+    if !backup.spec.is_periodic() {
+        status.backups = vec![newest(status)];
+    } else if rules(backup).is_none() {
+        // Nothing is ever removed. With rules the list is written when they have been applied, and by that it is
+        // known that they were.
+        let newest = newest(status);
+        status
+            .backups
+            .retain(|kept| kept.location != newest.location);
+        status.backups.insert(0, newest);
+        status.backups.truncate(LISTED);
+    }
 }
 
-fn findings(backup: &EtcdBackup, verdict: &Verdict) -> Vec<Finding> {
+fn newest(status: &EtcdBackupStatus) -> StoredBackup {
+    StoredBackup {
+        location: status.location.clone().unwrap_or_default(),
+        etcd_revision: status.etcd_revision,
+        size: status.size,
+        sha256: status.sha256.clone(),
+        completion_time: status.last_success_date.clone(),
+    }
+}
+
+/// The newest as the status has it, and what the store holds beside it. A name tells less than a manifest: what was
+/// known before is kept.
+fn listed(status: &EtcdBackupStatus, kept: &Kept) -> Vec<StoredBackup> {
+    let newest = newest(status);
+    let mut listed = vec![newest.clone()];
+    for found in &kept.backups {
+        let known = status
+            .backups
+            .iter()
+            .find(|known| known.location == found.location);
+        let backup = known.cloned().unwrap_or_else(|| StoredBackup {
+            location: found.location.clone(),
+            etcd_revision: i64::try_from(found.parts.revision).ok(),
+            completion_time: Some(Time(found.parts.time)),
+            ..StoredBackup::default()
+        });
+        if backup.location != newest.location && listed.len() < LISTED {
+            listed.push(backup);
+        }
+    }
+    listed
+}
+
+fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Complete, holds, reason, message)
     };
@@ -92,8 +146,47 @@ fn findings(backup: &EtcdBackup, verdict: &Verdict) -> Vec<Finding> {
         Finding::new(ConditionType::Failed, holds, reason, message)
     };
     let going_on = || failed(false, Reason::InProgress, String::new());
+    let tidy = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::RetentionApplied, holds, reason, message)
+    };
+    // Of a periodic backup the conditions say how the last one went until the next one has ended.
+    let told =
+        backup.spec.is_periodic() && find(&status.conditions, &ConditionType::Complete).is_some();
+    let shown = backup.spec.is_periodic()
+        || find(&status.conditions, &ConditionType::Progressing).is_some();
     let mut findings = match verdict {
         Verdict::Settled => return Vec::new(),
+        Verdict::Begun | Verdict::Running(_) if told => Vec::new(),
+        Verdict::Scheduled(time) => vec![match time {
+            Some(time) => {
+                let message = format!("the next backup is due at {time}");
+                progressing(false, Reason::Scheduled, &message)
+            }
+            None => progressing(
+                false,
+                Reason::Scheduled,
+                "the schedule names no time to come",
+            ),
+        }],
+        Verdict::Suspended => vec![progressing(
+            false,
+            Reason::Suspended,
+            "no new backups are made while spec.backupPolicy.suspend is true",
+        )],
+        Verdict::Tidied(kept) => {
+            let message = format!("{} backups are kept", kept.backups.len());
+            vec![tidy(true, Reason::AsDesired, message)]
+        }
+        Verdict::Untidy(trouble) => {
+            vec![tidy(false, trouble.reason.clone(), trouble.message.clone())]
+        }
+        Verdict::Ending(trouble) => {
+            let message = format!(
+                "the stored backups cannot be removed yet: {}; or set spec.deletionPolicy to Retain",
+                trouble.message
+            );
+            vec![tidy(false, trouble.reason.clone(), message)]
+        }
         Verdict::Begun => vec![complete(false, Reason::Pending, String::new()), going_on()],
         Verdict::Running(_) => vec![
             complete(false, Reason::InProgress, String::new()),
@@ -115,8 +208,21 @@ fn findings(backup: &EtcdBackup, verdict: &Verdict) -> Vec<Finding> {
             failed(true, trouble.reason.clone(), trouble.message.clone()),
         ],
     };
+    match verdict {
+        Verdict::Begun | Verdict::Running(_) | Verdict::Waiting(_) if shown => {
+            findings.push(progressing(true, Reason::InProgress, ""));
+        }
+        Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if shown => {
+            findings.push(progressing(false, Reason::AsDesired, ""));
+        }
+        _ => {}
+    }
     findings.push(in_effect(backup));
     findings
+}
+
+fn progressing(holds: bool, reason: Reason, message: &str) -> Finding {
+    Finding::new(ConditionType::Progressing, holds, reason, message)
 }
 
 fn in_effect(backup: &EtcdBackup) -> Finding {
@@ -124,10 +230,7 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
     if ignored.is_empty() {
         return Finding::new(ConditionType::FieldsInEffect, true, Reason::AllInEffect, "");
     }
-    let mut message = format!("not in effect in this release: {}", ignored.join(", "));
-    if backup.spec.is_periodic() {
-        message.push_str("; one backup is made now, and it is not repeated");
-    }
+    let message = format!("not in effect: {}", ignored.join(", "));
     Finding::new(
         ConditionType::FieldsInEffect,
         ConditionStatus::False,
@@ -152,7 +255,26 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
             ACTION,
             "the backup has begun",
         )),
-        Verdict::Settled | Verdict::Running(_) | Verdict::Begun => {}
+        Verdict::Tidied(kept) if kept.deleted > 0 => notices.push(Notice::normal(
+            "BackupsRemoved",
+            ACTION,
+            format!(
+                "{} old backups were removed, {} are kept",
+                kept.deleted,
+                kept.backups.len()
+            ),
+        )),
+        Verdict::Settled
+        | Verdict::Running(_)
+        | Verdict::Begun
+        | Verdict::Scheduled(_)
+        | Verdict::Suspended
+        | Verdict::Tidied(_) => {}
+        Verdict::Untidy(trouble) | Verdict::Ending(trouble) => notices.push(Notice::warning(
+            "RemovalFailed",
+            ACTION,
+            format!("stored backups cannot be removed: {}", trouble.message),
+        )),
         Verdict::Waiting(trouble) | Verdict::Refused(trouble) | Verdict::Failed(trouble) => {
             notices.push(Notice::warning(
                 named(&trouble.reason),
@@ -186,16 +308,7 @@ fn named(reason: &Reason) -> &'static str {
         Reason::ChecksumMismatch => "ChecksumMismatch",
         Reason::SnapshotUnreadable => "SnapshotUnreadable",
         Reason::DeadlineExceeded => "DeadlineExceeded",
+        Reason::Restoring => "Restoring",
         _ => "StepFailed",
-    }
-}
-
-/// The trouble of a round that could not be finished, for the object's own Event.
-pub fn trouble_of(plan: &Plan) -> Option<&Trouble> {
-    match &plan.verdict {
-        Verdict::Waiting(trouble) | Verdict::Refused(trouble) | Verdict::Failed(trouble) => {
-            Some(trouble)
-        }
-        _ => None,
     }
 }

@@ -6,18 +6,55 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::backup::name::{self, Numbered};
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, ManifestCluster, manifest_key};
+use bytes::Bytes;
 use etcd::{Etcd, InspectError, Inspected, Inspector};
+use futures::FutureExt;
 use futures::StreamExt;
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use store::compression::{Compressor, ZSTD};
 use store::{Store, Upload, hexadecimal};
 use tokio_util::sync::CancellationToken;
 
 use crate::candidates::{Candidate, ranked};
 use crate::observed::{Moved, Stored, Trouble};
+use crate::workers::Job;
+
+/// What the object is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// Exactly so: one backup, which replaces the last.
+    Exact(String),
+    /// `<path>_v<revision>_<time>`: one of many.
+    Numbered {
+        /// The path of the spec.
+        path: String,
+        /// When this backup began, to the second. By it the operator that comes after knows it again.
+        time: Timestamp,
+        /// What an earlier attempt left under its name: the next attempt replaces it.
+        left: Option<String>,
+    },
+}
+
+impl Name {
+    fn key(&self, revision: i64) -> String {
+        match self {
+            Self::Exact(key)
+            | Self::Numbered {
+                left: Some(key), ..
+            } => key.clone(),
+            Self::Numbered { path, time, .. } => {
+                let revision = u64::try_from(revision).unwrap_or_default();
+                let time = *time;
+                name::name(path, Numbered { time, revision })
+            }
+        }
+    }
+}
 
 /// Everything a transfer needs.
 #[derive(Clone)]
@@ -29,7 +66,9 @@ pub struct Transfer {
     /// Reaches the bucket.
     pub store: Arc<dyn Store>,
     /// The object to write.
-    pub key: String,
+    pub name: Name,
+    /// Whether it is compressed with Zstandard.
+    pub compress: bool,
     /// The EtcdBackup's UID, for the manifest.
     pub uid: String,
     /// For the manifest, where it is known.
@@ -128,55 +167,67 @@ impl Transfer {
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
+        let key = self.name.key(member.status.revision);
         meter.bytes.store(0, Ordering::Relaxed);
         let expected = u64::try_from(member.status.db_size).unwrap_or_default();
         meter.total.store(expected, Ordering::Relaxed);
-        let leftovers = self
-            .store
-            .discard_unfinished(&self.key, self.since.as_second());
         // Some identities may write and not list; then what was left stays for the bucket's own rules.
-        if let Err(trouble) = unless(cancelled, leftovers).await {
+        if let Err(trouble) = unless(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
                 "unfinished uploads are not looked for"
             );
         }
-        let mut upload = unless(cancelled, self.store.begin(&self.key)).await?;
+        let mut upload = unless(cancelled, self.store.begin(&key)).await?;
         let passed = tokio::select! {
             passed = self.pass(member, upload.as_mut(), meter) => passed,
             () = cancelled.cancelled() => Err(given_up()),
         };
-        let inspected = match passed {
-            Ok(inspected) => inspected,
+        let (inspected, sent) = match passed {
+            Ok(passed) => passed,
             Err(trouble) => {
                 if let Err(error) = upload.abort().await {
-                    tracing::warn!(%error, key = self.key, "an unfinished upload could not be removed");
+                    tracing::warn!(%error, key, "an unfinished upload could not be removed");
                 }
                 return Err(trouble);
             }
         };
+        fail::fail_point!("backup-before-commit");
         // Invariant 12: the checksum etcd sent has matched; now the store acknowledges the whole object.
         let committed = unless(cancelled, upload.commit()).await?;
-        if committed.size != inspected.size {
+        if committed.size != sent {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
                 format!(
-                    "the store holds {} bytes of the {} that were sent",
-                    committed.size, inspected.size
+                    "the store holds {} bytes of the {sent} that were sent",
+                    committed.size
                 ),
             ));
         }
         fail::fail_point!("backup-before-manifest");
-        let manifest = self.manifest(member, &inspected);
+        let manifest = self.manifest(member, &inspected, sent);
         let text = serde_json::to_vec_pretty(&manifest)
             .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
-        unless(
-            cancelled,
-            self.store.put(&manifest_key(&self.key), text.into()),
-        )
-        .await?;
+        unless(cancelled, self.store.put(&manifest_key(&key), text.into())).await?;
         fail::fail_point!("backup-after-manifest");
-        Ok(stored(self.store.as_ref(), &self.key, &manifest))
+        Ok(stored(self.store.as_ref(), &key, &manifest))
+    }
+
+    /// Uploads a process has left that died; an earlier attempt may have had another name.
+    async fn discard_leftovers(&self, key: &str) -> Result<(), store::Error> {
+        let (prefix, path) = match &self.name {
+            Name::Exact(key) => (key.clone(), None),
+            Name::Numbered { path, .. } => (name::prefix(path), Some(path)),
+        };
+        for unfinished in self.store.unfinished(&prefix).await? {
+            // Invariant 13: the prefix also finds other objects' uploads.
+            let ours = unfinished.key == key
+                || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
+            if ours && unfinished.is_older_than(self.since.as_second()) {
+                self.store.discard(&unfinished).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn pass(
@@ -184,21 +235,38 @@ impl Transfer {
         member: &Candidate,
         upload: &mut dyn Upload,
         meter: &Meter,
-    ) -> Result<Inspected, Trouble> {
+    ) -> Result<(Inspected, u64), Trouble> {
         let mut snapshot = self
             .etcd
             .snapshot(&member.url)
             .await
             .map_err(|error| in_etcd(&error))?;
         let mut inspector = Inspector::new();
+        let compressor = self.compress.then(Compressor::new).transpose();
+        let mut compressor = compressor.map_err(|error| defect(&error))?;
+        let mut sent = 0;
         while let Some(chunk) = snapshot.chunks.next().await {
             let chunk = chunk.map_err(|error| in_etcd(&error))?;
             inspector.push(&chunk);
             meter.bytes.store(inspector.size(), Ordering::Relaxed);
-            upload
-                .write(chunk)
-                .await
-                .map_err(|error| in_store(&error))?;
+            let chunk = match &mut compressor {
+                None => chunk,
+                Some(compressor) => {
+                    let mut smaller = Vec::new();
+                    compressor
+                        .push(&chunk, |piece| smaller.extend_from_slice(piece))
+                        .map_err(|error| defect(&error))?;
+                    smaller.into()
+                }
+            };
+            sent += write(upload, chunk).await?;
+        }
+        if let Some(compressor) = compressor {
+            let mut rest = Vec::new();
+            compressor
+                .finish(|piece| rest.extend_from_slice(piece))
+                .map_err(|error| defect(&error))?;
+            sent += write(upload, rest.into()).await?;
         }
         let inspected = inspector
             .finish()
@@ -220,11 +288,12 @@ impl Transfer {
                 ),
             ));
         }
-        Ok(inspected)
+        Ok((inspected, sent))
     }
 
-    fn manifest(&self, member: &Candidate, inspected: &Inspected) -> BackupManifest {
+    fn manifest(&self, member: &Candidate, inspected: &Inspected, sent: u64) -> BackupManifest {
         let now = Timestamp::now();
+        let compression = if self.compress { ZSTD } else { "none" };
         BackupManifest {
             format_version: FORMAT,
             etcd_version: member.status.version.clone(),
@@ -233,7 +302,10 @@ impl Transfer {
             size: i64::try_from(inspected.size).unwrap_or(i64::MAX),
             sha256: hexadecimal(&inspected.sha256),
             hash: None,
-            compression: "none".to_owned(),
+            compression: compression.to_owned(),
+            stored_size: self
+                .compress
+                .then(|| i64::try_from(sent).unwrap_or(i64::MAX)),
             created_at: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
             backup_uid: Some(self.uid.clone()),
             cluster: self.cluster.clone(),
@@ -254,13 +326,75 @@ fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
     }
 }
 
-/// The backup that was written for this EtcdBackup since `begun`, if the store holds it whole.
+/// What the store holds of a backup that was under way when its operator died.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// All of it.
+    Whole(Stored),
+    /// Nothing, or what the next attempt replaces; so it is to be called.
+    Not(Name),
+}
+
+/// Looks for the backup that was written for this EtcdBackup since `begun`.
 pub async fn written(
     store: &dyn Store,
-    key: &str,
+    name: Name,
     uid: &str,
     begun: Timestamp,
+) -> Result<Written, Trouble> {
+    let (path, time) = match &name {
+        Name::Exact(key) => {
+            let found = whole(store, key, |manifest| {
+                manifest.backup_uid.as_deref() == Some(uid) && manifest.created_at.0 >= begun
+            });
+            return Ok(found.await?.map_or(Written::Not(name), Written::Whole));
+        }
+        Name::Numbered { path, time, .. } => (path.clone(), *time),
+    };
+    // An identity that may write and not list begins anew under another name.
+    let listed = match store.list(&name::prefix(&path)).await {
+        Err(store::Error::AccessDenied(_)) => Vec::new(),
+        listed => listed.map_err(|error| in_store(&error))?,
+    };
+    let mut left = None;
+    for object in listed {
+        // Invariant 13: a sibling's object begins like ours and is not ours.
+        if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
+            continue;
+        }
+        let found = whole(store, &object.key, |manifest| {
+            manifest.backup_uid.as_deref() == Some(uid)
+        });
+        match found.await? {
+            Some(stored) => return Ok(Written::Whole(stored)),
+            None if manifest_of(store, &object.key).await?.is_none() => left = Some(object.key),
+            // Another EtcdBackup's that began in the same second.
+            None => {}
+        }
+    }
+    Ok(Written::Not(Name::Numbered { path, time, left }))
+}
+
+/// The backup under a key, if its manifest is one that `ours` takes and the store holds all of what it says.
+pub(crate) async fn whole(
+    store: &dyn Store,
+    key: &str,
+    ours: impl FnOnce(&BackupManifest) -> bool,
 ) -> Result<Option<Stored>, Trouble> {
+    let Some(manifest) = manifest_of(store, key).await?.filter(ours) else {
+        return Ok(None);
+    };
+    let held = store.head(key).await.map_err(|error| in_store(&error))?;
+    let size = manifest.stored_size.unwrap_or(manifest.size);
+    let whole = held.is_some_and(|held| i64::try_from(held.size) == Ok(size));
+    Ok(whole.then(|| stored(store, key, &manifest)))
+}
+
+/// The manifest beside a backup; somebody else's object of this name is none of ours.
+pub(crate) async fn manifest_of(
+    store: &dyn Store,
+    key: &str,
+) -> Result<Option<BackupManifest>, Trouble> {
     /// More than any manifest has.
     const LIMIT: u64 = 4 << 20;
     let mut object = match store.get(&manifest_key(key)).await {
@@ -275,16 +409,34 @@ pub async fn written(
     while let Some(chunk) = object.chunks.next().await {
         text.extend_from_slice(&chunk.map_err(|error| in_store(&error))?);
     }
-    // Somebody else's object of this name is no manifest of ours, and will be replaced with the backup.
-    let Ok(manifest) = serde_json::from_slice::<BackupManifest>(&text) else {
-        return Ok(None);
-    };
-    if manifest.backup_uid.as_deref() != Some(uid) || manifest.created_at.0 < begun {
-        return Ok(None);
+    Ok(serde_json::from_slice(&text).ok())
+}
+
+async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<u64, Trouble> {
+    let size = chunk.len() as u64;
+    if size > 0 {
+        upload
+            .write(chunk)
+            .await
+            .map_err(|error| in_store(&error))?;
     }
-    let held = store.head(key).await.map_err(|error| in_store(&error))?;
-    let whole = held.is_some_and(|held| i64::try_from(held.size) == Ok(manifest.size));
-    Ok(whole.then(|| stored(store, key, &manifest)))
+    Ok(size)
+}
+
+impl Job for Transfer {
+    type Product = Stored;
+
+    fn store(&self) -> String {
+        self.store.location()
+    }
+
+    fn run<'a>(
+        &'a self,
+        meter: &'a Meter,
+        cancelled: &'a CancellationToken,
+    ) -> BoxFuture<'a, Result<Stored, Trouble>> {
+        self.run(meter, cancelled).boxed()
+    }
 }
 
 /// A call to the store that is not waited for any longer once the transfer is given up; an upload that is dropped
@@ -301,6 +453,13 @@ async fn unless<T>(
 
 fn given_up() -> Trouble {
     Trouble::new(Reason::StepFailed, "the backup was given up")
+}
+
+fn defect(error: &std::io::Error) -> Trouble {
+    Trouble::new(
+        Reason::StepFailed,
+        format!("the snapshot cannot be compressed: {error}"),
+    )
 }
 
 fn in_etcd(error: &etcd::Error) -> Trouble {

@@ -1,7 +1,8 @@
-//! The transfers this process runs: a few at a time, each for one EtcdBackup, tracked by UID.
+//! What takes long and runs beside the reconciles, transfers and removals: a few at a time, each for one EtcdBackup,
+//! tracked by UID.
 //!
-//! What is kept here is lost with the process, and may be: a transfer that was running is begun again, one that
-//! was complete is found in the store.
+//! What is kept here is lost with the process, and may be: what was running is begun again, a backup that was
+//! complete is found in the store.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -10,51 +11,81 @@ use std::time::Duration;
 
 use api::conditions::Reason;
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::observed::{Observed, Place, Stored, Trouble, Work};
-use crate::transfer::{Meter, Transfer};
+use crate::observed::{Pace, Trouble, Work};
+use crate::transfer::Meter;
 
-/// Transfers that move bytes at the same time: each takes 32 MiB of memory.
-const AT_A_TIME: usize = 4;
-
-/// How often a running transfer's EtcdBackup is looked for.
+/// How often the EtcdBackup of what runs is looked for.
 const WANTED: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts.
-const LONGEST_PAUSE: u64 = 30;
-
-enum State {
+enum State<T> {
     Queued,
     Running,
-    Ended(Result<Stored, Trouble>),
+    Ended(Result<T, Trouble>),
 }
 
-struct Entry {
-    state: State,
+/// Something that takes long. Given up, it leaves nothing behind.
+pub(crate) trait Job: Send + Sync + 'static {
+    /// What comes of it.
+    type Product: Clone + Send + 'static;
+
+    /// The store it uses: one that is slow holds up no more than its part of what runs at the same time.
+    fn store(&self) -> String;
+
+    /// Does it.
+    fn run<'a>(
+        &'a self,
+        meter: &'a Meter,
+        cancelled: &'a CancellationToken,
+    ) -> BoxFuture<'a, Result<Self::Product, Trouble>>;
+}
+
+/// How much runs at the same time, and how long failures are waited out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// In all.
+    pub(crate) at_a_time: usize,
+    /// To one store.
+    pub(crate) to_one_store: usize,
+    /// The longest pause between two attempts, in seconds.
+    pub(crate) longest_pause: u64,
+}
+
+struct Entry<T> {
+    state: State<T>,
     meter: Arc<Meter>,
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
 }
 
-/// All transfers.
-pub(crate) struct Workers {
-    slots: Arc<Semaphore>,
-    entries: Mutex<HashMap<String, Entry>>,
+/// All that runs of one kind.
+pub(crate) struct Workers<T> {
+    limits: Limits,
+    slots: Semaphore,
+    stores: Mutex<HashMap<String, Arc<Semaphore>>>,
+    entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
-    /// Told that a transfer has ended.
+    /// Told that something has ended.
     news: mpsc::UnboundedSender<()>,
 }
 
-impl Workers {
-    pub(crate) fn new(shutdown: CancellationToken, news: mpsc::UnboundedSender<()>) -> Arc<Self> {
+impl<T: Clone + Send + 'static> Workers<T> {
+    pub(crate) fn new(
+        limits: Limits,
+        shutdown: CancellationToken,
+        news: mpsc::UnboundedSender<()>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            slots: Arc::new(Semaphore::new(AT_A_TIME)),
+            limits,
+            slots: Semaphore::new(limits.at_a_time),
+            stores: Mutex::default(),
             entries: Mutex::default(),
             tasks: TaskTracker::new(),
             shutdown,
@@ -62,31 +93,35 @@ impl Workers {
         })
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, Entry>) -> T) -> T {
+    fn with<A>(&self, look: impl FnOnce(&mut HashMap<String, Entry<T>>) -> A) -> A {
         look(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What is known of an EtcdBackup's transfer; the store is not asked here.
-    pub(crate) fn observe(&self, uid: &str) -> Observed {
+    /// What is known of an EtcdBackup's work; the store is not asked here.
+    pub(crate) fn observe(&self, uid: &str) -> Pace<T> {
         self.with(|entries| match entries.get(uid) {
-            None => Observed::default(),
-            Some(entry) => Observed {
+            None => Pace::default(),
+            Some(entry) => Pace {
                 work: match &entry.state {
                     State::Queued => Work::Queued,
                     State::Running => Work::Running(entry.meter.read()),
                     State::Ended(outcome) => Work::Ended(outcome.clone()),
                 },
                 not_before: entry.not_before,
-                place: Place::NotAsked,
             },
         })
     }
 
-    /// Starts a transfer unless one is under way. `wanted` says whether its EtcdBackup is still there.
+    /// How often the work of an EtcdBackup failed since it last succeeded.
+    pub(crate) fn failures(&self, uid: &str) -> u32 {
+        self.with(|entries| entries.get(uid).map_or(0, |entry| entry.attempts))
+    }
+
+    /// Starts a job unless one is under way. `wanted` says whether its EtcdBackup is still there.
     pub(crate) fn begin(
         self: &Arc<Self>,
         uid: &str,
-        transfer: Transfer,
+        job: impl Job<Product = T>,
         wanted: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let cancelled = self.shutdown.child_token();
@@ -124,7 +159,7 @@ impl Workers {
                     tokio::time::sleep(WANTED).await;
                 }
             };
-            let work = workers.work(&uid, &transfer, &meter, &cancelled);
+            let work = workers.work(&uid, &job, &meter, &cancelled);
             tokio::pin!(work, watch);
             let outcome = tokio::select! {
                 outcome = &mut work => Some(outcome),
@@ -145,13 +180,15 @@ impl Workers {
     async fn work(
         &self,
         uid: &str,
-        transfer: &Transfer,
+        job: &impl Job<Product = T>,
         meter: &Meter,
         cancelled: &CancellationToken,
-    ) -> Result<Stored, Trouble> {
-        let slot = tokio::select! {
-            slot = self.slots.acquire() => slot.ok(),
-            // The transfer sees it at once.
+    ) -> Result<T, Trouble> {
+        let store = self.slots_of(job.store());
+        // In turn: first among those of the same store, then among all.
+        let slots = tokio::select! {
+            slots = async { (store.acquire().await.ok(), self.slots.acquire().await.ok()) } => Some(slots),
+            // The job sees it at once.
             () = cancelled.cancelled() => None,
         };
         self.with(|entries| {
@@ -159,25 +196,33 @@ impl Workers {
                 entry.state = State::Running;
             }
         });
-        // A defect in here must not look like a transfer that runs for ever.
-        let run = AssertUnwindSafe(transfer.run(meter, cancelled)).catch_unwind();
+        // A defect in here must not look like something that runs for ever.
+        let run = AssertUnwindSafe(job.run(meter, cancelled)).catch_unwind();
         let outcome = run.await.unwrap_or_else(|_| {
             Err(Trouble::new(
                 Reason::StepFailed,
-                "the transfer broke off by a defect of the operator: see its log",
+                "it broke off by a defect of the operator: see its log",
             ))
         });
-        drop(slot);
+        drop(slots);
         outcome
     }
 
-    fn end(&self, uid: &str, outcome: Result<Stored, Trouble>) {
+    fn slots_of(&self, store: String) -> Arc<Semaphore> {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody waits for or holds those that are known here alone.
+        stores.retain(|_, slots| Arc::strong_count(slots) > 1);
+        let slots = || Arc::new(Semaphore::new(self.limits.to_one_store));
+        stores.entry(store).or_insert_with(slots).clone()
+    }
+
+    fn end(&self, uid: &str, outcome: Result<T, Trouble>) {
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid) {
                 if outcome.is_err() {
                     let pause = 1_u64
                         .wrapping_shl(entry.attempts.min(10))
-                        .min(LONGEST_PAUSE);
+                        .min(self.limits.longest_pause);
                     entry.attempts = entry.attempts.saturating_add(1);
                     entry.not_before = Timestamp::now()
                         .checked_add(Duration::from_secs(pause))
@@ -188,7 +233,7 @@ impl Workers {
         });
     }
 
-    /// Gives up the transfer that is under way; it ends soon after.
+    /// Gives up what is under way; it ends soon after.
     pub(crate) fn abandon(&self, uid: &str) {
         self.with(|entries| {
             if let Some(entry) = entries.get(uid) {
@@ -212,7 +257,7 @@ impl Workers {
         });
     }
 
-    /// Waits until every transfer has ended; they are given up by the shutdown.
+    /// Waits until everything has ended; it is given up by the shutdown.
     pub(crate) async fn ended(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -220,7 +265,7 @@ impl Workers {
 }
 
 /// Forgets failures nobody asked about for an hour: their EtcdBackups were deleted.
-fn prune(entries: &mut HashMap<String, Entry>) {
+fn prune<T>(entries: &mut HashMap<String, Entry<T>>) {
     let hour = Duration::from_hours(1);
     let now = Timestamp::now();
     entries.retain(|_, entry| {
@@ -236,9 +281,17 @@ mod tests {
     use async_trait::async_trait;
     use bytes::Bytes;
     use etcd::fake::FakeEtcd;
-    use store::{Error, LocalStore, Object, ObjectStream, Store, Upload};
+    use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
 
     use super::*;
+    use crate::observed::Stored;
+    use crate::transfer::{Name, Transfer};
+
+    const LIMITS: Limits = Limits {
+        at_a_time: 4,
+        to_one_store: 2,
+        longest_pause: 30,
+    };
 
     /// The key a store has a defect for.
     const PANICS: &str = "panics";
@@ -247,12 +300,13 @@ mod tests {
     struct Gated {
         inner: LocalStore,
         gate: Arc<Semaphore>,
+        place: String,
     }
 
     #[async_trait]
     impl Store for Gated {
         fn location(&self) -> String {
-            self.inner.location()
+            self.place.clone()
         }
         async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
             let _open = self.gate.acquire().await;
@@ -274,13 +328,16 @@ mod tests {
         async fn delete(&self, key: &str) -> Result<(), Error> {
             self.inner.delete(key).await
         }
-        async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
-            self.inner.discard_unfinished(key, begun_before).await
+        async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+            self.inner.unfinished(prefix).await
+        }
+        async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
+            self.inner.discard(unfinished).await
         }
     }
 
     struct Case {
-        workers: Arc<Workers>,
+        workers: Arc<Workers<Stored>>,
         news: mpsc::UnboundedReceiver<()>,
         gate: Arc<Semaphore>,
         shutdown: CancellationToken,
@@ -292,7 +349,7 @@ mod tests {
             let (sender, news) = mpsc::unbounded_channel();
             let shutdown = CancellationToken::new();
             Self {
-                workers: Workers::new(shutdown.clone(), sender),
+                workers: Workers::new(LIMITS, shutdown.clone(), sender),
                 news,
                 gate: Arc::new(Semaphore::new(0)),
                 shutdown,
@@ -302,6 +359,16 @@ mod tests {
 
         /// The snapshot is empty: every attempt fails once the gate is open.
         fn begin(&self, uid: &str, wanted: impl Fn() -> bool + Send + Sync + 'static) {
+            // A store of its own for each.
+            self.begin_at(uid, uid, wanted);
+        }
+
+        fn begin_at(
+            &self,
+            place: &str,
+            uid: &str,
+            wanted: impl Fn() -> bool + Send + Sync + 'static,
+        ) {
             let url = |name: &str| format!("http://{name}:2379");
             let transfer = Transfer {
                 etcd: Arc::new(FakeEtcd::formed(1, &["a"], url)),
@@ -309,8 +376,10 @@ mod tests {
                 store: Arc::new(Gated {
                     inner: LocalStore::new(self.dir.path()),
                     gate: self.gate.clone(),
+                    place: place.to_owned(),
                 }),
-                key: uid.to_owned(),
+                name: Name::Exact(uid.to_owned()),
+                compress: false,
                 uid: uid.to_owned(),
                 cluster: None,
                 since: Timestamp::UNIX_EPOCH,
@@ -345,7 +414,7 @@ mod tests {
         for index in 0..7 {
             case.begin(&index.to_string(), || true);
         }
-        case.until("four run", |case| case.count(true) == AT_A_TIME)
+        case.until("four run", |case| case.count(true) == LIMITS.at_a_time)
             .await;
         assert_eq!(case.count(false), 3);
         case.gate.add_permits(1);
@@ -358,6 +427,31 @@ mod tests {
             assert!(matches!(observed.work, Work::Ended(Err(_))), "{observed:?}");
             assert!(observed.not_before.is_some());
         }
+    }
+
+    #[tokio::test]
+    async fn a_slow_store_delays_no_other_stores_backups() {
+        let case = Case::new();
+        for index in 0..6 {
+            case.begin_at("slow", &index.to_string(), || true);
+        }
+        case.until("two run", |case| case.count(true) == LIMITS.to_one_store)
+            .await;
+        case.begin_at("other", "6", || true);
+        case.until("the other's too", |case| case.count(true) == 3)
+            .await;
+        assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
+        case.gate.add_permits(1);
+        // In the order they came.
+        case.until("all have ended", |case| {
+            (0..7).all(|index| {
+                matches!(
+                    case.workers.observe(&index.to_string()).work,
+                    Work::Ended(_)
+                )
+            })
+        })
+        .await;
     }
 
     #[tokio::test]
@@ -386,7 +480,7 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
         // One that is done with begins from the shortest again.
         case.workers.forget("0");
-        assert_eq!(case.workers.observe("0"), Observed::default());
+        assert_eq!(case.workers.observe("0"), Pace::default());
     }
 
     #[tokio::test]
@@ -398,7 +492,7 @@ mod tests {
         case.until("it runs", |case| case.count(true) == 1).await;
         there.store(false, Ordering::SeqCst);
         case.news.recv().await.unwrap();
-        assert_eq!(case.workers.observe("0"), Observed::default());
+        assert_eq!(case.workers.observe("0"), Pace::default());
         assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
     }
 

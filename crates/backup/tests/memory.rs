@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use backup::transfer::{Meter, Transfer};
+use backup::transfer::{Meter, Name, Transfer};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
 use store::S3Store;
@@ -52,7 +52,8 @@ async fn a_large_database_takes_no_more_memory_than_a_small_one() {
         etcd: Arc::new(EtcdClient::new(Access::default())),
         endpoints: vec![etcd.client_url.clone()],
         store: Arc::new(S3Store::new(server.config("bucket")).await.unwrap()),
-        key: "large".to_owned(),
+        name: Name::Exact("large".to_owned()),
+        compress: false,
         uid: "uid".to_owned(),
         cluster: None,
         since: jiff::Timestamp::now(),

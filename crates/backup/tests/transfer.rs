@@ -7,9 +7,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::backup::name;
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
-use backup::transfer::{Meter, Transfer, written};
+use backup::observed::{Stored, Trouble};
+use backup::transfer::{Meter, Name, Transfer, Written, written};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
@@ -27,11 +29,21 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
         etcd,
         endpoints,
         store,
-        key: KEY.to_owned(),
+        name: Name::Exact(KEY.to_owned()),
+        compress: false,
         uid: "uid-1".to_owned(),
         cluster: None,
         since: jiff::Timestamp::now(),
     }
+}
+
+/// The backup under the key, if it is one of this EtcdBackup's that began then or later.
+async fn found(store: &dyn Store, uid: &str, begun: Timestamp) -> Result<Option<Stored>, Trouble> {
+    let name = Name::Exact(KEY.to_owned());
+    Ok(match written(store, name, uid, begun).await? {
+        Written::Whole(stored) => Some(stored),
+        Written::Not(_) => None,
+    })
 }
 
 fn client() -> Arc<dyn Etcd> {
@@ -198,8 +210,7 @@ async fn is_found_again_by_the_operator_that_comes_after() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
-    let find =
-        async |uid: &'static str, begun| written(store.as_ref(), KEY, uid, begun).await.unwrap();
+    let find = async |uid: &'static str, begun| found(store.as_ref(), uid, begun).await.unwrap();
     assert_eq!(find("uid-1", long_ago()).await, None);
     let transfer = transfer(client(), vec![etcd.client_url.clone()], store.clone());
     let stored = transfer
@@ -318,7 +329,7 @@ async fn says_what_is_wrong_with_etcd_and_with_the_store() {
         .await
         .unwrap_err();
     assert_eq!(trouble.reason, Reason::BucketMissing, "{trouble:?}");
-    let trouble = written(store.as_ref(), KEY, "uid-1", long_ago()).await;
+    let trouble = found(store.as_ref(), "uid-1", long_ago()).await;
     assert!(
         matches!(&trouble, Ok(None))
             || matches!(&trouble, Err(t) if t.reason == Reason::BucketMissing),
@@ -399,20 +410,12 @@ async fn invariant_12_no_failure_of_the_store_is_a_success() {
             "{call:?}"
         );
         // Without its manifest nothing is taken for a backup.
-        assert_eq!(
-            written(&store, KEY, "uid-1", long_ago()).await.unwrap(),
-            None
-        );
+        assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
         // And the next attempt goes through.
         run.run(&Meter::default(), &CancellationToken::new())
             .await
             .unwrap();
-        assert!(
-            written(&store, KEY, "uid-1", long_ago())
-                .await
-                .unwrap()
-                .is_some()
-        );
+        assert!(found(&store, "uid-1", long_ago()).await.unwrap().is_some());
     }
 }
 
@@ -453,4 +456,105 @@ async fn endpoints_of_two_clusters_are_refused() {
         .await
         .unwrap_err();
     assert_eq!(trouble.reason, Reason::InvalidSpec, "{trouble:?}");
+}
+
+fn numbered(time: Timestamp) -> Name {
+    Name::Numbered {
+        path: KEY.to_owned(),
+        time,
+        left: None,
+    }
+}
+
+#[tokio::test]
+async fn a_periodic_backup_is_named_by_its_run_and_found_again_by_it() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    fill(&etcd.client_url, 1).await;
+    let server = S3Server::start(&["bucket"]);
+    let mut run = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
+    let store = run.store.clone();
+    let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
+    run.name = numbered(begun);
+    let stored = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    let key = stored.location.strip_prefix("s3://bucket/").unwrap();
+    let parts = name::parse(KEY, key).unwrap();
+    assert_eq!(parts.time, begun);
+    // Nothing was written meanwhile: the revision before the stream is the snapshot's own.
+    assert_eq!(i64::try_from(parts.revision).unwrap(), stored.revision);
+    let look = async |uid: &'static str, time| {
+        written(store.as_ref(), numbered(time), uid, time)
+            .await
+            .unwrap()
+    };
+    assert_eq!(look("uid-1", begun).await, Written::Whole(stored.clone()));
+    let later = begun + jiff::SignedDuration::from_secs(1);
+    assert_eq!(look("uid-1", later).await, Written::Not(numbered(later)));
+    // Another EtcdBackup's of the same second is neither ours nor replaced.
+    assert_eq!(look("uid-2", begun).await, Written::Not(numbered(begun)));
+
+    // The operator died between the backup and its manifest: the next attempt replaces it, whatever the revision.
+    store.delete(&manifest_key(key)).await.unwrap();
+    fill(&etcd.client_url, 1).await;
+    let Written::Not(again) = look("uid-1", begun).await else {
+        panic!("a backup without its manifest is none");
+    };
+    run.name = again;
+    let replaced = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    assert_eq!(replaced.location, stored.location);
+    assert!(replaced.revision > stored.revision);
+    assert_eq!(store.list("").await.unwrap().len(), 2);
+    assert_eq!(look("uid-1", begun).await, Written::Whole(replaced));
+}
+
+#[tokio::test]
+async fn a_compressed_backup_is_smaller_and_the_same() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    fill(&etcd.client_url, 20).await;
+    let server = S3Server::start(&["bucket"]);
+    let mut run = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
+    run.compress = true;
+    let stored = run
+        .run(&Meter::default(), &CancellationToken::new())
+        .await
+        .unwrap();
+    let held = download(run.store.as_ref(), KEY).await.unwrap();
+    assert!(
+        (held.len() as u64) * 4 < u64::try_from(stored.size).unwrap(),
+        "{} of {} bytes",
+        held.len(),
+        stored.size
+    );
+    let manifest = download(run.store.as_ref(), &manifest_key(KEY))
+        .await
+        .unwrap();
+    let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
+    assert_eq!(manifest.compression, "zstd");
+    assert_eq!(
+        manifest.stored_size,
+        Some(i64::try_from(held.len()).unwrap())
+    );
+    assert_eq!(
+        found(run.store.as_ref(), "uid-1", long_ago())
+            .await
+            .unwrap(),
+        Some(stored.clone())
+    );
+    // What comes out is what etcd sent: its trailing checksum and the manifest's.
+    let mut inspector = etcd::Inspector::new();
+    let mut decompressor = store::compression::Decompressor::new().unwrap();
+    let mut rest: &[u8] = &held;
+    while let Some(piece) = decompressor.next(&mut rest).unwrap() {
+        inspector.push(piece);
+    }
+    decompressor.finish().unwrap();
+    let inspected = inspector.finish().unwrap();
+    assert!(inspected.trailer);
+    assert_eq!(store::hexadecimal(&inspected.sha256), stored.sha256);
+    assert_eq!(inspected.store_revision(), stored.revision);
 }

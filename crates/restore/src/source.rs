@@ -7,6 +7,7 @@ use api::storage::{S3Source, StorageSource};
 use bytes::Bytes;
 use futures::StreamExt;
 pub use store::SecretData;
+use store::compression::ZSTD;
 use store::{Directories, Secrets, Target};
 
 use crate::observed::Trouble;
@@ -66,7 +67,7 @@ impl Place {
         let manifest: BackupManifest = serde_json::from_slice(&content)
             .map_err(|error| unreadable_manifest(&key, &error.to_string()))?;
         match manifest.compression.as_str() {
-            "" | "none" => Ok(Some(manifest)),
+            "" | "none" | ZSTD => Ok(Some(manifest)),
             other => Err(Trouble::new(
                 Reason::NotSupported,
                 format!("the backup is compressed with {other:?}, which this release cannot read"),

@@ -4,6 +4,7 @@
 //! [`Upload::commit`] has returned. Keys are full object names; nothing here invents or matches names.
 
 mod abs;
+pub mod compression;
 mod failure;
 #[cfg(feature = "fake")]
 pub mod fake;

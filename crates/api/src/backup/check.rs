@@ -3,7 +3,7 @@
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::store_in_effect;
 use crate::problem::Problem;
-use crate::storage::{S3Source, StorageType};
+use crate::storage::StorageType;
 
 /// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
 /// still have it.
@@ -110,86 +110,37 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
             fields.push(field.to_owned());
         }
     };
-    note(!store_in_effect(&spec.storage_type), "spec.storageType");
+    note(spec.storage_type == StorageType::Pvc, "spec.storageType");
     note(spec.client_tls_secret().is_some(), "spec.clientTLSSecret");
     note(spec.auth_secret.is_some(), "spec.authSecret");
-    note(
-        spec.compression == Some(Compression::Zstd),
-        "spec.compression",
-    );
-    note(
-        spec.ttl_seconds_after_finished.is_some(),
-        "spec.ttlSecondsAfterFinished",
-    );
-    note(
-        spec.deletion_policy == Some(DeletionPolicy::Delete),
-        "spec.deletionPolicy",
-    );
-    if let Some(policy) = &spec.backup_policy {
+    // One backup has nothing to keep or to make up.
+    if let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) {
         let prefix = "spec.backupPolicy";
-        note(
-            policy
-                .backup_interval_in_second
-                .is_some_and(|seconds| seconds > 0),
-            &format!("{prefix}.backupIntervalInSecond"),
-        );
         note(
             policy.max_backups.is_some_and(|count| count > 0),
             &format!("{prefix}.maxBackups"),
         );
-        note(policy.schedule.is_some(), &format!("{prefix}.schedule"));
-        note(policy.time_zone.is_some(), &format!("{prefix}.timeZone"));
         note(
             policy.starting_deadline_seconds.is_some(),
             &format!("{prefix}.startingDeadlineSeconds"),
         );
-        note(policy.suspend, &format!("{prefix}.suspend"));
         note(policy.max_age.is_some(), &format!("{prefix}.maxAge"));
         note(policy.retention.is_some(), &format!("{prefix}.retention"));
     }
-    if let Some(s3) = spec
-        .s3
-        .as_ref()
-        .filter(|_| spec.storage_type == StorageType::S3)
-    {
-        fields.extend(s3_not_in_effect(s3));
-    }
     fields
-}
-
-/// The fields of an S3 block that are accepted and have no effect in this release.
-pub(crate) fn s3_not_in_effect(s3: &S3Source) -> Vec<String> {
-    let mut fields = unprotected(s3);
-    if s3.insecure_skip_verify {
-        // Ignoring it is safe: the certificate is checked.
-        fields.push("spec.s3.insecureSkipVerify".to_owned());
-    }
-    fields
-}
-
-/// The fields of an S3 block that protect the stored object and have no effect in this release.
-fn unprotected(s3: &S3Source) -> Vec<String> {
-    let fields = [
-        (
-            "spec.s3.serverSideEncryption",
-            s3.server_side_encryption.is_some(),
-        ),
-        ("spec.s3.kmsKeyId", s3.kms_key_id.is_some()),
-        ("spec.s3.objectLock", s3.object_lock.is_some()),
-    ];
-    fields
-        .into_iter()
-        .filter(|(_, set)| *set)
-        .map(|(field, _)| field.to_owned())
-        .collect()
 }
 
 /// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: no
 /// backup is made while one is set.
 pub fn unsafe_to_ignore(spec: &EtcdBackupSpec) -> Vec<Problem> {
-    let mut problems: Vec<Problem> = store_problem(&spec.storage_type, "spec.storageType")
-        .into_iter()
-        .collect();
+    let mut problems = Vec::new();
+    if spec.storage_type == StorageType::Pvc {
+        problems.push(Problem::new(
+            "spec.storageType",
+            "is PVC, which is not in effect in this release",
+            "use a bucket, or Local with a volume of the operator's, or wait for the release that brings it",
+        ));
+    }
     if spec.client_tls_secret().is_some() {
         problems.push(Problem::new(
             "spec.clientTLSSecret",
@@ -204,23 +155,10 @@ pub fn unsafe_to_ignore(spec: &EtcdBackupSpec) -> Vec<Problem> {
             "back up a cluster without authentication, or wait for the release that brings it",
         ));
     }
-    if let Some(s3) = spec
-        .s3
-        .as_ref()
-        .filter(|_| spec.storage_type == StorageType::S3)
-    {
-        for field in unprotected(s3) {
-            problems.push(Problem::new(
-                field,
-                "is not in effect in this release, and the backup would lie there less protected than asked for",
-                "remove it and let the bucket's own settings do it, or wait for the release that brings it",
-            ));
-        }
-    }
     problems
 }
 
-/// A kind of store this release cannot reach.
+/// A kind of store a restore cannot reach in this release.
 pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<Problem> {
     (storage_type.is_known() && !store_in_effect(storage_type)).then(|| {
         Problem::new(
@@ -288,7 +226,9 @@ mod tests {
 
     #[test]
     fn a_store_that_cannot_be_reached_is_not_ignored() {
-        let backup = backup(r#"{"etcdEndpoints":["a"],"storageType":"GCS","gcs":{"path":"b/k"}}"#);
+        let backup = backup(
+            r#"{"etcdEndpoints":["a"],"storageType":"PVC","pvc":{"claimName":"c","path":"k"}}"#,
+        );
         assert_eq!(validate(&backup), []);
         assert_eq!(
             fields(&unsafe_to_ignore(&backup.spec)),
@@ -298,34 +238,39 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_checked_even_when_it_should_not_be() {
-        let backup = backup(
-            r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k","insecureSkipVerify":true}}"#,
-        );
-        assert_eq!(not_in_effect(&backup.spec), ["spec.s3.insecureSkipVerify"]);
-        assert_eq!(unsafe_to_ignore(&backup.spec), []);
+    fn buckets_and_the_operators_directory_are_in_effect() {
+        for place in [
+            r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
+            r#""storageType":"GCS","gcs":{"path":"b/k"}"#,
+            r#""storageType":"ABS","abs":{"path":"b/k"}"#,
+            r#""storageType":"OSS","oss":{"path":"b/k"}"#,
+            r#""storageType":"Local","local":{"path":"k"}"#,
+        ] {
+            let backup = backup(&format!(r#"{{"etcdEndpoints":["a"],{place}}}"#));
+            assert_eq!(validate(&backup), [], "{place}");
+            assert_eq!(unsafe_to_ignore(&backup.spec), [], "{place}");
+            assert_eq!(not_in_effect(&backup.spec), Vec::<String>::new(), "{place}");
+        }
     }
 
     #[test]
-    fn an_object_is_not_stored_less_protected_than_asked_for() {
+    fn a_schedule_and_what_is_kept_are_in_effect() {
         let backup = backup(
-            r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7}}}"#,
-        );
-        assert_eq!(
-            fields(&unsafe_to_ignore(&backup.spec)),
-            ["spec.s3.objectLock"]
-        );
-    }
-
-    #[test]
-    fn a_schedule_is_accepted_and_reported() {
-        let backup = backup(
-            r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"schedule":"@daily","maxBackups":3}}"#,
+            r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
+                "ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,
         );
         assert_eq!(validate(&backup), []);
+        assert_eq!(not_in_effect(&backup.spec), Vec::<String>::new());
+    }
+
+    #[test]
+    fn one_backup_has_nothing_to_keep() {
+        let backup = backup(
+            r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"maxBackups":3}}"#,
+        );
         assert_eq!(
             not_in_effect(&backup.spec),
-            ["spec.backupPolicy.maxBackups", "spec.backupPolicy.schedule"]
+            ["spec.backupPolicy.maxBackups"]
         );
     }
 }

@@ -192,7 +192,6 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     note(spec.tls.is_some(), "spec.TLS");
     note(spec.services.is_some(), "spec.services");
     note(spec.auth.is_some(), "spec.auth");
-    note(spec.backup.is_some(), "spec.backup");
     if let Some(pod) = &spec.pod {
         note(
             pod.dns_timeout_in_second
@@ -235,7 +234,7 @@ pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems
 }
 
-/// Whether a backup can reach this kind of store in this release.
+/// Whether a restore can reach this kind of store in this release.
 pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
     *storage_type == StorageType::S3
 }

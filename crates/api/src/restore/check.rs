@@ -1,11 +1,11 @@
 //! What can be said about an `EtcdRestore` without asking anybody.
 
 use super::{EtcdRestore, EtcdRestoreSpec};
-use crate::backup::{s3_not_in_effect, store_problem};
+use crate::backup::store_problem;
 use crate::cluster::{self, store_in_effect, validate_spec};
+use crate::duration::DurationText;
 use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 use crate::problem::Problem;
-use crate::storage::StorageType;
 
 /// Where the template's spec stands in a restore.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
@@ -51,6 +51,14 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
             "give both or neither",
         ));
     }
+    let unreadable = |text: &&DurationText| text.parse().is_none();
+    if let Some(text) = spec.keep_old_data.as_ref().filter(unreadable) {
+        problems.push(Problem::new(
+            "spec.keepOldData",
+            format!("is {:?}, which is no duration", text.0),
+            "write it as in 30m, 24h or 168h",
+        ));
+    }
     if let Some(template) = &spec.etcd_cluster.template {
         problems.extend(validate_spec(&template.spec).into_iter().map(in_template));
     }
@@ -79,22 +87,9 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
         "spec.backupStorageType",
     );
     note(
-        spec.bump_revision.is_some_and(|count| count > 0),
-        "spec.bumpRevision",
-    );
-    note(spec.mark_compacted, "spec.markCompacted");
-    note(spec.overwrite, "spec.overwrite");
-    note(
         spec.ttl_seconds_after_finished.is_some(),
         "spec.ttlSecondsAfterFinished",
     );
-    if let Some(s3) = spec
-        .s3
-        .as_ref()
-        .filter(|_| spec.backup_storage_type == Some(StorageType::S3))
-    {
-        fields.extend(s3_not_in_effect(s3));
-    }
     if let Some(template) = &spec.etcd_cluster.template {
         fields.extend(
             cluster::not_in_effect(&template.spec)
@@ -113,13 +108,6 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
         .and_then(|kind| store_problem(kind, "spec.backupStorageType"))
         .into_iter()
         .collect();
-    if spec.bump_revision.is_some_and(|count| count > 0) || spec.mark_compacted {
-        problems.push(Problem::new(
-            "spec.bumpRevision",
-            "is not in effect in this release, and clients that cache would miss that revisions come again",
-            "restart such clients after a restore without it, or wait for the release that brings it",
-        ));
-    }
     if let Some(template) = &spec.etcd_cluster.template {
         problems.extend(
             cluster::unsafe_to_ignore(&template.spec)
@@ -181,6 +169,10 @@ mod tests {
             (
                 r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"markCompacted":true}"#,
                 "spec.bumpRevision",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"overwrite":true,"keepOldData":"a day"}"#,
+                "spec.keepOldData",
             ),
             (
                 r#"{"etcdCluster":{"name":"main","template":{"spec":{"size":0}}},"backup":{"name":"a"}}"#,

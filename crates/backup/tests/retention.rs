@@ -1,0 +1,283 @@
+//! What is removed from a real S3 server and what is not, and what a removal leaves that is cut off.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+
+use api::backup::BackupPolicy;
+use api::backup::name::{self, Numbered};
+use api::conditions::Reason;
+use api::manifest::manifest_key;
+use backup::observed::{Kept, Trouble};
+use backup::removal::{Removal, What};
+use backup::retention::Rules;
+use bytes::Bytes;
+use futures::StreamExt;
+use jiff::{SignedDuration, Timestamp};
+use store::fake::{Call, FaultyStore};
+use store::testing::S3Server;
+use store::{LocalStore, S3Store, Store};
+
+const PATH: &str = "daily/etcd";
+const UID: &str = "uid-1";
+
+fn now() -> Timestamp {
+    "2026-06-15T12:00:00Z".parse().unwrap()
+}
+
+/// The backup of so many hours ago; revisions grow over a change of their number of digits.
+fn key_at(path: &str, hours_ago: i64) -> String {
+    let parts = Numbered {
+        time: now() - SignedDuration::from_hours(hours_ago),
+        revision: u64::try_from(1005 - hours_ago).unwrap(),
+    };
+    name::name(path, parts)
+}
+
+fn key(hours_ago: i64) -> String {
+    key_at(PATH, hours_ago)
+}
+
+async fn put(store: &dyn Store, key: &str, uid: &str) {
+    store
+        .put(key, Bytes::from_static(b"snapshot"))
+        .await
+        .unwrap();
+    let manifest = serde_json::json!({
+        "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "00000000000000aa", "revision": 7, "size": 8,
+        "sha256": "", "compression": "none", "createdAt": "2026-06-15T12:00:00Z", "backupUID": uid,
+    });
+    let manifest = serde_json::to_vec(&manifest).unwrap();
+    store
+        .put(&manifest_key(key), manifest.into())
+        .await
+        .unwrap();
+}
+
+async fn keys(store: &dyn Store) -> Vec<String> {
+    let mut keys: Vec<String> = store
+        .list("")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|object| object.key)
+        .collect();
+    keys.sort();
+    keys
+}
+
+fn with_manifests(keys: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut all: Vec<String> = keys
+        .into_iter()
+        .flat_map(|key| [manifest_key(&key), key])
+        .collect();
+    all.sort();
+    all
+}
+
+fn removal(store: &Arc<dyn Store>, what: What) -> Removal {
+    Removal {
+        store: store.clone(),
+        path: PATH.to_owned(),
+        uid: UID.to_owned(),
+        what,
+        now: now(),
+    }
+}
+
+/// Keeps so many; the newest is that of now.
+async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<Kept, Trouble> {
+    let policy = BackupPolicy {
+        max_backups: Some(count),
+        ..BackupPolicy::default()
+    };
+    let what = What::Surplus {
+        rules: Rules::of(&policy),
+        newest: format!("{}/{}", store.location(), key(0)),
+    };
+    removal(store, what).run().await
+}
+
+async fn s3(server: &S3Server) -> Arc<dyn Store> {
+    Arc::new(S3Store::new(server.config("bucket")).await.unwrap())
+}
+
+#[tokio::test]
+async fn retention_keeps_the_newest_and_removes_manifests_with_their_backups() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    for hours in 0..8 {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    let kept = keep(&store, 3).await.unwrap();
+    assert_eq!(kept.deleted, 5);
+    let newest: Vec<String> = kept
+        .backups
+        .into_iter()
+        .map(|backup| backup.location)
+        .collect();
+    assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
+    // 1005, 1004, 1003: by text 999 would be the newest.
+    assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
+    assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
+}
+
+/// Invariant 13.
+#[tokio::test]
+async fn retention_siblings_and_other_objects_are_never_touched() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    let mut others = Vec::new();
+    for path in [
+        "daily/etcd-prod",
+        "daily/etcd_v2",
+        "daily/etcd_v1_x",
+        "daily/etc",
+        "other/daily/etcd",
+    ] {
+        for hours in 0..4 {
+            put(store.as_ref(), &key_at(path, hours), UID).await;
+            others.push(key_at(path, hours));
+        }
+    }
+    for other in [
+        "daily/etcd",
+        "daily/etcd_v7",
+        "daily/etcd_v7_copy",
+        "daily/etcd_v07_2026-06-15-00:00:00",
+    ] {
+        put(store.as_ref(), other, UID).await;
+        others.push(other.to_owned());
+    }
+    for hours in 0..4 {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    assert_eq!(keep(&store, 1).await.unwrap().deleted, 3);
+    others.push(key(0));
+    assert_eq!(keys(store.as_ref()).await, with_manifests(others));
+}
+
+#[tokio::test]
+async fn retention_pages_through_more_than_a_thousand_objects() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    futures::stream::iter(0..1001)
+        .for_each_concurrent(16, async |hours| {
+            put(store.as_ref(), &key(hours), UID).await;
+        })
+        .await;
+    let kept = keep(&store, 2).await.unwrap();
+    assert_eq!((kept.deleted, kept.backups.len()), (999, 2));
+    assert_eq!(keys(store.as_ref()).await, with_manifests((0..2).map(key)));
+}
+
+/// Invariant 9.
+#[tokio::test]
+async fn invariant_9_nothing_is_removed_while_the_newest_is_not_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
+    for hours in 0..4 {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    let all = keys(store.as_ref()).await;
+    // Somebody removed it, or its manifest, or wrote something else there.
+    for damage in 0..3 {
+        match damage {
+            0 => store.delete(&key(0)).await.unwrap(),
+            1 => store.delete(&manifest_key(&key(0))).await.unwrap(),
+            _ => store
+                .put(&key(0), Bytes::from_static(b"cut"))
+                .await
+                .unwrap(),
+        }
+        let left = keys(store.as_ref()).await;
+        let trouble = keep(&store, 1).await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
+        assert_eq!(keys(store.as_ref()).await, left);
+        put(store.as_ref(), &key(0), UID).await;
+    }
+    assert_eq!(keys(store.as_ref()).await, all);
+    assert_eq!(keep(&store, 1).await.unwrap().deleted, 3);
+}
+
+#[tokio::test]
+async fn what_is_newer_than_the_newest_known_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
+    for hours in -2..3 {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    assert_eq!(keep(&store, 1).await.unwrap().deleted, 2);
+    assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
+}
+
+/// Cut off at any call, a removal leaves the newest whole, and the next one finishes it.
+#[tokio::test]
+async fn a_removal_that_is_cut_off_is_finished_by_the_next() {
+    let failure = || store::Error::Timeout("cut off".to_owned());
+    for call in [Call::Get, Call::Head, Call::List, Call::Delete] {
+        for succeeding in 0..6 {
+            let dir = tempfile::tempdir().unwrap();
+            let plain = LocalStore::new(dir.path());
+            let faulty = FaultyStore::new(plain.clone());
+            let store: Arc<dyn Store> = Arc::new(faulty.clone());
+            for hours in 0..4 {
+                put(store.as_ref(), &key(hours), UID).await;
+            }
+            // A manifest whose backup went, as a crash leaves it.
+            put(store.as_ref(), &key(9), UID).await;
+            store.delete(&key(9)).await.unwrap();
+            faulty.fail_after(call, succeeding, failure());
+            let first = keep(&store, 2).await;
+            let between = keys(&plain).await;
+            for hours in 0..2 {
+                assert!(between.contains(&key(hours)), "{call:?} {between:?}");
+                assert!(
+                    between.contains(&manifest_key(&key(hours))),
+                    "{call:?} {between:?}"
+                );
+            }
+            // A backup that is still there has its manifest.
+            for hours in 2..4 {
+                let half =
+                    between.contains(&key(hours)) && !between.contains(&manifest_key(&key(hours)));
+                assert!(!half, "{call:?} {between:?}");
+            }
+            faulty.forget();
+            keep(&store, 2).await.unwrap();
+            assert_eq!(
+                keys(store.as_ref()).await,
+                with_manifests((0..2).map(key)),
+                "{call:?} {first:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_what_this_etcd_backup_has_stored_goes_with_it() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    put(store.as_ref(), PATH, UID).await;
+    put(store.as_ref(), &key(1), UID).await;
+    put(store.as_ref(), &key(2), "uid-2").await;
+    // Of v1beta2's operator: nobody knows whose.
+    store
+        .put(&key(3), Bytes::from_static(b"old"))
+        .await
+        .unwrap();
+    put(store.as_ref(), &key_at("daily/etcd_v2", 1), UID).await;
+    let removed = removal(&store, What::Everything).run().await.unwrap();
+    assert_eq!(removed.deleted, 2);
+    let mut left = with_manifests([key(2), key_at("daily/etcd_v2", 1)]);
+    left.push(key(3));
+    left.sort();
+    assert_eq!(keys(store.as_ref()).await, left);
+    assert_eq!(
+        removal(&store, What::Everything)
+            .run()
+            .await
+            .unwrap()
+            .deleted,
+        0
+    );
+}
