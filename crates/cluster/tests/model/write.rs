@@ -158,17 +158,11 @@ impl World {
                 self.services.insert(member.clone(), service);
                 Answer::Done(Some(version))
             }
-            Write::OpenService { member } | Write::RepairService { member } => {
-                let created = self.now;
-                let service = WorldService {
-                    uid: version,
-                    version,
-                    started: false,
-                    drifted: false,
-                    closed: false,
-                    created,
+            Write::OpenService { member, uid } | Write::RepairService { member, uid } => {
+                let seen = |service: &&mut WorldService| service.uid.to_string() == *uid;
+                let Some(service) = self.services.get_mut(member).filter(seen) else {
+                    return Answer::Failed;
                 };
-                let service = self.services.entry(member.clone()).or_insert(service);
                 (service.version, service.drifted, service.closed) = (version, false, false);
                 Answer::Done(Some(version))
             }

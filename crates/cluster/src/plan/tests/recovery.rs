@@ -1,0 +1,580 @@
+//! Lost quorums: what is said, what is waited for, and how a new cluster begins with what is left.
+
+use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
+use etcd::{ClusterId, Member, MemberId, Members};
+use jiff::Timestamp;
+
+use crate::observed::{Intent, Kept, SeedAnswer, Seen};
+use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
+use crate::write::{Order, RecoveryRecord, State, Write};
+
+const NEW: ClusterId = ClusterId(0xbeef);
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+/// No quorum answers, for longer than the spec gives; these members are left, and know no leader.
+fn loss(all: &[&str], left: &[&str]) -> Scene {
+    let mut scene = Scene::formed(all);
+    for member in all.iter().filter(|member| !left.contains(member)) {
+        scene = scene.without_pod(member);
+    }
+    leaderless(scene)
+}
+
+fn leaderless(mut scene: Scene) -> Scene {
+    for seen in scene.observed.statuses.values_mut() {
+        if let Seen::Known(status) = seen {
+            status.leader = None;
+        }
+    }
+    scene.observed.members = Seen::Unknown("no quorum".into());
+    scene.observed.recovery.unavailable_since = Some(at(900));
+    scene
+}
+
+fn one_left() -> Scene {
+    loss(&["a", "b", "c"], &["a"])
+}
+
+fn approved(mut scene: Scene) -> Scene {
+    scene.observed.recovery.approval = Some(CLUSTER.to_string());
+    scene
+}
+
+fn automatic(mut scene: Scene) -> Scene {
+    scene.desired.recovery.automatic = true;
+    scene
+}
+
+fn index(mut scene: Scene, member: &str, index: u64) -> Scene {
+    if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut(member) {
+        (status.raft_index, status.revision) = (index, i64::try_from(index).unwrap());
+    }
+    scene
+}
+
+/// A list as a member has it: names, and whether they are learners.
+fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
+    let members = members.iter().map(|(name, is_learner)| Member {
+        id: MemberId(u64::from(name.as_bytes()[0])),
+        name: (*name).to_owned(),
+        peer_urls: vec![format!("http://{name}.ns.svc:2380")],
+        client_urls: vec![format!("http://{name}.ns.svc:2379")],
+        is_learner: *is_learner,
+    });
+    Members {
+        cluster_id: id,
+        members: members.collect(),
+    }
+}
+
+fn begun(scene: &Scene) -> Option<RecoveryStatus> {
+    let orders = scene.plan().step.orders;
+    orders.into_iter().find_map(|order| match order {
+        Order::Recover(record) => record.recovery,
+        _ => None,
+    })
+}
+
+fn recorded(scene: &Scene) -> Option<RecoveryRecord> {
+    scene.writes().into_iter().find_map(|write| match write {
+        Write::RecordRecovery(record) => Some(*record),
+        _ => None,
+    })
+}
+
+fn problem(scene: &Scene, code: &str) -> String {
+    let problems = scene.plan().problems;
+    let found = problems.iter().find(|problem| problem.code == code);
+    let found = found.map(|problem| problem.message.clone());
+    found.unwrap_or_else(|| panic!("no {code} in {problems:?}"))
+}
+
+fn destroys(writes: &[Write]) -> bool {
+    writes.iter().any(|write| {
+        matches!(
+            write,
+            Write::DeletePod { .. } | Write::DeleteDisk { .. } | Write::DeleteService { .. }
+        )
+    })
+}
+
+// ---- what is said, and who decides ----
+
+/// Invariant 16.
+#[test]
+fn a_lost_quorum_says_what_is_left_and_waits_for_a_person() {
+    let scene = one_left();
+    let text = problem(&scene, "QuorumLost");
+    for part in [
+        "1 of 3 voters",
+        "a at revision 100",
+        "etcd.database.coreos.com/recover=c0ffee",
+        "EtcdRestore",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(begun(&scene), None);
+    assert!(!destroys(&scene.writes()));
+}
+
+/// Invariants 10 and 16: the decision is recorded, and nothing else happens in that step.
+#[test]
+fn an_approved_recovery_is_recorded_before_anything_is_made() {
+    let scene = approved(one_left());
+    let record = begun(&scene).unwrap();
+    assert_eq!(record.phase, RecoveryPhase::InProgress);
+    assert_eq!(record.approved_by, RecoveryApproval::Annotation);
+    assert_eq!(record.from_cluster_id, "c0ffee");
+    assert_eq!(
+        (
+            record.survivor.as_str(),
+            record.revision,
+            record.lost_members
+        ),
+        ("a", 100, vec!["b".to_owned(), "c".to_owned()])
+    );
+    let writes = scene.writes();
+    let [Write::RecordRecovery(drawn)] = &writes[..] else {
+        panic!("{writes:?}")
+    };
+    let drawn = drawn.recovery.clone().unwrap();
+    assert_eq!((drawn.member.as_str(), drawn.token.as_str()), ("n", "new"));
+}
+
+#[test]
+fn the_id_of_another_cluster_approves_nothing_and_says_so() {
+    for text in ["beef", "c0ffe", "yes", ""] {
+        let mut scene = one_left();
+        scene.observed.recovery.approval = Some(text.to_owned());
+        assert_eq!(begun(&scene), None, "{text}");
+        assert!(problem(&scene, "RecoveryRefused").contains("c0ffee"));
+    }
+    let mut padded = one_left();
+    padded.observed.recovery.approval = Some("0000000000c0ffee".to_owned());
+    assert!(begun(&padded).is_some(), "the same number");
+}
+
+/// An approval is for the loss it was given in.
+#[test]
+fn an_approval_from_before_the_loss_has_to_be_given_again() {
+    let mut early = approved(Scene::formed(&["a", "b", "c"]));
+    let record = recorded(&early).unwrap();
+    assert_eq!(record.stale_approval.as_deref(), Some("c0ffee"));
+    early.observed.recovery.stale_approval = record.stale_approval;
+    assert_eq!(recorded(&early), None, "once");
+
+    let mut scene = approved(one_left());
+    scene.observed.recovery.stale_approval = Some("c0ffee".into());
+    assert_eq!(begun(&scene), None);
+    assert!(problem(&scene, "RecoveryRefused").contains("set it again"));
+    // Taken off, it is forgotten.
+    scene.observed.recovery.approval = None;
+    assert_eq!(recorded(&scene).unwrap().stale_approval, None);
+}
+
+#[test]
+fn an_automatic_recovery_waits_for_the_time_the_spec_gives() {
+    let scene = automatic(one_left());
+    assert_eq!(begun(&scene).unwrap().approved_by, RecoveryApproval::Policy);
+    for since in [Some(at(990)), None] {
+        let mut early = automatic(one_left());
+        early.observed.recovery.unavailable_since = since;
+        assert_eq!(begun(&early), None);
+        assert!(problem(&early, "QuorumLost").contains("60 s"));
+        // A person need not wait.
+        assert!(begun(&approved(early)).is_some());
+    }
+}
+
+#[test]
+fn an_automatic_recovery_waits_until_nothing_is_left_of_the_lost() {
+    let mut ending = Scene::formed(&["a", "b", "c"])
+        .terminating("b")
+        .without_pod("c");
+    ending = automatic(leaderless(ending));
+    assert_eq!(begun(&ending), None);
+    assert!(problem(&ending, "QuorumLost").contains("may still run"));
+    assert!(begun(&approved(ending)).is_some());
+}
+
+#[test]
+fn a_quorum_of_disks_is_never_recovered_without_a_person() {
+    let on_disks = Scene::formed(&["a", "b", "c"]).durable();
+    let scene = leaderless(on_disks.without_pod("b").without_pod("c"));
+    let scene = automatic(scene);
+    assert_eq!(begun(&scene), None);
+    let writes = scene.writes();
+    assert!(writes.iter().any(|write| makes_pod(write, "b")));
+    assert!(writes.iter().any(|write| makes_pod(write, "c")));
+    let waits = scene.plan().waiting_for;
+    assert!(waits[0].message.contains("If b, c will never come back"));
+
+    // A person knows that the nodes burned; the others are given their time all the same.
+    assert!(begun(&approved(scene.clone())).is_some());
+    let mut early = approved(scene);
+    early.observed.recovery.unavailable_since = Some(at(990));
+    assert_eq!(begun(&early), None);
+}
+
+#[test]
+fn members_that_answer_and_find_no_leader_are_no_loss() {
+    let scene = approved(leaderless(Scene::formed(&["a", "b", "c"])));
+    assert_eq!(begun(&scene), None, "a quorum answers");
+    let mut scene = approved(one_left());
+    if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("a") {
+        status.leader = Some(MemberId(98));
+    }
+    assert_eq!(begun(&scene), None, "it knows a leader");
+    assert_eq!(scene.waits(), ["NoQuorum"]);
+}
+
+#[test]
+fn nobody_is_recovered_from_who_does_not_answer_or_is_of_another_cluster() {
+    let silent = approved(one_left().down("a"));
+    assert_eq!(begun(&silent), None);
+    assert!(problem(&silent, "QuorumLost").contains("no member that is left answers"));
+    let mut foreign = approved(one_left());
+    if let Some(Seen::Known(status)) = foreign.observed.statuses.get_mut("a") {
+        status.cluster_id = NEW;
+    }
+    assert_eq!(begun(&foreign), None);
+}
+
+#[test]
+fn with_nothing_left_the_way_on_is_a_backup() {
+    let mut scene = approved(automatic(loss(&["a", "b", "c"], &[])));
+    scene.observed.recovery.last_backup = Some("s3://b/k at revision 7".into());
+    assert_eq!(begun(&scene), None);
+    let text = problem(&scene, "QuorumLost");
+    for part in ["0 of 3 voters of cluster c0ffee", "EtcdRestore", "s3://b/k"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(scene.writes().is_empty());
+}
+
+// ---- from whom ----
+
+#[test]
+fn the_most_advanced_survivor_is_chosen() {
+    let five = ["a", "b", "c", "d", "e"];
+    let scene = approved(loss(&five, &["a", "b"]));
+    assert_eq!(begun(&scene).unwrap().survivor, "a", "equal: the first");
+    let scene = index(scene, "b", 120);
+    let record = begun(&scene).unwrap();
+    assert_eq!((record.survivor.as_str(), record.revision), ("b", 120));
+}
+
+/// Invariant 1: who may yet answer may be more advanced.
+#[test]
+fn a_survivor_that_starts_is_waited_for_and_then_named() {
+    let five = ["a", "b", "c", "d", "e"];
+    let mut scene = approved(loss(&five, &["a", "b"]).down("b"));
+    scene.observed.recovery.unavailable_since = Some(at(990));
+    assert_eq!(begun(&scene), None);
+    assert!(problem(&scene, "QuorumLost").contains("b (connection refused)"));
+    scene.observed.recovery.unavailable_since = Some(at(900));
+    let record = begun(&scene).unwrap();
+    assert_eq!(record.silent_members, ["b"]);
+    // Without a person it is waited for as long as it takes.
+    scene.observed.recovery.approval = None;
+    assert_eq!(begun(&automatic(scene)), None);
+}
+
+// ---- evidence ----
+
+/// Invariant 1: without a list nobody knows who votes.
+#[test]
+fn a_missing_report_is_no_loss() {
+    let mut scene = automatic(approved(one_left()));
+    scene.observed.reported_voters.clear();
+    assert_eq!(begun(&scene), None);
+    assert_eq!(scene.waits(), ["NoQuorum"]);
+    // The survivor knows.
+    let all = [("a", false), ("b", false), ("c", false)];
+    scene.observed.recovery.local = vec![list(CLUSTER, &all)];
+    assert!(begun(&scene).is_some());
+    // Another cluster's list is none.
+    scene.observed.recovery.local = vec![list(NEW, &all)];
+    assert_eq!(begun(&scene), None);
+}
+
+/// Each list may be behind; a loss is one by all of them.
+#[test]
+fn lists_that_disagree_are_no_loss_to_the_policy() {
+    let four = Scene::formed(&["a", "b", "c", "d"]).durable();
+    let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
+    scene.observed.disks.remove("b");
+    scene.observed.disks.remove("c");
+    // By the report a, c and d vote; by what a has, a, b and c do.
+    scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
+    let behind = [("a", false), ("b", false), ("c", false)];
+    scene.observed.recovery.local = vec![list(CLUSTER, &behind)];
+    assert_eq!(begun(&automatic(scene)), None);
+}
+
+/// The report of the old cluster says nothing about the new one.
+#[test]
+fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
+    let mut scene = automatic(approved(recovered()));
+    scene.observed.members = Seen::Unknown("no answer".into());
+    scene.observed.recovery.unavailable_since = Some(at(900));
+    scene.observed.reported_voters = ["a", "b", "c"].map(str::to_owned).into();
+    for answer in [None, Some(())] {
+        let status = scene.observed.statuses.get_mut("n").unwrap();
+        match (answer, status) {
+            (None, status) => *status = Seen::Unknown("slow".into()),
+            (Some(()), _) => {}
+        }
+        assert_eq!(begun(&scene), None);
+        assert_eq!(scene.waits(), ["NoQuorum"]);
+    }
+}
+
+// ---- on the way ----
+
+fn record(phase: RecoveryPhase) -> RecoveryStatus {
+    RecoveryStatus {
+        phase,
+        approved_by: RecoveryApproval::Annotation,
+        from_cluster_id: CLUSTER.to_string(),
+        from_token: "token".into(),
+        survivor: "a".into(),
+        revision: 100,
+        lost_members: vec!["b".into(), "c".into()],
+        silent_members: Vec::new(),
+        member: "n".into(),
+        token: "new".into(),
+        to_cluster_id: None,
+        start_time: None,
+        completion_time: None,
+        message: None,
+    }
+}
+
+fn under_way() -> Scene {
+    let mut scene = approved(one_left());
+    scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
+    scene
+}
+
+/// With the seed's pod and what it answers.
+fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
+    let mut scene = under_way().leftover("n");
+    let pod = scene.observed.pods.get_mut("n").unwrap();
+    (pod.token, pod.cluster_id) = (Some("new".into()), None);
+    let Some(Seen::Known(status)) = scene.observed.statuses.get("a").cloned() else {
+        panic!("the survivor answers");
+    };
+    let status = etcd::Status {
+        cluster_id,
+        leader: Some(MemberId(1)),
+        revision,
+        ..status
+    };
+    scene.observed.recovery.seed = Some(Seen::Known(SeedAnswer {
+        list: list(cluster_id, &[("n", false)]),
+        status,
+    }));
+    scene
+}
+
+/// Invariant 16: nobody reaches the seed through the client Service.
+#[test]
+fn the_seed_is_made_behind_a_closed_client_service() {
+    let mut scene = under_way();
+    scene.desired.durable = true;
+    let writes = scene.writes();
+    let closed = Write::ApplyClient { open: false };
+    assert_eq!(writes[0], closed);
+    let position = |what: &dyn Fn(&Write) -> bool| writes.iter().rposition(what).unwrap();
+    let pod = position(&|write| makes_pod(write, "n"));
+    let disk = position(&|write| matches!(write, Write::CreateDisk(start) if start.member == "n"));
+    assert!(position(&|write| *write == closed) < disk && disk < pod);
+    let Write::CreatePod(start) = &writes[pod] else {
+        panic!()
+    };
+    assert_eq!(
+        (start.state, start.token.as_str(), start.cluster_id),
+        (State::FromSurvivor, "new", None)
+    );
+    assert!(!destroys(&writes));
+}
+
+/// Invariant 9, and invariant 16: one write makes the new cluster the recorded one.
+#[test]
+fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
+    for revision in [100, 1_000_000_100] {
+        let record = recorded(&answers(NEW, revision)).unwrap();
+        let intent = Intent {
+            token: "new".into(),
+            members: ["n".to_owned()].into(),
+        };
+        assert_eq!(record.formed, Some((intent, NEW)));
+        let recovery = record.recovery.unwrap();
+        assert_eq!(recovery.phase, RecoveryPhase::Complete);
+        assert_eq!(recovery.to_cluster_id.as_deref(), Some("beef"));
+        let text = recovery.message.unwrap();
+        for part in ["b, c", "revision 100", "may be missing", "c0ffee", "beef"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let older = answers(NEW, 99);
+    assert_eq!(recorded(&older), None);
+    assert!(problem(&older, "RecoveryFailed").contains("99"));
+    assert_eq!(
+        recorded(&answers(CLUSTER, 100)),
+        None,
+        "the old cluster's ID"
+    );
+}
+
+#[test]
+fn a_quorum_that_comes_back_cancels_what_is_under_way() {
+    let back = Scene::formed(&["a", "b", "c"]);
+    let mut scene = answers(NEW, 100);
+    scene.observed.members = back.observed.members;
+    scene.observed.statuses = back.observed.statuses;
+    scene.observed.shared.client = Kept::AsMade(false);
+    let writes = scene.writes();
+    assert!(!destroys(&writes) && !writes.contains(&Write::ApplyClient { open: true }));
+    let cancelled = recorded(&scene).unwrap();
+    assert_eq!(cancelled.formed, None);
+    assert_eq!(cancelled.stale_approval.as_deref(), Some("c0ffee"));
+    let recovery = cancelled.recovery.unwrap();
+    assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
+
+    // Then the seed goes, and clients are let in when it is gone.
+    scene.observed.recovery.record = Some(recovery);
+    scene.observed.recovery.stale_approval = cancelled.stale_approval;
+    let writes = scene.writes();
+    assert!(writes.contains(&scene::delete_pod("n")));
+    assert!(!writes.contains(&Write::ApplyClient { open: true }));
+    scene.observed.pods.remove("n");
+    assert!(scene.writes().contains(&Write::ApplyClient { open: true }));
+}
+
+#[test]
+fn a_survivor_lost_on_the_way_gives_place_to_another() {
+    let five = ["a", "b", "c", "d", "e"];
+    let mut scene = approved(loss(&five, &["b"]));
+    scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
+    let cancelled = recorded(&scene).unwrap().recovery.unwrap();
+    assert_eq!(cancelled.phase, RecoveryPhase::Cancelled);
+    scene.observed.recovery.record = Some(cancelled);
+    assert_eq!(begun(&scene).unwrap().survivor, "b");
+
+    // Without another one the seed may hold the last copy.
+    let mut last = approved(loss(&five, &[]));
+    last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
+    assert_eq!(recorded(&last), None);
+    assert!(problem(&last, "SurvivorLost").contains("EtcdRestore"));
+}
+
+// ---- afterwards ----
+
+/// The new cluster answers; what is left of the old one: the survivor with its disk, and another disk.
+fn recovered() -> Scene {
+    let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
+    scene = scene.with_disk("a").with_disk("b");
+    let complete = RecoveryStatus {
+        to_cluster_id: Some(NEW.to_string()),
+        ..record(RecoveryPhase::Complete)
+    };
+    scene.observed.recovery.record = Some(complete);
+    scene.observed.cluster_id = Some(NEW);
+    scene.observed.intent = Some(Intent {
+        token: "new".into(),
+        members: ["n".to_owned()].into(),
+    });
+    scene.observed.members = Seen::Known(list(NEW, &[("n", false)]));
+    if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("n") {
+        status.cluster_id = NEW;
+    }
+    for (name, pod) in &mut scene.observed.pods {
+        let (token, id) = if name == "n" {
+            ("new", NEW)
+        } else {
+            ("token", CLUSTER)
+        };
+        (pod.token, pod.cluster_id) = (Some(token.into()), Some(id));
+    }
+    for (name, disk) in &mut scene.observed.disks {
+        let (token, id) = if name == "n" {
+            ("new", NEW)
+        } else {
+            ("token", CLUSTER)
+        };
+        (disk.token, disk.cluster_id) = (Some(token.into()), Some(id));
+    }
+    scene.observed.shared.client = Kept::AsMade(false);
+    scene
+}
+
+/// Invariant 9: the old disks stay until the new cluster is at its size.
+#[test]
+fn old_pods_go_and_old_disks_stay_until_the_new_cluster_is_at_its_size() {
+    let mut scene = recovered();
+    let writes = scene.writes();
+    assert!(writes.contains(&scene::delete_pod("a")));
+    let deletes_disk = |writes: &[Write]| {
+        writes
+            .iter()
+            .filter(|write| matches!(write, Write::DeleteDisk { .. }))
+            .count()
+    };
+    assert_eq!(deletes_disk(&writes), 0);
+    assert!(scene.plan().problems.is_empty(), "none is foreign");
+    scene.desired.size = 1;
+    assert_eq!(deletes_disk(&scene.writes()), 2);
+}
+
+/// Whoever finds the cluster again without its status must find the new one.
+#[test]
+fn nothing_of_the_old_cluster_goes_before_the_new_one_carries_its_id() {
+    let mut scene = recovered();
+    scene.observed.pods.get_mut("n").unwrap().cluster_id = None;
+    let writes = scene.writes();
+    assert!(!destroys(&writes));
+    assert!(
+        writes
+            .iter()
+            .any(|write| matches!(write, Write::LabelPod(_)))
+    );
+}
+
+/// Invariant 16.
+#[test]
+fn clients_are_let_in_when_no_old_pod_can_be_reached() {
+    let open = Write::ApplyClient { open: true };
+    let mut scene = recovered();
+    assert!(!scene.writes().contains(&open));
+    let old = scene.observed.pods.get_mut("a").unwrap();
+    old.terminating = true;
+    assert!(!scene.writes().contains(&open), "it is still ready");
+    scene.observed.pods.get_mut("a").unwrap().ready = false;
+    // However long its node holds it.
+    assert!(scene.writes().contains(&open));
+    scene.observed.pods.remove("a");
+    assert!(scene.writes().contains(&open));
+}
+
+/// Invariant 7: the old disks belong to another cluster now.
+#[test]
+fn no_pod_is_put_on_an_old_disk() {
+    let mut scene = recovered();
+    scene.observed.members = Seen::Unknown("no answer".into());
+    scene.observed.pods.remove("a");
+    let writes = scene.writes();
+    assert!(!writes.iter().any(|write| makes_pod(write, "a")));
+    assert!(!destroys(&writes));
+}
+
+/// The annotation that approved the recovery stays, and names the old cluster.
+#[test]
+fn an_old_approval_recovers_nothing_twice() {
+    let scene = approved(recovered());
+    assert_eq!((begun(&scene), recorded(&scene)), (None, None));
+}
