@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cluster::Row;
+use crate::idle::Idle;
 use crate::subject::{SUBJECTS, Subject};
 
 /// One measurement.
@@ -76,7 +77,7 @@ pub(crate) fn print_table(samples: &[Sample], dns: &str) {
                 .map_or_else(String::new, |reference| {
                     format!("x{:.2}", seconds.median / reference.median)
                 });
-            let goal = ours.then(|| row.goal()).flatten().unwrap_or_default();
+            let goal = if ours { row.goal() } else { "" };
             let gap = of(samples, row, subject, |sample| sample.write_gap_seconds)
                 .map_or_else(String::new, |gap| text(&gap));
             println!(
@@ -97,7 +98,7 @@ fn text(spread: &Spread) -> String {
 }
 
 /// All figures.
-pub(crate) fn as_json(samples: &[Sample], dns: &str, idle: Option<Value>) -> Value {
+pub(crate) fn as_json(samples: &[Sample], dns: &str, idle: Option<&Idle>) -> Value {
     let mut medians = Vec::new();
     for row in Row::ALL {
         for subject in SUBJECTS {
