@@ -24,7 +24,7 @@ use crate::resume::{Body, Version, resumed};
 
 mod access;
 mod identity;
-pub(crate) mod transport;
+mod transport;
 
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
 

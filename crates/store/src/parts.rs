@@ -206,7 +206,12 @@ mod tests {
                 counts.1 = counts.1.max(counts.0);
             }
             // Later parts overtake earlier ones.
-            tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) { 1 } else { 5 })).await;
+            tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
+                1
+            } else {
+                5
+            }))
+            .await;
             self.0.lock().unwrap().0 -= 1;
             Ok(content)
         }

@@ -28,7 +28,7 @@ async fn google_conforms() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn azure_conforms() {
-    let server = AzureServer::start(&["bucket"]).await;
+    let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
     conforms(&store, Leftovers::Expiring).await;
 }

@@ -62,6 +62,8 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum TestbedCommand {
+    /// Build the programs it runs, and the servers of the tests, into the cache; start nothing.
+    Build,
     /// Bring the testbed of this checkout up, or find it running. The first time builds Kubernetes (about 15 minutes).
     Up {
         /// How the cluster's DNS caches: as kubeadm sets it up now, or for 30 s as before 1.33.
@@ -180,6 +182,10 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
                 "the testbed is up; `eval \"$(cargo xtask testbed env)\"` makes this shell use it",
             );
             Ok(())
+        }
+        TestbedCommand::Build => {
+            packages::ensure_packages(&[packages::Purpose::Testbed])?;
+            programs::ensure().map(|_| ())
         }
         TestbedCommand::Down => testbed::down(),
         TestbedCommand::Status => {

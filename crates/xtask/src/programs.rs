@@ -12,6 +12,8 @@ use sha2::{Digest, Sha256};
 use crate::archive::{Entry, Image};
 use crate::{checkout, progress, shell};
 
+mod azurite;
+
 /// Change it when the way of building changes, so that older results are not taken.
 const RECIPE: &str = "2";
 
@@ -144,6 +146,13 @@ const MODULES: &[Module] = &[
         }],
     },
     Module {
+        name: "fake-gcs-server",
+        builds: &[Build {
+            packages: &["github.com/fsouza/fake-gcs-server"],
+            ..PLAIN
+        }],
+    },
+    Module {
         name: "helm",
         builds: &[Build {
             packages: &["helm.sh/helm/v4/cmd/helm"],
@@ -199,6 +208,10 @@ pub(crate) fn ensure() -> Result<Programs> {
                 build(module, &source, folder)
             })?,
         ));
+    }
+    match azurite::ensure(&cache) {
+        Ok(folder) => folders.push(("azurite", folder)),
+        Err(error) => progress::say(&format!("without Azurite: {error:#}")),
     }
     let of = |name: &str| -> Result<PathBuf> {
         Ok(folders
@@ -446,6 +459,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,
+            "azurite" => link(&built.join("serve.js"), "azurite.js")?,
             name if name.starts_with("etcd-") => {}
             _ => {
                 for entry in fs::read_dir(built)? {

@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 
 /// Sends requests as they are.
 #[derive(Debug)]
-pub(crate) struct Transport(pub(crate) reqwest::Client);
+pub(super) struct Transport(pub(super) reqwest::Client);
 
 fn method(method: Method) -> azure_core::Result<reqwest::Method> {
     reqwest::Method::from_bytes(method.as_ref().as_bytes()).map_kind(ErrorKind::DataConversion)

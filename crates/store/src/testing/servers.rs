@@ -7,12 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use azure_core::TransportOptions;
-use azure_storage::{CloudLocation, StorageCredentials};
-use azure_storage_blobs::prelude::ClientBuilder;
 use tempfile::TempDir;
 
-use crate::abs::transport::Transport;
 use crate::{AbsAccess, AbsConfig, GcsAccess, GcsConfig, S3Access, S3Config, S3Keys};
 
 /// The key [`S3Server`] knows.
@@ -59,6 +55,17 @@ struct Server {
 impl Server {
     /// Runs what `command` says of an address and a directory, and waits until it listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
+        Self::start_until(prepare, command, |address, _| {
+            TcpStream::connect(address).is_ok()
+        })
+    }
+
+    /// As [`Server::start`], and waits until it is `ready`.
+    fn start_until(
+        prepare: impl Fn(&Path),
+        command: impl Fn(SocketAddr, &Path) -> Command,
+        ready: impl Fn(SocketAddr, &Path) -> bool,
+    ) -> Self {
         let mut program = None;
         for _ in 0..5 {
             let dir = tempfile::tempdir().expect("a temporary directory");
@@ -85,7 +92,7 @@ impl Server {
             while Instant::now() < end
                 && server.child.try_wait().expect("a child process").is_none()
             {
-                if TcpStream::connect(address).is_ok() {
+                if ready(address, server.dir.path()) {
                     return server;
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -273,50 +280,30 @@ pub struct AzureServer {
 
 impl AzureServer {
     /// Starts the server with the containers named.
-    pub async fn start(containers: &[&str]) -> Self {
+    pub fn start(containers: &[&str]) -> Self {
         let remedy = "install Node.js 18 or newer with npm (Debian: `apt-get install nodejs npm`) and run \
                       `cargo xtask testbed build`";
-        let program = program(
-            "azurite-",
-            "node_modules/azurite/dist/src/blob/main.js",
-            "AZURITE_BLOB_JS",
-            remedy,
-        );
-        let server = Server::start(
+        let program = program("azurite-", "serve.js", "AZURITE_SERVE_JS", remedy);
+        let server = Server::start_until(
             |_| {},
             |address, dir| {
                 let mut command = Command::new("node");
                 command
                     .arg(&program)
+                    .args([ACCOUNT, ACCOUNT_KEY, &containers.join(",")])
+                    .arg(dir.join("ready"))
                     .args(["--blobHost", &address.ip().to_string()])
                     .args(["--blobPort", &address.port().to_string()])
                     .args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"])
                     .arg("--location")
-                    .arg(dir)
-                    .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{ACCOUNT_KEY}"));
+                    .arg(dir);
                 command
             },
+            |_, dir| dir.join("ready").exists(),
         );
-        let endpoint = format!("{}/{ACCOUNT}", server.endpoint());
-        for container in containers {
-            let location = CloudLocation::Custom {
-                account: ACCOUNT.to_owned(),
-                uri: endpoint.clone(),
-            };
-            let transport = Transport(reqwest::Client::new());
-            ClientBuilder::with_location(
-                location,
-                StorageCredentials::access_key(ACCOUNT, ACCOUNT_KEY),
-            )
-            .transport(TransportOptions::new(std::sync::Arc::new(transport)))
-            .container_client(*container)
-            .create()
-            .await
-            .expect("a container");
-        }
         Self {
+            endpoint: format!("{}/{ACCOUNT}", server.endpoint()),
             _server: server,
-            endpoint,
         }
     }
 

@@ -1,5 +1,5 @@
 //! The control plane and what serves all nodes: the API server's etcd, API
-//! server, controller manager, scheduler, proxy, DNS, S3.
+//! server, controller manager, scheduler, proxy, DNS, object stores.
 
 use std::fs;
 use std::net::TcpStream;
@@ -13,10 +13,8 @@ use super::pki::Authority;
 use super::{Dns, Testbed, group_of, pki};
 use crate::{checkout, shell};
 
-/// The port of the S3 server, on the bridge's address.
-pub(crate) const S3_PORT: u16 = 7070;
-/// The region of the S3 server.
-pub(crate) const S3_REGION: &str = "us-east-1";
+pub(crate) mod stores;
+
 /// The daemons of this module, in the order they start.
 pub(crate) const DAEMONS: &[&str] = &[
     "etcd",
@@ -26,6 +24,8 @@ pub(crate) const DAEMONS: &[&str] = &[
     "kube-proxy",
     "coredns",
     "versitygw",
+    "fake-gcs-server",
+    "azurite",
 ];
 
 const API_PORT: u16 = 6443;
@@ -151,13 +151,15 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Starts what needs the API server, and S3.
+/// Starts what needs the API server, and the object stores.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
     start_controller_manager(testbed)?;
     start_scheduler(testbed)?;
     start_proxy(testbed)?;
     start_dns(testbed)?;
-    start_s3(testbed)
+    stores::start_s3(testbed)?;
+    stores::start_gcs(testbed)?;
+    stores::start_azurite(testbed)
 }
 
 fn start_controller_manager(testbed: &Testbed) -> Result<()> {
@@ -236,31 +238,15 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
         "kube-scheduler" => start_scheduler(testbed),
         "kube-proxy" => start_proxy(testbed),
         "coredns" => start_dns(testbed),
-        "versitygw" => start_s3(testbed),
+        "versitygw" => stores::start_s3(testbed),
+        "fake-gcs-server" => stores::start_gcs(testbed),
+        "azurite" => stores::start_azurite(testbed),
         _ => bail!("no daemon {name}: there are {}", DAEMONS.join(", ")),
     }
 }
 
 /// After this time without a sign of life a node counts as lost. Kubernetes' default is 50 s.
 const NODE_GRACE: &str = "20s";
-
-fn start_s3(testbed: &Testbed) -> Result<()> {
-    let state = &testbed.state;
-    fs::create_dir_all(testbed.run_folder.join("s3/buckets"))?;
-    fs::create_dir_all(testbed.run_folder.join("s3/sidecar"))?;
-    start(
-        testbed,
-        "versitygw",
-        "versitygw",
-        &format!(
-            "--port={}:{S3_PORT} --access={} --secret={} --region={S3_REGION}
-             posix --sidecar=${{RUN}}/s3/sidecar ${{RUN}}/s3/buckets",
-            state.slot.gateway(),
-            state.s3_access_key,
-            state.s3_secret_key
-        ),
-    )
-}
 
 fn start_dns(testbed: &Testbed) -> Result<()> {
     let file = match testbed.state.dns {
@@ -294,15 +280,13 @@ pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     applied
 }
 
-/// Waits until DNS and S3 answer.
+/// Waits until DNS and the object stores answer.
 pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.slot.gateway();
     let answers = |port: u16| {
         TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
     };
-    shell::wait_for("S3 (logs/versitygw.log)", Duration::from_secs(30), || {
-        answers(S3_PORT)
-    })?;
+    stores::wait(testbed)?;
     shell::wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || {
         answers(53) && is_ready(gateway)
     })

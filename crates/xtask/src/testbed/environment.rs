@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::Dns;
+use super::control::stores;
 use super::state::State;
 use crate::programs::Programs;
 
@@ -19,6 +20,8 @@ pub(crate) struct Env {
     pub(crate) s3_access_key: String,
     pub(crate) s3_secret_key: String,
     pub(crate) s3_region: String,
+    pub(crate) gcs_endpoint: String,
+    pub(crate) abs_endpoint: String,
     pub(crate) etcd_versions: Vec<String>,
     pub(crate) nodes: Vec<String>,
     pub(crate) dns: Dns,
@@ -32,14 +35,17 @@ impl Env {
             kubeconfig: run_folder.join("kubeconfig"),
             bin: programs.bin.clone(),
             run_folder: run_folder.to_path_buf(),
-            s3_endpoint: format!(
-                "http://{}:{}",
-                state.slot.gateway(),
-                super::control::S3_PORT
-            ),
+            s3_endpoint: format!("http://{}:{}", state.slot.gateway(), stores::S3_PORT),
             s3_access_key: state.s3_access_key.clone(),
             s3_secret_key: state.s3_secret_key.clone(),
-            s3_region: super::control::S3_REGION.into(),
+            s3_region: stores::S3_REGION.into(),
+            gcs_endpoint: format!("http://{}:{}", state.slot.gateway(), stores::GCS_PORT),
+            abs_endpoint: format!(
+                "http://{}:{}/{}",
+                state.slot.gateway(),
+                stores::ABS_PORT,
+                stores::ABS_ACCOUNT
+            ),
             etcd_versions: programs.etcd_versions.clone(),
             nodes: (0..state.nodes)
                 .map(|index| format!("node-{index}"))
@@ -61,7 +67,7 @@ impl Env {
             "localhost",
         ]
         .join(",");
-        let own: [(&str, String); 11] = [
+        let own: [(&str, String); 16] = [
             ("KUBECONFIG", self.kubeconfig.display().to_string()),
             ("PATH", with_first(&self.bin.display().to_string(), &path)),
             ("NO_PROXY", direct.clone()),
@@ -70,6 +76,11 @@ impl Env {
             ("E2E_S3_ACCESS_KEY", self.s3_access_key.clone()),
             ("E2E_S3_SECRET_KEY", self.s3_secret_key.clone()),
             ("E2E_S3_REGION", self.s3_region.clone()),
+            ("E2E_GCS_ENDPOINT", self.gcs_endpoint.clone()),
+            ("E2E_ABS_ENDPOINT", self.abs_endpoint.clone()),
+            ("E2E_ABS_ACCOUNT", stores::ABS_ACCOUNT.to_owned()),
+            ("E2E_ABS_KEY", stores::ABS_KEY.to_owned()),
+            ("E2E_BUCKET", stores::BUCKET.to_owned()),
             ("E2E_ETCD_VERSIONS", self.etcd_versions.join(",")),
             ("E2E_DNS", self.dns.to_string()),
             ("E2E_NODES", self.nodes.join(",")),

@@ -1,0 +1,43 @@
+//! Azurite, the Azure Blob Storage server of the tests: a pinned npm package. Without Node.js it is left out, and
+//! what needs it says so when it is run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::{cached, digest};
+use crate::{checkout, shell};
+
+/// What the folder is made of.
+const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
+
+/// The folder with the package and `serve.js`.
+pub(super) fn ensure(cache: &Path) -> Result<PathBuf> {
+    let node = shell::output(Command::new("node").arg("--version")).context(
+        "Node.js is missing: install version 18 or newer with npm (Debian: `apt-get install nodejs npm`)",
+    )?;
+    let source = checkout::testbed_sources().join("azurite");
+    let mut parts = vec![node.into_bytes()];
+    for file in FILES {
+        let path = source.join(file);
+        parts.push(fs::read(&path).with_context(|| path.display().to_string())?);
+    }
+    let key = digest(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    cached(cache, "azurite", &key, |folder| {
+        for file in FILES {
+            fs::copy(source.join(file), folder.join(file)).context(*file)?;
+        }
+        let mut npm = Command::new("npm");
+        npm.current_dir(folder).args([
+            "ci",
+            "--omit=dev",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+        ]);
+        shell::output(&mut npm)?;
+        Ok(())
+    })
+}

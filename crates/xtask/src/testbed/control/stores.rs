@@ -1,0 +1,107 @@
+//! The object stores of the tests, on the bridge's address, where pods and the machine reach them.
+
+use std::fs;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Testbed, start};
+use crate::{progress, shell};
+
+/// The port of the S3 server.
+pub(crate) const S3_PORT: u16 = 7070;
+/// The region of the S3 server.
+pub(crate) const S3_REGION: &str = "us-east-1";
+
+/// The port of the Google Cloud Storage server, which takes any credentials.
+pub(crate) const GCS_PORT: u16 = 7071;
+
+/// The port of the Azure Blob Storage server.
+pub(crate) const ABS_PORT: u16 = 7072;
+/// Its account, and the account's key, which guards nothing.
+pub(crate) const ABS_ACCOUNT: &str = "testbed";
+pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
+
+/// The bucket and the container there are; S3's are made by the tests.
+pub(crate) const BUCKET: &str = "backups";
+
+pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
+    let state = &testbed.state;
+    fs::create_dir_all(testbed.run_folder.join("s3/buckets"))?;
+    fs::create_dir_all(testbed.run_folder.join("s3/sidecar"))?;
+    start(
+        testbed,
+        "versitygw",
+        "versitygw",
+        &format!(
+            "--port={}:{S3_PORT} --access={} --secret={} --region={S3_REGION}
+             posix --sidecar=${{RUN}}/s3/sidecar ${{RUN}}/s3/buckets",
+            state.slot.gateway(),
+            state.s3_access_key,
+            state.s3_secret_key
+        ),
+    )
+}
+
+pub(super) fn start_gcs(testbed: &Testbed) -> Result<()> {
+    fs::create_dir_all(testbed.run_folder.join("gcs").join(BUCKET))?;
+    start(
+        testbed,
+        "fake-gcs-server",
+        "fake-gcs-server",
+        &format!(
+            "-backend=filesystem -filesystem-root=${{RUN}}/gcs -scheme=http
+             -host=${{GATEWAY}} -port={GCS_PORT}"
+        ),
+    )
+}
+
+/// The script that runs Azurite, where Node.js is there.
+fn azurite(testbed: &Testbed) -> Option<std::path::PathBuf> {
+    let script = testbed.programs.bin.join("azurite.js");
+    script.is_file().then_some(script)
+}
+
+pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
+    let Some(script) = azurite(testbed) else {
+        progress::say("without Azurite, because Node.js is missing");
+        return Ok(());
+    };
+    let folder = testbed.run_folder.join("azurite");
+    fs::create_dir_all(&folder)?;
+    let ready = folder.join("ready");
+    let _ = fs::remove_file(&ready);
+    start(
+        testbed,
+        "azurite",
+        "node",
+        &format!(
+            "{} {ABS_ACCOUNT} {ABS_KEY} {BUCKET} {} --blobHost ${{GATEWAY}} --blobPort {ABS_PORT}
+             --silent --skipApiVersionCheck --disableTelemetry --location {}",
+            script.display(),
+            ready.display(),
+            folder.display()
+        ),
+    )
+}
+
+/// Waits until all answer.
+pub(super) fn wait(testbed: &Testbed) -> Result<()> {
+    let gateway = testbed.state.slot.gateway();
+    let patience = Duration::from_secs(30);
+    for (port, name) in [
+        (S3_PORT, "S3 (logs/versitygw.log)"),
+        (GCS_PORT, "Google Cloud Storage (logs/fake-gcs-server.log)"),
+    ] {
+        shell::wait_for(name, patience, || {
+            TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
+        })?;
+    }
+    if azurite(testbed).is_some() {
+        shell::wait_for("Azure Blob Storage (logs/azurite.log)", patience, || {
+            testbed.run_folder.join("azurite/ready").exists()
+        })?;
+    }
+    Ok(())
+}
