@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use api::cluster::{RecoveryPhase, RecoveryStatus};
+use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
 
@@ -64,6 +64,8 @@ pub struct Pod {
     pub durable: bool,
     /// A deletion was asked for; what is not durable in it is lost.
     pub terminating: bool,
+    /// How long it gets to end, from when its deletion was asked for.
+    pub grace: Option<Duration>,
     /// It ended for good (evicted, node lost); it will not run again.
     pub failed: bool,
     /// It has an address: its etcd may answer, also before the kubelet reports that its container runs, which
@@ -229,6 +231,8 @@ pub struct Recovery {
     pub last_backup: Option<String>,
     /// The lists of members that members have locally. Asked for when no quorum answers.
     pub local: Vec<Members>,
+    /// `status.replaced`.
+    pub replaced: Option<ReplacedStatus>,
     /// What the first member of the new cluster answers, while a recovery is under way.
     pub seed: Option<Seen<SeedAnswer>>,
 }

@@ -159,6 +159,7 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::RecordClusterId { .. } => Some(("ClusterFormed", "Bootstrap")),
         Write::CreatePod(_) => Some(("MemberStarted", "Start")),
         Write::DeletePod { .. } => Some(("PodDeleted", "Delete")),
+        Write::HurryPod { .. } => Some(("PodHurried", "Delete")),
         Write::DeleteDisk { .. } => Some(("VolumeClaimDeleted", "Delete")),
         Write::AddMember { .. } => Some(("MemberAdded", "Add")),
         Write::Promote { .. } => Some(("MemberPromoted", "Promote")),

@@ -12,6 +12,7 @@ mod membership;
 mod objects;
 mod quorum;
 mod recovery;
+mod replaced;
 mod size;
 mod view;
 
@@ -150,8 +151,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     }
     if let Some(restore) = &observed.claimed_by {
         let text = format!(
-            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done; if that \
-             EtcdRestore was deleted, delete this EtcdCluster, which nobody has written to yet, and restore again"
+            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done; its members are \
+             not changed until then"
         );
         draft.wait("Restoring", text, BLIND);
         return draft.finish();
@@ -188,6 +189,7 @@ fn formed(
 ) {
     let open = recovery::lets_clients_in(observed, intent);
     objects::shared_services(observed, open, draft);
+    objects::hurry(observed, draft);
     match &observed.members {
         Seen::Unknown(why) => {
             blind::blind((desired, observed, now), intent, cluster_id, why, draft);
@@ -206,7 +208,7 @@ fn formed(
             objects::budget(desired, observed, &view, draft);
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services(observed, &view, draft);
-            objects::leftovers(desired, observed, &view, draft);
+            objects::leftovers((desired, observed, now), &view, draft);
             membership::change((desired, observed, now), &view, draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
             objects::troubles(observed, &view.names(), now, draft);

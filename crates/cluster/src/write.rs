@@ -167,6 +167,13 @@ pub enum Write {
         /// The pod that was seen.
         uid: String,
     },
+    /// Shortens the grace period of a pod that somebody has deleted.
+    HurryPod {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+    },
     /// Sets owner, role and cluster ID of a pod.
     LabelPod(Label),
     /// Sets owner and cluster ID of a volume claim.
@@ -330,6 +337,7 @@ impl Write {
             Self::DeleteDisk { .. } => "before-delete-disk",
             Self::CreatePod(_) => "before-create-pod",
             Self::DeletePod { .. } => "before-delete-pod",
+            Self::HurryPod { .. } => "before-hurry-pod",
             Self::LabelPod(_) => "before-label-pod",
             Self::LabelDisk(_) => "before-label-disk",
             Self::AddMember { .. } => "before-add-member",
@@ -367,6 +375,7 @@ impl fmt::Display for Write {
             Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
             Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
+            Self::HurryPod { member, .. } => write!(f, "end the pod of {member} sooner"),
             Self::LabelPod(label) => write!(f, "label the pod of {}", label.member),
             Self::LabelDisk(label) => write!(f, "label the volume claim of {}", label.member),
             Self::AddMember {

@@ -40,6 +40,9 @@ struct Identity {
     stale_approval: Option<String>,
 }
 
+/// How long a pod gets that is not worth waiting for, in seconds. Zero would be by force.
+const HURRIED: u32 = 1;
+
 impl Actor<'_> {
     /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
     pub(super) async fn write(
@@ -133,16 +136,18 @@ impl Actor<'_> {
                 started,
                 over,
             } => self.mark(member, *started, over.as_deref()).await,
-            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
+            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid, None).await,
             Write::CreateDisk(start) => match self.claim(start) {
                 Some(claim) => self.create(&claim).await,
                 None => Ok(None),
             },
             Write::DeleteDisk { member, uid } => {
-                self.delete::<PersistentVolumeClaim>(member, uid).await
+                self.delete::<PersistentVolumeClaim>(member, uid, None)
+                    .await
             }
             Write::CreatePod(start) => self.create(&self.pod(start).await?).await,
-            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
+            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid, None).await,
+            Write::HurryPod { member, uid } => self.delete::<Pod>(member, uid, Some(HURRIED)).await,
             Write::LabelPod(label) => self.label::<Pod>(label).await,
             Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
             Write::AddMember { .. }
@@ -296,7 +301,12 @@ impl Actor<'_> {
         }
     }
 
-    async fn delete<K>(&self, name: &str, uid: &str) -> Result<Option<String>, Error>
+    async fn delete<K>(
+        &self,
+        name: &str,
+        uid: &str,
+        grace_seconds: Option<u32>,
+    ) -> Result<Option<String>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + DeserializeOwned
@@ -307,7 +317,8 @@ impl Actor<'_> {
         let mut seen = K::default();
         seen.meta_mut().name = Some(name.to_owned());
         seen.meta_mut().uid = Some(uid.to_owned());
-        self.removed(apply::delete(&self.api::<K>(), &seen, None).await?, name)
+        let api = self.api::<K>();
+        self.removed(apply::delete(&api, &seen, grace_seconds).await?, name)
     }
 
     fn removed(&self, deleted: Deleted, name: &str) -> Result<Option<String>, Error> {

@@ -1,6 +1,7 @@
 //! A member's pod, as the planner sees it. Pure.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use api::names;
 use jiff::Timestamp;
@@ -8,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use runtime::member::ANNOTATION_SPEC_HASH;
+use runtime::member::{ANNOTATION_SPEC_HASH, Report};
 
 use crate::observe::children::annotation;
 use crate::observe::{ending, parse_cluster_id};
@@ -50,6 +51,11 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
         joins: container.is_some_and(|one| has_word(one, "--initial-cluster-state=existing")),
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
+        grace: pod
+            .metadata
+            .deletion_grace_period_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs),
         failed: phase == "Failed" || phase == "Succeeded",
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd

@@ -13,6 +13,8 @@ use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY};
 use crate::write::{Label, Order, Start, Write};
 
+/// The grace period of a pod that is not worth waiting for.
+const HURRIED: Duration = Duration::from_secs(1);
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
 const SLOW: Duration = Duration::from_secs(20);
 
@@ -55,6 +57,30 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
         }
     } else if observed.shared.budget != Kept::Missing {
         draft.order(Order::Writes(vec![Write::DeleteBudget]));
+    }
+}
+
+/// Pods that end while too few voters stay for a quorum do not take their time. Asked to end, a leader waits 7 s for
+/// somebody to take over, and every member as long for its clients to leave (`TransferLeadership` and `stopServers`
+/// in etcd, both with `ReqTimeout`); when the others end as well nobody will, and until all pods are gone and back
+/// on their disks nothing is served. etcd survives being killed, and what is on a disk is there afterwards.
+pub(super) fn hurry(observed: &Observed, draft: &mut Draft) {
+    let voters = &observed.reported_voters;
+    let stays = |name: &&String| observed.pods.get(*name).is_some_and(Pod::stays);
+    if voters.is_empty() || voters.iter().filter(stays).count() >= quorum_of(voters.len()) {
+        return;
+    }
+    for name in voters {
+        let ending = |pod: &&Pod| {
+            pod.durable && pod.terminating && pod.grace.is_some_and(|grace| grace > HURRIED)
+        };
+        if let Some(pod) = observed.pods.get(name).filter(ending) {
+            draft.say(format!("end the pod of {name} sooner"));
+            draft.order(Order::Writes(vec![Write::HurryPod {
+                member: name.clone(),
+                uid: pod.uid.clone(),
+            }]));
+        }
     }
 }
 
@@ -169,13 +195,17 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
 
 /// Pods, disks and Services of members that are not in the list any more. The list was read after them, so
 /// nothing here belongs to a member that has just been added (invariant 5).
-pub(super) fn leftovers(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
+pub(super) fn leftovers(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
+    draft: &mut Draft,
+) {
     let names = view.names();
     for name in all_names(observed) {
         if names.contains(&name) || is_reserved(observed, &name) {
             continue;
         }
-        match leftover(observed, (desired, view), &name) {
+        match leftover((desired, observed, now), view, &name) {
             Leftover::Ordinary => {}
             Leftover::Stays => continue,
             Leftover::KeepsDisk => {

@@ -52,6 +52,9 @@ impl World {
             joins: pod.start.state != State::New,
             durable: pod.start.durable,
             terminating: pod.ends_in.is_some(),
+            grace: pod
+                .ends_in
+                .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
             failed: false,
             addressed: pod.running,
             running: pod.running,

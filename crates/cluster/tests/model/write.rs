@@ -87,6 +87,14 @@ impl World {
                     Answer::Done(None)
                 }
             }
+            Write::HurryPod { member, uid } => {
+                let pod = self.pods.get_mut(member);
+                let Some(pod) = pod.filter(|pod| pod.uid.to_string() == *uid) else {
+                    return Answer::Failed;
+                };
+                pod.ends_in = pod.ends_in.map(|ticks| ticks.min(1));
+                Answer::Done(None)
+            }
             Write::LabelPod(label) => {
                 let pod = self
                     .pods

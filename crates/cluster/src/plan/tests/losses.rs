@@ -260,3 +260,38 @@ fn a_crash_loop_that_costs_nothing_yet_is_told() {
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));
     assert!(problem(&scene, "ContainerFailing").contains("CrashLoopBackOff"));
 }
+
+// ---- pods that end together ----
+
+fn hurried(scene: &Scene) -> Vec<String> {
+    let writes = scene.writes().into_iter();
+    let names = writes.filter_map(|write| match write {
+        Write::HurryPod { member, .. } => Some(member),
+        _ => None,
+    });
+    names.collect()
+}
+
+#[test]
+fn members_that_end_together_do_not_wait_for_each_other() {
+    let all = three()
+        .terminating("a")
+        .terminating("b")
+        .terminating("c")
+        .silent();
+    assert_eq!(hurried(&all), ["a", "b", "c"]);
+    let most = three().terminating("a").terminating("b").silent();
+    assert_eq!(hurried(&most), ["a", "b"]);
+    // Told once.
+    let mut told = all.clone();
+    for pod in told.observed.pods.values_mut() {
+        pod.grace = Some(Duration::from_secs(1));
+    }
+    assert_eq!(hurried(&told), [""; 0]);
+    // One alone hands over and lets its clients go in peace; and what is in a pod is not lost sooner than it must.
+    assert_eq!(hurried(&three().terminating("a")), [""; 0]);
+    let without_disks = Scene::formed(&["a", "b", "c"])
+        .terminating("a")
+        .terminating("b");
+    assert_eq!(hurried(&without_disks), [""; 0]);
+}

@@ -188,6 +188,7 @@ impl Scene {
             joins: false,
             durable: false,
             terminating: false,
+            grace: None,
             failed: false,
             addressed: true,
             running: true,
@@ -253,7 +254,9 @@ impl Scene {
 
     pub(crate) fn terminating(mut self, member: &str) -> Self {
         self.observed.statuses.remove(member);
-        self.with_pod(member, |pod| pod.terminating = true)
+        self.with_pod(member, |pod| {
+            (pod.terminating, pod.grace) = (true, Some(Duration::from_secs(30)));
+        })
     }
 
     pub(crate) fn not_running(mut self, member: &str) -> Self {
