@@ -39,7 +39,7 @@ async fn everything(sandbox: &Sandbox) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
-    scenario("paused", async |sandbox| {
+    scenario("paused_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
