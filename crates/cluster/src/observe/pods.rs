@@ -244,7 +244,14 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    let said = ended.message.as_deref().map(ending::sentence);
+    // A seed's containers report as JSON.
+    let said = ended
+        .message
+        .as_deref()
+        .map(|message| match Report::read(message) {
+            Some(Report::Failed { message, .. }) => message,
+            _ => ending::sentence(message),
+        });
     let said = said.filter(|text| !text.is_empty());
     let said = said.map(|text| format!(": {text}")).unwrap_or_default();
     format!(" (ended with exit code {}{said})", ended.exit_code)

@@ -305,3 +305,43 @@ fn lists_of_other_kinds_of_objects_do_not_mix() {
         (Kept::Missing, Kept::Missing)
     );
 }
+
+/// What keeps a seed from its data is said in its own words, not as the JSON they travel in.
+#[test]
+fn a_seeds_report_reaches_the_planner_in_words() {
+    let observed = seen(|objects| {
+        let report =
+            r#"{"result":"failed","reason":"EtcdUnreachable","message":"nobody answers at b"}"#;
+        let status = json!({ "phase": "Pending", "initContainerStatuses": [{
+            "name": "fetch", "image": "", "imageID": "", "ready": false, "restartCount": 2,
+            "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } },
+            "lastState": { "terminated": { "exitCode": 1, "message": report } } }] });
+        objects.pods[0].status = Some(serde_json::from_value(status).unwrap());
+    });
+    let trouble = observed.pods[MEMBER].trouble.as_ref().unwrap();
+    assert!(
+        trouble.message().ends_with("nobody answers at b)"),
+        "{trouble:?}"
+    );
+}
+
+/// The condition's own time: it survives a restart of the operator.
+#[test]
+fn what_the_object_says_of_a_recovery_is_read() {
+    let observed = seen(|objects| {
+        let approval = (
+            "etcd.database.coreos.com/recover".to_owned(),
+            "c0ffee".to_owned(),
+        );
+        objects.cluster.metadata.annotations = Some([approval].into());
+        let status = json!({ "staleApproval": "c0ffee", "conditions": [{
+            "type": "Available", "status": "False", "reason": "QuorumLost", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:07Z" }] });
+        objects.cluster.status = Some(serde_json::from_value(status).unwrap());
+    });
+    let recovery = observed.recovery;
+    assert_eq!(recovery.approval.as_deref(), Some("c0ffee"));
+    assert_eq!(recovery.stale_approval.as_deref(), Some("c0ffee"));
+    let since = recovery.unavailable_since.unwrap();
+    assert_eq!(since.to_string(), "2026-01-01T00:00:07Z");
+}
