@@ -8,11 +8,15 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::Env;
 use crate::kubectl::PortForward;
+use crate::wait::{Look, until};
 
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
 /// How long a write is made again: elections on a busy machine end earlier.
 const PATIENT_WRITE: Duration = Duration::from_secs(30);
+
+/// How long a client Service may take to lead to a pod.
+const OPENED: Duration = Duration::from_secs(30);
 
 /// A connection to a cluster, through a forwarded port.
 pub struct Keyspace {
@@ -26,7 +30,13 @@ impl Keyspace {
     /// # Errors
     /// When the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
-        Self::connect(env, namespace, &format!("service/{cluster}-client")).await
+        let service = format!("service/{cluster}-client");
+        // kubectl reads the Service once, and it may lead nowhere until the cluster's ID is recorded.
+        until("the client Service leads to a pod", OPENED, async || {
+            let keys = Self::connect(env, namespace, &service).await?;
+            Ok(Look::Done(keys))
+        })
+        .await
     }
 
     /// Connects to one member's pod.

@@ -72,7 +72,14 @@ impl PortForward {
     /// When kubectl ends before it forwards, with its error output.
     pub async fn open(env: &Env, namespace: &str, target: &str, port: u16) -> Result<Self> {
         let mut child = command(env)
-            .args(["-n", namespace, "port-forward", target, &format!(":{port}")])
+            .args([
+                "-n",
+                namespace,
+                "port-forward",
+                "--pod-running-timeout=5s",
+                target,
+            ])
+            .arg(format!(":{port}"))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -15,10 +15,16 @@ pub fn aws_secret(s3: &S3, name: &str) -> String {
 /// A one-shot EtcdBackup of a cluster to `path`, with the Secret `aws`.
 #[must_use]
 pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
+    backup_with(s3, name, cluster, path, "")
+}
+
+/// As [`backup`], with further lines under `spec`, each indented by two spaces.
+#[must_use]
+pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
-         etcdCluster: {{name: {cluster}}}\n  storageType: S3\n  {source}\n"
+         etcdCluster: {{name: {cluster}}}\n  storageType: S3\n  {source}\n{more}"
     )
 }
 

@@ -256,7 +256,7 @@ async fn given_up_midway_it_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_member_that_dies_midway_is_no_backup_and_the_next_attempt_is() {
+async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     fill(&members[0].client_url, 60).await;

@@ -1,0 +1,204 @@
+//! A proxy that does harm between operator and store: each fault ends in a backup after retries or in a reason, and
+//! never in something that only looks like a backup.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use api::conditions::Reason;
+use api::manifest::{BackupManifest, manifest_key};
+use backup::transfer::{Meter, Name, Transfer, Written, written};
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, EtcdClient};
+use jiff::Timestamp;
+use store::testing::{S3Server, download};
+use store::{S3Config, S3Store, Store};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+/// What happens to a connection.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// The store answers this instead.
+    Answer(u16),
+    /// The connection ends after so many bytes from the client.
+    Cut(usize),
+    /// The connection ends after so many bytes from the store: its answer is lost.
+    Mute(usize),
+    /// Each piece comes late.
+    Slow(Duration),
+}
+
+struct Proxy {
+    endpoint: String,
+    left: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    /// So many connections meet the fault; the others pass.
+    async fn start(server: &S3Server, fault: Fault, times: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self {
+            endpoint: format!("http://{}", listener.local_addr().unwrap()),
+            left: Arc::new(AtomicUsize::new(times)),
+        };
+        let target = server.endpoint.trim_start_matches("http://").to_owned();
+        let left = proxy.left.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let taken = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                    left.checked_sub(1)
+                });
+                let server = TcpStream::connect(&target).await.unwrap();
+                tokio::spawn(pass(client, server, taken.is_ok().then_some(fault)));
+            }
+        });
+        proxy
+    }
+}
+
+async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>) {
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    let (mut sent, mut received) = (0, 0);
+    loop {
+        let read = tokio::select! {
+            read = client.read(&mut up) => {
+                let Ok(read @ 1..) = read else { return };
+                sent += read;
+                if let Some(Fault::Answer(status)) = fault {
+                    let body = format!("<Error><Code>Injected{status}</Code></Error>");
+                    let answer = format!(
+                        "HTTP/1.1 {status} Injected\r\ncontent-type: application/xml\r\nconnection: close\r\n\
+                         content-length: {}\r\n\r\n{body}",
+                        body.len()
+                    );
+                    let _ = client.write_all(answer.as_bytes()).await;
+                    // What the client still sends is read, so that it gets to the answer.
+                    let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
+                    let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
+                    return;
+                }
+                server.write_all(&up[..read]).await.map(|()| read)
+            }
+            read = server.read(&mut down) => {
+                let Ok(read @ 1..) = read else { return };
+                received += read;
+                if matches!(fault, Some(Fault::Mute(limit)) if received > limit) { return }
+                client.write_all(&down[..read]).await.map(|()| read)
+            }
+        };
+        if read.is_err() || matches!(fault, Some(Fault::Cut(limit)) if sent > limit) {
+            return;
+        }
+        if let Some(Fault::Slow(pause)) = fault {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+fn numbered(time: Timestamp) -> Name {
+    Name::Numbered {
+        path: "etcd".to_owned(),
+        time,
+        left: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_success() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let mut client = etcd_client::Client::connect([&etcd.client_url], None)
+        .await
+        .unwrap();
+    for index in 0..100 {
+        client
+            .put(format!("/{index}"), vec![b'v'; 1 << 18], None)
+            .await
+            .unwrap();
+    }
+    let server = S3Server::start(&["bucket"]);
+    let plain = S3Store::new(server.config("bucket")).await.unwrap();
+    let faults = [
+        (Fault::Answer(403), 40),
+        (Fault::Answer(404), 40),
+        (Fault::Answer(500), 40),
+        (Fault::Answer(503), 3),
+        (Fault::Cut(0), 40),
+        (Fault::Cut(3 << 20), 6),
+        (Fault::Mute(0), 6),
+        (Fault::Slow(Duration::from_millis(2)), 1000),
+    ];
+    for (case, (fault, times)) in faults.into_iter().enumerate() {
+        let proxy = Proxy::start(&server, fault, times).await;
+        let config = S3Config {
+            endpoint: Some(proxy.endpoint.clone()),
+            ..server.config("bucket")
+        };
+        let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
+        let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
+        let mut troubles = Vec::new();
+        // As the operator does it: look, and make what is not there, again and again.
+        let stored = loop {
+            assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
+            let attempt = async {
+                let name = match written(store.as_ref(), numbered(begun), "uid", begun).await? {
+                    Written::Whole(stored) => return Ok(stored),
+                    Written::Not(name) => name,
+                };
+                let transfer = Transfer {
+                    etcd: Arc::new(EtcdClient::new(Access::default())),
+                    endpoints: vec![etcd.client_url.clone()],
+                    store: store.clone(),
+                    name,
+                    compress: false,
+                    uid: "uid".to_owned(),
+                    cluster: None,
+                    since: Timestamp::now(),
+                };
+                transfer
+                    .run(&Meter::default(), &CancellationToken::new())
+                    .await
+            };
+            match attempt.await {
+                Ok(stored) => break stored,
+                Err(trouble) => {
+                    // What stands under the name now is no backup, or all of one.
+                    let known = [
+                        Reason::AccessDenied,
+                        Reason::BucketMissing,
+                        Reason::StoreUnreachable,
+                        Reason::ChecksumMismatch,
+                    ];
+                    assert!(known.contains(&trouble.reason), "{fault:?}: {trouble:?}");
+                    troubles.push(trouble);
+                }
+            }
+        };
+        let key = stored.location.strip_prefix("s3://bucket/").unwrap();
+        let content = download(&plain, key).await.unwrap();
+        assert_eq!(
+            i64::try_from(content.len()).unwrap(),
+            stored.size,
+            "{fault:?}"
+        );
+        let manifest = download(&plain, &manifest_key(key)).await.unwrap();
+        let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
+        let mut inspector = etcd::Inspector::new();
+        inspector.push(&content);
+        let inspected = inspector.finish().unwrap();
+        assert_eq!(
+            store::hexadecimal(&inspected.sha256),
+            manifest.sha256,
+            "{fault:?}"
+        );
+        let all = plain.list("").await.unwrap();
+        assert_eq!(all.len(), 2 * (case + 1), "{fault:?}: {all:?}");
+        println!("{fault:?}: {} failed attempts before", troubles.len());
+    }
+    assert_eq!(
+        server.unfinished("bucket"),
+        Vec::<std::path::PathBuf>::new()
+    );
+}

@@ -1,0 +1,130 @@
+//! A periodic backup, found again and thinned out, on every kind of store, against real servers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+
+use api::backup::BackupPolicy;
+use api::backup::name;
+use api::manifest::{BackupManifest, manifest_key};
+use backup::removal::{Removal, What};
+use backup::retention::Rules;
+use backup::transfer::{Meter, Name, Transfer, Written, written};
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, EtcdClient, Inspector};
+use jiff::{SignedDuration, Timestamp};
+use store::testing::{AzureServer, GoogleServer, S3Server, download};
+use store::{AbsStore, GcsStore, LocalStore, S3Store, Store};
+use tokio_util::sync::CancellationToken;
+
+const PATH: &str = "deep/etcd";
+
+async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let mut client = etcd_client::Client::connect([&etcd.client_url], None)
+        .await
+        .unwrap();
+    let first: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
+    let mut locations = Vec::new();
+    for run in 0..3 {
+        for index in 0..80 {
+            let key = format!("/{run}/{index}");
+            client.put(key, vec![b'v'; 1 << 18], None).await.unwrap();
+        }
+        let time = first + SignedDuration::from_hours(run);
+        let name = Name::Numbered {
+            path: PATH.to_owned(),
+            time,
+            left: None,
+        };
+        let transfer = Transfer {
+            etcd: Arc::new(EtcdClient::new(Access::default())),
+            endpoints: vec![etcd.client_url.clone()],
+            store: store.clone(),
+            name: name.clone(),
+            compress: run == 1,
+            uid: "uid".to_owned(),
+            cluster: None,
+            since: Timestamp::now(),
+        };
+        let stored = transfer
+            .run(&Meter::default(), &CancellationToken::new())
+            .await
+            .unwrap();
+        assert!(stored.location.starts_with(scheme), "{}", stored.location);
+        let found = written(store.as_ref(), name, "uid", time).await.unwrap();
+        assert_eq!(found, Written::Whole(stored.clone()));
+        locations.push((stored, time));
+    }
+    let (newest, _) = locations.last().unwrap();
+    let key = newest
+        .location
+        .strip_prefix(&format!("{}/", store.location()))
+        .unwrap();
+    let content = download(store.as_ref(), key).await.unwrap();
+    let mut inspector = Inspector::new();
+    inspector.push(&content);
+    let inspected = inspector.finish().unwrap();
+    assert!(inspected.trailer);
+    assert_eq!(inspected.store_revision(), newest.revision);
+    let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
+    let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
+    assert_eq!(manifest.sha256, newest.sha256);
+
+    // A sibling, and then all but the newest goes.
+    let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
+    store.put(sibling, "somebody's".into()).await.unwrap();
+    let policy = BackupPolicy {
+        max_backups: Some(1),
+        ..BackupPolicy::default()
+    };
+    let removal = Removal {
+        store: store.clone(),
+        path: PATH.to_owned(),
+        uid: "uid".to_owned(),
+        what: What::Surplus {
+            rules: Rules::of(&policy),
+            newest: newest.location.clone(),
+        },
+        now: Timestamp::now(),
+    };
+    assert_eq!(removal.run().await.unwrap().deleted, 2);
+    let mut left: Vec<String> = store
+        .list("deep/")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|object| object.key)
+        .collect();
+    left.sort();
+    let mut expected = vec![key.to_owned(), manifest_key(key), sibling.to_owned()];
+    expected.sort();
+    assert_eq!(left, expected);
+    assert!(name::parse(PATH, key).is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backup_s3_goes_the_whole_way() {
+    let server = S3Server::start(&["bucket"]);
+    let store = S3Store::new(server.config("bucket")).await.unwrap();
+    goes_the_whole_way(Arc::new(store), "s3://bucket/").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backup_gcs_goes_the_whole_way() {
+    let server = GoogleServer::start(&["bucket"]);
+    let store = GcsStore::new(server.config("bucket")).await.unwrap();
+    goes_the_whole_way(Arc::new(store), "gs://bucket/").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backup_abs_goes_the_whole_way() {
+    let server = AzureServer::start(&["bucket"]);
+    let store = AbsStore::new(&server.config("bucket")).unwrap();
+    goes_the_whole_way(Arc::new(store), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backup_local_goes_the_whole_way() {
+    let dir = tempfile::tempdir().unwrap();
+    goes_the_whole_way(Arc::new(LocalStore::new(dir.path())), "file://").await;
+}
