@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use crate::observed::{Cause, Ending};
 
 /// What etcd says when its data directory is damaged.
-const DAMAGED: [&str; 17] = [
+const DAMAGED: [&str; 20] = [
     // The write-ahead log (`server/storage/wal`).
     "walpb: crc mismatch",
     "wal: crc mismatch",
@@ -17,6 +17,10 @@ const DAMAGED: [&str; 17] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
+    // Its records, when what stands in the file is none (protobuf's own words, from 3.7 on and before).
+    "cannot parse invalid wire-format data",
+    "proto: illegal wireType",
+    "proto: wrong wireType",
     // Snapshot and database do not belong together, or one is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
@@ -163,6 +167,14 @@ mod tests {
                     "fatal",
                     "discovery failed",
                     "walpb: crc mismatch: expected: 6f690bd7 computed: c1445ae",
+                ),
+            ),
+            (
+                1,
+                log(
+                    "fatal",
+                    "discovery failed",
+                    "proto: cannot parse invalid wire-format data",
                 ),
             ),
             (
