@@ -101,12 +101,13 @@ async fn a_member_whose_volume_is_gone_is_replaced_on_another_volume() {
     .await;
 }
 
-async fn await_one_volume_a_member(sandbox: &Sandbox, members: &[String]) -> Result<()> {
+/// Every member has its volume, and nobody else has one.
+pub(crate) async fn await_one_volume_a_member(sandbox: &Sandbox, members: &[String]) -> Result<()> {
     let mut members = members.to_vec();
     members.sort();
     until("one volume a member is left", PATIENCE, async || {
         let claims = sandbox.api::<PersistentVolumeClaim>();
-        let selector = ListParams::default().labels("etcd_cluster=c");
+        let selector = ListParams::default().labels("etcd_cluster");
         let claims = claims.list(&selector).await?.into_iter();
         let mut names: Vec<String> = claims.filter_map(|claim| claim.metadata.name).collect();
         names.sort();

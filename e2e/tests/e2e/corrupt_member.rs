@@ -1,0 +1,62 @@
+//! A member cannot start on its data: it is replaced, and its damaged volume with it.
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{field, follower, leader, ready_members};
+use e2e::{Sandbox, Testbed, Writer, scenario};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::api::Api;
+
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::member_loss::await_one_volume_a_member;
+
+/// Where the testbed keeps the volume of a claim.
+async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
+    let claims: Api<PersistentVolumeClaim> = sandbox.api();
+    let spec = claims.get(claim).await?.spec.context("no spec")?;
+    let name = spec.volume_name.context("the claim has no volume")?;
+    let volumes: Api<PersistentVolume> = Api::all(sandbox.client.clone());
+    let spec = volumes.get(&name).await?.spec.context("no spec")?;
+    Ok(spec.host_path.context("no folder of the machine")?.path)
+}
+
+/// What the disk did to it: the first records of each log, or the first pages of the database.
+const DAMAGE: [(&str, &str, fn(&kube::api::DynamicObject) -> Result<String>); 2] = [
+    ("*.wal", "bs=1 seek=32 count=4096", follower),
+    ("db", "bs=4096 count=4", leader),
+];
+
+#[tokio::test]
+async fn a_member_whose_data_is_damaged_is_replaced() {
+    scenario("corrupt_member", async |sandbox| {
+        let testbed = Testbed::of(sandbox)?;
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        for (files, how, choose) in DAMAGE {
+            let victim = choose(&sandbox.await_members("c", 3).await?)?;
+            let pod = sandbox.api::<Pod>().get(&victim).await?;
+            let directory = directory(sandbox, &victim).await?;
+            let damaged = testbed
+                .script(&format!(
+                    "for file in $(find {directory} -name '{files}' -size +0); do \
+                     dd if=/dev/urandom of=$file {how} conv=notrunc status=none; echo $file; done"
+                ))
+                .await?;
+            ensure!(
+                damaged.contains(&directory),
+                "nothing was damaged: {damaged}"
+            );
+            testbed.kill_containers(&[pod]).await?;
+            sandbox.await_unready("c", &victim).await?;
+            let after = sandbox.await_members("c", 3).await.context(files)?;
+            let members = ready_members(&after);
+            ensure!(!members.contains(&victim), "{victim} is back on {files}");
+            ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+            await_one_volume_a_member(sandbox, &members).await?;
+        }
+        writer.await_more(10).await?;
+        writer.finish("damaged data").await.map(drop)
+    })
+    .await;
+}

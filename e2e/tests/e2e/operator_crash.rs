@@ -1,0 +1,383 @@
+//! The operator dies between the two halves of a step, at every boundary there is, and what it finds afterwards is
+//! enough to go on from.
+//!
+//! A build with fail points ends the process before the write it is told (`FAILPOINTS`); the tests' image is one.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, field, follower, leader, ready_members};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+
+use crate::fixtures::{DURABLE, cluster, cluster_with, root};
+
+/// From nothing to a cluster of three on volumes, in this order.
+const BOOTSTRAP: &[&str] = &[
+    "before-record-intent",
+    "before-apply-headless",
+    "before-create-service",
+    "before-create-disk",
+    "before-create-pod",
+    "before-open-service",
+    "before-record-cluster-id",
+    "before-apply-budget",
+    "before-label-disk",
+    "before-label-pod",
+    "before-apply-client",
+];
+/// One member more.
+const GROWTH: &[&str] = &[
+    "before-add-member",
+    "before-mark-service",
+    "before-promote-member",
+];
+/// The leader's volume is to be another.
+const HANDOVER: &[&str] = &["before-move-leader"];
+/// One member less.
+const SHRINKING: &[&str] = &[
+    "before-remove-member",
+    "before-delete-pod",
+    "before-delete-disk",
+    "before-delete-service",
+];
+/// What is changed by hand, or asked for by the spec.
+const REPAIR: &[&str] = &["before-repair-service"];
+const NO_BUDGET: &[&str] = &["before-delete-budget"];
+/// All pods are deleted, and take their time.
+const HURRY: &[&str] = &["before-hurry-pod"];
+/// A majority is lost for good.
+const RECOVERY: &[&str] = &["before-record-recovery"];
+
+/// How long nothing may be left to do before a point counts as passed by: then its cause is brought about again.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// The operator of a sandbox, made to die again and again.
+struct Victim<'a> {
+    sandbox: &'a Sandbox,
+    crashes: usize,
+}
+
+impl Victim<'_> {
+    /// Goes through the points in their order: the operator dies at each, while `cause` brings it there. What was
+    /// left behind at one point is taken up by a process that dies at the next.
+    async fn dies_at(
+        &mut self,
+        points: &[&str],
+        cause: impl AsyncFn(usize) -> Result<()>,
+    ) -> Result<()> {
+        let mut times = 0;
+        for point in points {
+            let context = || format!("{point} of {points:?}");
+            self.restart_with(&format!("FAILPOINTS={point}=panic"))
+                .await?;
+            if times == 0 {
+                self.leads().await?;
+            }
+            while times == 0 || !self.crashed_or_settled(point).await.with_context(context)? {
+                ensure!(times <= points.len(), "{point} is never reached");
+                cause(times).await.with_context(context)?;
+                times += 1;
+            }
+            self.crashes += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until the operator has died at the point (true), or until it leads and there is nothing to do (false).
+    async fn crashed_or_settled(&self, point: &str) -> Result<bool> {
+        let mut settled: Option<Instant> = None;
+        until(
+            &format!("the operator dies {point}"),
+            PATIENCE,
+            async || {
+                let pod = self.pod().await?;
+                if has_crashed(&pod) {
+                    return Ok(Look::Done(true));
+                }
+                let waits = self.what_is_left_to_do(&pod).await?;
+                let Some(waits) = waits else {
+                    let since = *settled.get_or_insert_with(Instant::now);
+                    return Ok(if since.elapsed() > SETTLED {
+                        Look::Done(false)
+                    } else {
+                        Look::NotYet("settled".to_owned())
+                    });
+                };
+                settled = None;
+                Ok(Look::NotYet(waits))
+            },
+        )
+        .await
+    }
+
+    /// The pod that leads.
+    async fn holder(&self) -> Result<Option<String>> {
+        let lease = self.sandbox.api::<Lease>().get_opt("etcd-operator").await?;
+        Ok(lease.and_then(|lease| lease.spec?.holder_identity))
+    }
+
+    /// Waits until the newest pod leads: what is brought about now, it sees.
+    async fn leads(&self) -> Result<()> {
+        until(
+            "the new process leads, or died already",
+            PATIENCE,
+            async || {
+                let (pod, holder) = (self.pod().await?, self.holder().await?);
+                Ok(if holder == pod.metadata.name || has_crashed(&pod) {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{holder:?}"))
+                })
+            },
+        )
+        .await
+    }
+
+    async fn what_is_left_to_do(&self, pod: &Pod) -> Result<Option<String>> {
+        let holder = self.holder().await?;
+        if holder != pod.metadata.name {
+            return Ok(Some(format!("{holder:?} leads")));
+        }
+        let clusters = self.sandbox.objects(Kind::EtcdCluster);
+        for object in clusters.list(&ListParams::default()).await? {
+            let size = field(&object, "/spec/size").as_u64().unwrap_or_default();
+            let done = ready_members(&object).len() as u64 == size
+                && field(&object, "/status/size") == size
+                && field(&object, "/status/observedGeneration").as_i64()
+                    == object.metadata.generation
+                && e2e::objects::has_condition(&object, "Progressing", "False");
+            if !done {
+                return Ok(Some(e2e::objects::conditions_line(&object)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The operator's pods anew, with another environment.
+    async fn restart_with(&self, variable: &str) -> Result<()> {
+        let set = ["set", "env", "deployment/etcd-operator", variable];
+        self.sandbox.kubectl(&set).await?;
+        let wait = [
+            "rollout",
+            "status",
+            "deployment/etcd-operator",
+            "--timeout=120s",
+        ];
+        self.sandbox.kubectl(&wait).await?;
+        // The dead process cannot give its lease back, and it takes 20 s to run out.
+        let delete = ["delete", "lease", "etcd-operator", "--ignore-not-found"];
+        self.sandbox.kubectl(&delete).await.map(drop)
+    }
+
+    /// The operator's newest pod.
+    async fn pod(&self) -> Result<Pod> {
+        let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
+        let pods = self.sandbox.api::<Pod>().list(&selector).await?;
+        pods.into_iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .max_by_key(|pod| pod.metadata.creation_timestamp.clone().map(|time| time.0))
+            .context("the operator has no pod")
+    }
+
+    /// Lets the operator live.
+    async fn lives_on(self) -> Result<usize> {
+        self.restart_with("FAILPOINTS-").await?;
+        Ok(self.crashes)
+    }
+}
+
+fn has_crashed(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    containers.into_iter().flatten().any(|container| {
+        let ended = |state: Option<&k8s_openapi::api::core::v1::ContainerState>| {
+            state.is_some_and(|state| state.terminated.is_some())
+        };
+        ended(container.state.as_ref()) || ended(container.last_state.as_ref())
+    })
+}
+
+/// Names and number of members are those that were asked for; nothing was made twice.
+async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
+    let object = sandbox.await_members(name, size).await?;
+    let mut members = ready_members(&object);
+    members.sort();
+    let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
+    until("a pod for each member and no other", PATIENCE, async || {
+        let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
+        let mut pods: Vec<String> = pods.filter_map(|pod| pod.metadata.name).collect();
+        pods.sort();
+        Ok(if pods == members {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("pods {pods:?}, members {members:?}"))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_at_every_step_of_a_bootstrap_makes_one_cluster() {
+    scenario("crash_bootstrap", async |sandbox| {
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let made = std::cell::RefCell::new(Vec::new());
+        victim
+            .dies_at(BOOTSTRAP, async |number| {
+                let name = format!("c{number}");
+                let manifest = cluster_with(&sandbox.env, &name, 3, DURABLE)?;
+                made.borrow_mut().push(name);
+                sandbox.apply(&manifest).await.map(drop)
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == BOOTSTRAP.len());
+        for name in made.into_inner() {
+            is_as_asked_for(sandbox, &name, 3).await?;
+            let writer = Writer::start(sandbox, &name).await?;
+            writer.finish("a bootstrap with crashes").await?;
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
+    scenario("crash_members", async |sandbox| {
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let size = std::cell::Cell::new(3);
+        victim
+            .dies_at(GROWTH, async |_| {
+                size.set(size.get() + 1);
+                sandbox.scale("c", size.get()).await
+            })
+            .await?;
+        victim
+            .dies_at(HANDOVER, async |_| {
+                let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+                let leader = leader(&object)?;
+                let delete = ["delete", "pvc", &leader, "--wait=false"];
+                sandbox.kubectl(&delete).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(SHRINKING, async |_| {
+                size.set(size.get() - 1);
+                sandbox.scale("c", size.get()).await
+            })
+            .await?;
+        let points = GROWTH.len() + HANDOVER.len() + SHRINKING.len();
+        ensure!(victim.lives_on().await? == points);
+        is_as_asked_for(sandbox, "c", size.get()).await?;
+        let after = sandbox.await_members("c", size.get()).await?;
+        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        writer.await_more(10).await?;
+        writer
+            .finish("crashes while members come and go")
+            .await
+            .map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
+    scenario("crash_repair", async |sandbox| {
+        let durable = cluster_with(&sandbox.env, "d", 3, DURABLE)?;
+        sandbox.apply(&durable).await?;
+        sandbox.apply(&cluster(&sandbox.env, "r", 3)?).await?;
+        let before = sandbox.await_members("d", 3).await?;
+        let lost = sandbox.await_members("r", 3).await?;
+        let writer = Writer::start(sandbox, "d").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(REPAIR, async |_| {
+                let patch = r#"{"spec":{"publishNotReadyAddresses":false}}"#;
+                let member = ready_members(&before).remove(0);
+                sandbox
+                    .kubectl(&["patch", "service", &member, "-p", patch])
+                    .await
+                    .map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(NO_BUDGET, async |_| {
+                let patch = r#"{"spec":{"podDisruptionBudget":{"enabled":false}}}"#;
+                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", patch];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(HURRY, async |_| {
+                let delete = ["delete", "pods", "-l", "etcd_cluster=d", "--wait=false"];
+                sandbox.kubectl(&delete).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(RECOVERY, async |_| {
+                let survivor = follower(&lost)?;
+                let mut gone = ready_members(&lost);
+                gone.retain(|name| *name != survivor);
+                let args = [
+                    "delete",
+                    "pod",
+                    "--force",
+                    "--grace-period=0",
+                    &gone[0],
+                    &gone[1],
+                ];
+                sandbox.kubectl(&args).await?;
+                let id = field(&lost, "/status/clusterID")
+                    .as_str()
+                    .unwrap_or_default();
+                let approval = format!("etcd.database.coreos.com/recover={id}");
+                let args = ["annotate", "etcdcluster", "r", &approval];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == 4);
+        is_as_asked_for(sandbox, "d", 3).await?;
+        is_as_asked_for(sandbox, "r", 3).await?;
+        let after = sandbox.await_members("d", 3).await?;
+        crate::all_pods_lost::same_members(&before, &after)?;
+        let recovered = sandbox.await_members("r", 3).await?;
+        ensure!(field(&recovered, "/status/recovery/phase") == "Complete");
+        writer.await_more(10).await?;
+        writer.finish("crashes while repairing").await.map(drop)
+    })
+    .await;
+}
+
+/// What the operator can be interrupted at is what the tests above interrupt it at.
+#[test]
+fn every_boundary_between_two_writes_is_crashed_at() {
+    let path = root().join("crates/cluster/src/write.rs");
+    let source = std::fs::read_to_string(path).unwrap_or_default();
+    let points: BTreeSet<&str> = source
+        .split('"')
+        .filter(|word| word.starts_with("before-"))
+        .collect();
+    let stories = [
+        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, NO_BUDGET, HURRY, RECOVERY,
+    ];
+    let crashed_at: BTreeSet<&str> = stories.concat().into_iter().collect();
+    assert_eq!(points, crashed_at);
+}
