@@ -1,7 +1,5 @@
 //! What the spec asks for, as far as the planner is concerned. Pure.
 
-use std::time::Duration;
-
 use api::EtcdCluster;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
@@ -9,9 +7,6 @@ use api::version::EtcdVersion;
 use runtime::member::spec_hash;
 
 use crate::observed::{Desired, RecoveryRule};
-
-/// `spec.memberReplacement.after` where it is not given.
-const REPLACE_AFTER: Duration = Duration::from_mins(1);
 
 /// Reads the spec. What is wrong with it is said in `invalid`; an object stored before the schema existed may
 /// hold anything.
@@ -35,12 +30,7 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
             .unwrap_or_default(),
         version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
         spec_hash: spec_hash(spec),
-        replace_after: spec
-            .member_replacement
-            .as_ref()
-            .and_then(|replacement| replacement.after.as_ref())
-            .and_then(api::duration::DurationText::parse)
-            .unwrap_or(REPLACE_AFTER),
+        replace_after: spec.replace_after(),
         recovery: RecoveryRule {
             automatic: spec.recovers_automatically(),
             after: spec.recover_after(),

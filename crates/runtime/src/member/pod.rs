@@ -1,14 +1,15 @@
 //! A member's pod: one etcd container on one data volume, under the restricted pod security profile.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use api::cluster::PodPolicy;
 use api::names;
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource,
     PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, PodAntiAffinity, PodSecurityContext,
-    PodSpec, SeccompProfile, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
-    WeightedPodAffinityTerm,
+    PodSpec, SeccompProfile, SecurityContext, Toleration, TopologySpreadConstraint, Volume,
+    VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -18,6 +19,10 @@ use super::{ANNOTATION_SPEC_HASH, Member, Members, etcd_arguments, probe, spec_h
 pub const USER: i64 = 65532;
 const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
+/// What the API server makes pods tolerate a lost node for (`DefaultTolerationSeconds`).
+const KUBERNETES_WAITS: Duration = Duration::from_mins(5);
+const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
+const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// The pod of one member.
@@ -79,7 +84,7 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         affinity: Some(affinity(members.cluster, policy)),
         topology_spread_constraints: Some(spread(members.cluster, policy)),
         node_selector: (!policy.node_selector.is_empty()).then(|| policy.node_selector.clone()),
-        tolerations: (!policy.tolerations.is_empty()).then(|| policy.tolerations.clone()),
+        tolerations: tolerations(members, policy),
         security_context: Some(policy.security_context.clone().unwrap_or_else(pod_security)),
         image_pull_secrets: (!policy.image_pull_secrets.is_empty())
             .then(|| policy.image_pull_secrets.clone()),
@@ -232,6 +237,28 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
 
 fn own_members(cluster: &str) -> LabelSelector {
     LabelSelector {
+/// Those of the spec. Kubernetes deletes the pods of a lost node after five minutes, and what is in a pod is lost with
+/// it; where the user waits longer than that for a node, so does the pod.
+fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
+    let mut all = policy.tolerations.clone();
+    let after = members.spec.replace_after();
+    if after > KUBERNETES_WAITS {
+        for taint in [TAINT_NOT_READY, TAINT_UNREACHABLE] {
+            let known = |one: &Toleration| one.key.as_deref().is_none_or(|key| key == taint);
+            if !policy.tolerations.iter().any(known) {
+                all.push(Toleration {
+                    key: Some(taint.to_owned()),
+                    operator: Some("Exists".to_owned()),
+                    effect: Some("NoExecute".to_owned()),
+                    toleration_seconds: i64::try_from(after.as_secs()).ok(),
+                    ..Toleration::default()
+                });
+            }
+        }
+    }
+    (!all.is_empty()).then_some(all)
+}
+
         match_labels: Some(names::cluster_labels(cluster)),
         ..LabelSelector::default()
     }

@@ -244,3 +244,29 @@ fn the_wanted_image_repository_is_used() {
         "registry.local:5000/etcd:v3.6.16"
     );
 }
+
+#[test]
+fn a_pod_waits_for_its_node_as_long_as_the_user_does() {
+    let tolerations = |spec: Value| {
+        let pod = built(&Fixture::with(&spec.to_string()));
+        let all = pod["spec"]["tolerations"].as_array().cloned();
+        all.unwrap_or_default()
+    };
+    // Kubernetes' own five minutes are enough for anything shorter.
+    assert_eq!(tolerations(json!({})).len(), 0);
+    assert_eq!(
+        tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
+        0
+    );
+    let longer = tolerations(json!({ "memberReplacement": { "after": "30m" } }));
+    assert_eq!(longer.len(), 2);
+    assert!(
+        longer
+            .iter()
+            .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
+    );
+    // What the user says about a taint stays.
+    let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
+    let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
+    assert_eq!(tolerations(both).len(), 2);
+}
