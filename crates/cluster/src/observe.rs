@@ -173,8 +173,7 @@ fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// One member's answer. Who is not ready is not waited for: a first packet that is lost, because the Service's
-/// rules are just being made, is sent again only after a second.
+/// One member's answer. Who is not ready is not waited for: it may have an address and not listen there yet.
 async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
     if ready {
         return etcd.status(url).await;

@@ -82,6 +82,25 @@ async fn a_cluster_that_hangs_costs_the_others_nothing() {
     .await;
 }
 
+/// `kubectl scale` and autoscalers go by the scale subresource.
+async fn scale_is_truthful(sandbox: &Sandbox, size: usize) -> Result<()> {
+    let words = ["get", "etcdcluster", "c", "--subresource=scale", "-o"];
+    let get = async |path: &str| {
+        let path = format!("jsonpath={path}");
+        sandbox
+            .kubectl(&[words.as_slice(), &[path.as_str()]].concat())
+            .await
+    };
+    let numbers = get("{.spec.replicas} {.status.replicas}").await?;
+    ensure!(numbers == format!("{size} {size}"), "{numbers}");
+    let selector = get("{.status.selector}").await?;
+    let pods = sandbox
+        .kubectl(&["get", "pods", "-o", "name", "-l", &selector])
+        .await?;
+    ensure!(pods.lines().count() == size, "{selector}: {pods}");
+    Ok(())
+}
+
 /// A status that followed every figure would write, and thereby wake the operator, for ever.
 #[tokio::test]
 async fn a_cluster_at_rest_is_looked_at_and_not_written_to() {
@@ -92,7 +111,23 @@ async fn a_cluster_at_rest_is_looked_at_and_not_written_to() {
             let page = Page::of_operator(sandbox, OPERATOR).await?;
             Ok(page.sum("etcd_operator_cluster_reconcile_duration_count", ""))
         };
-        sandbox.await_members("c", 3).await?;
+        let object = sandbox.await_members("c", 3).await?;
+        scale_is_truthful(sandbox, 3).await?;
+        let page = Page::of_operator(sandbox, OPERATOR).await?;
+        let gauge =
+            |name: &str| page.sum(&format!("etcd_operator_cluster_{name}"), "cluster=\"c\"");
+        for (name, expected) in [
+            ("desired_members", 3),
+            ("ready_members", 3),
+            ("healthy_voters", 3),
+            ("has_quorum", 1),
+            ("degraded", 0),
+        ] {
+            let found = gauge(name);
+            ensure!((found - f64::from(expected)).abs() < 0.5, "{name}: {found}");
+        }
+        ensure!(gauge("db_size_bytes") > 0.0);
+        ensure!(has_condition(&object, "Managed", "True"));
         let version = async || {
             let object = clusters.get("c").await?;
             object.metadata.resource_version.context("no version")
