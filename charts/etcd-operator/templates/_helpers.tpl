@@ -70,8 +70,9 @@ app.kubernetes.io/component: {{ .name }}
   verbs: [get]
 {{- else if eq . "etcd-restore-operator" }}
 - apiGroups: [etcd.database.coreos.com]
+  # Patched for its finalizer alone.
   resources: [etcdrestores]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdrestores/status, etcdclusters/status]
   verbs: [patch]
@@ -83,12 +84,12 @@ app.kubernetes.io/component: {{ .name }}
   resources: [etcdbackups]
   verbs: [get]
 - apiGroups: [""]
-  # The seed member. Nothing of it is ever deleted.
+  # The seed member; in a restore in place also the pods of the members that it replaces, and a seed that was given up.
   resources: [pods]
-  verbs: [get, list, watch, create]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims, services]
-  verbs: [get, create]
+  verbs: [get, create, delete]
 - apiGroups: [""]
   # The credentials an EtcdRestore names.
   resources: [secrets]

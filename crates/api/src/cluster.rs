@@ -20,7 +20,7 @@ pub use options::{
 pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
 pub use status::{
     BootstrapStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
-    MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
+    MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
 };
 pub use tls::{MemberTls, StaticTls, TlsPolicy};
 

@@ -13,6 +13,7 @@ pub use check::{not_in_effect, unsafe_to_ignore, validate};
 
 use crate::backup::Progress;
 use crate::cluster::EtcdClusterSpec;
+use crate::duration::DurationText;
 use crate::schema::{is_false, object_name, readable_items, text_map};
 use crate::storage::{
     AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageType,
@@ -134,6 +135,10 @@ pub struct EtcdRestoreSpec {
     /// Allow to replace a cluster that exists and has data. Without it such a restore is refused.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overwrite: bool,
+    /// With `overwrite`: how long the volumes of the cluster that was replaced are kept at least. Without it they go
+    /// when the new cluster is complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_old_data: Option<DurationText>,
     /// Revisions to skip, so that no client sees a revision twice. Needed where clients cache, such as
     /// Kubernetes. Goes with `markCompacted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,6 +229,12 @@ pub struct EtcdRestoreStatus {
     /// The recorded intent of the restore: the seed member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
+    /// The cluster that was there and is replaced, as it was when the restore began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<ReplacesStatus>,
+    /// Why the restore over a cluster that was there was given up, before anything of that cluster was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub abandoned: Option<AbandonedStatus>,
     /// When the operator began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
@@ -251,6 +262,27 @@ pub struct SeedStatus {
     pub member: String,
     /// The new cluster token.
     pub token: String,
+}
+
+/// The cluster a restore replaces.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacesStatus {
+    /// UID of the EtcdCluster, which it keeps.
+    pub uid: String,
+    /// Cluster ID, if the cluster was ever formed.
+    #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
+}
+
+/// Why a restore was given up.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AbandonedStatus {
+    /// The reason of the condition.
+    pub reason: String,
+    /// The same in words.
+    pub message: String,
 }
 
 impl EtcdRestoreSpec {

@@ -1,7 +1,7 @@
 //! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
 //! the same bytes, so a status never triggers itself.
 //!
-//! It never contains `bootstrap`, `clusterID` and `recovery`: those are records, written by their own steps, and what is
+//! It never contains `bootstrap`, `clusterID`, `recovery` and `replaced`: those are records, written by their own steps, and what is
 //! computed here is a report that can be deleted and rebuilt.
 
 mod conditions;
@@ -52,6 +52,7 @@ impl Report<'_> {
             cluster_id: None,
             recovery: None,
             stale_approval: None,
+            replaced: None,
             last_backup: None,
             ..current
         }

@@ -1,19 +1,33 @@
 //! Executes exactly the step that was planned: one write. Nothing is decided here.
 
-use api::cluster::{BootstrapStatus, EtcdClusterStatus};
+use api::cluster::{BootstrapStatus, EtcdClusterStatus, ReplacedStatus};
 use api::conditions::Reason;
-use api::names::{ANNOTATION_RESTORE, ANNOTATION_SCOPE, MANAGER_RESTORE};
+use api::names::{
+    self, ANNOTATION_CLUSTER_ID, ANNOTATION_RESTORE, ANNOTATION_SCOPE, FINALIZER_CLAIM,
+    MANAGER_RESTORE,
+};
+use api::restore::ReplacesStatus;
 use api::version::EtcdVersion;
 use api::{EtcdCluster, EtcdRestore};
+use futures::future::join_all;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply;
 use runtime::member::{self, Members, OperatorImage};
 use runtime::outcome::Failure;
+use serde_json::json;
 
-use crate::observe::Seen;
-use crate::observed::Trouble;
-use crate::plan::Step;
+use crate::observe::{Children, Seen};
+use crate::observed::{FormerPod, Trouble};
+use crate::plan::{Step, in_place};
 use crate::{naming, pod as seed_pod};
+
+/// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
+/// no longer the cluster's.
+const STOP_SECONDS: u32 = 1;
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
@@ -50,40 +64,209 @@ pub async fn act(
     seen: &Seen,
     step: &Step,
 ) -> Result<(), Error> {
+    let point = point(step);
+    tracing::debug!(point, "step");
+    fail::fail_point!(point);
     let namespace = restore.namespace().unwrap_or_default();
     match step {
-        // Both are written with the status.
-        Step::Nothing | Step::RecordIntent(_) | Step::RecordRestored { .. } => Ok(()),
+        // Written with the status.
+        Step::Nothing
+        | Step::RecordIntent { .. }
+        | Step::RecordRestored { .. }
+        | Step::Abandon(_) => Ok(()),
+        Step::Guard(set) => guard(hands, restore, *set).await,
         Step::CreateCluster(spec) => {
             let cluster = cluster_with_claim(restore, &namespace, spec.as_ref().clone());
             create(hands, &namespace, &cluster).await
+        }
+        Step::Claim => {
+            let cluster = known_cluster(seen)?;
+            let uid = Some(naming::uid(restore));
+            let api: Api<EtcdCluster> = hands.api(&namespace);
+            apply::annotate(&api, MANAGER_RESTORE, cluster, ANNOTATION_RESTORE, uid).await?;
+            Ok(())
         }
         Step::CreateService | Step::CreateClaim | Step::CreatePod => {
             let cluster = known_cluster(seen)?;
             create_child(hands, restore, seen, cluster, step).await
         }
+        Step::DiscardSeed => {
+            let Children {
+                pod,
+                claim,
+                service,
+            } = &seen.children;
+            delete(hands, &namespace, pod.as_ref()).await?;
+            delete(hands, &namespace, claim.as_ref()).await?;
+            delete(hands, &namespace, service.as_ref()).await
+        }
         Step::RecordFormed { cluster_id } => {
-            let cluster = known_cluster(seen)?;
-            let first = naming::seed(restore);
-            let formed = EtcdClusterStatus {
-                cluster_id: Some(cluster_id.clone()),
-                bootstrap: Some(BootstrapStatus {
-                    token: first.token,
-                    members: vec![first.member],
-                }),
-                ..EtcdClusterStatus::default()
-            };
-            let api: Api<EtcdCluster> = Api::namespaced(hands.client.clone(), &namespace);
-            apply::status_if_unchanged(&api, MANAGER_RESTORE, cluster, None, &formed).await?;
-            Ok(())
+            record_formed(hands, restore, known_cluster(seen)?, cluster_id).await
         }
-        Step::ReleaseClaim => {
-            let cluster = known_cluster(seen)?;
-            let api: Api<EtcdCluster> = Api::namespaced(hands.client.clone(), &namespace);
-            apply::annotate(&api, MANAGER_RESTORE, cluster, ANNOTATION_RESTORE, None).await?;
-            Ok(())
-        }
+        Step::StopFormer(pods) => stop(hands, &namespace, pods).await,
+        Step::Join => join(hands, restore, seen).await,
+        Step::ReleaseClaim => release(hands, restore, known_cluster(seen)?).await,
     }
+}
+
+/// A crash before this step, where a test asks for one: `FAILPOINTS=restore-before-claim=panic`.
+fn point(step: &Step) -> &'static str {
+    match step {
+        Step::Nothing => "restore-before-nothing",
+        Step::RecordIntent { .. } => "restore-before-record-intent",
+        Step::Guard(true) => "restore-before-guard",
+        Step::Guard(false) => "restore-before-let-go",
+        Step::CreateCluster(_) => "restore-before-create-cluster",
+        Step::Claim => "restore-before-claim",
+        Step::CreateService => "restore-before-create-service",
+        Step::CreateClaim => "restore-before-create-volume-claim",
+        Step::CreatePod => "restore-before-create-pod",
+        Step::RecordRestored { .. } => "restore-before-record-restored",
+        Step::Abandon(_) => "restore-before-abandon",
+        Step::DiscardSeed => "restore-before-discard-seed",
+        Step::RecordFormed { .. } => "restore-before-record-formed",
+        Step::StopFormer(_) => "restore-before-stop-former",
+        Step::Join => "restore-before-join",
+        Step::ReleaseClaim => "restore-before-release-claim",
+    }
+}
+
+impl Hands<'_> {
+    fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+/// Sets the finalizer, or takes it away, of exactly this object (invariant 11).
+async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<(), Error> {
+    let mut finalizers = restore.metadata.finalizers.clone().unwrap_or_default();
+    finalizers.retain(|finalizer| finalizer != FINALIZER_CLAIM);
+    if set {
+        finalizers.push(FINALIZER_CLAIM.to_owned());
+    }
+    let api: Api<EtcdRestore> = hands.api(&restore.namespace().unwrap_or_default());
+    // The version makes a patch of what was read: nobody else's finalizer is lost.
+    apply::merge_metadata(
+        &api,
+        MANAGER_RESTORE,
+        restore,
+        json!({ "finalizers": finalizers }),
+    )
+    .await?;
+    Ok(())
+}
+
+/// The turn, in one write (invariant 9): the new cluster's ID, token and first member, and what it replaces.
+async fn record_formed(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+    cluster_id: &str,
+) -> Result<(), Error> {
+    let first = naming::seed(restore);
+    let now = Timestamp::now();
+    let formed = EtcdClusterStatus {
+        cluster_id: Some(cluster_id.to_owned()),
+        bootstrap: Some(BootstrapStatus {
+            token: first.token,
+            members: vec![first.member],
+        }),
+        replaced: in_place::replaces(restore).map(|before| replaced(restore, before, cluster, now)),
+        ..EtcdClusterStatus::default()
+    };
+    let api: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
+    apply::status_if_unchanged(&api, MANAGER_RESTORE, cluster, None, &formed).await?;
+    Ok(())
+}
+
+/// What the cluster operator has to know of the cluster before: its members mean nothing to the new one, and until
+/// when its volumes stay.
+fn replaced(
+    restore: &EtcdRestore,
+    before: &ReplacesStatus,
+    cluster: &EtcdCluster,
+    now: Timestamp,
+) -> ReplacedStatus {
+    let keep = restore.spec.keep_old_data.as_ref();
+    let keep = keep.and_then(|text| SignedDuration::try_from(text.parse()?).ok());
+    let status = cluster.status.as_ref();
+    let details = status.map(|status| status.member_details.as_slice());
+    let members = details.unwrap_or_default().iter();
+    let to_the_second = |time: Timestamp| Timestamp::from_second(time.as_second()).unwrap_or(time);
+    ReplacedStatus {
+        restore: restore.name_any(),
+        from_cluster_id: before.cluster_id.clone(),
+        members: members.map(|member| member.name.clone()).collect(),
+        time: Some(Time(to_the_second(now))),
+        keep_data_until: keep
+            .map(|keep| now.checked_add(keep).unwrap_or(Timestamp::MAX))
+            .map(|until| Time(to_the_second(until))),
+    }
+}
+
+/// Exactly the pods that were seen. Their volumes are not touched.
+async fn stop(hands: &Hands<'_>, namespace: &str, pods: &[FormerPod]) -> Result<(), Error> {
+    let api: Api<Pod> = hands.api(namespace);
+    let stopped = pods.iter().map(async |pod| {
+        let mut seen = Pod::default();
+        seen.metadata.name = Some(pod.name.clone());
+        seen.metadata.uid = Some(pod.uid.clone());
+        apply::delete(&api, &seen, Some(STOP_SECONDS)).await
+    });
+    join_all(stopped)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(())
+}
+
+async fn delete<K>(hands: &Hands<'_>, namespace: &str, object: Option<&K>) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    if let Some(object) = object {
+        apply::delete(&hands.api::<K>(namespace), object, None).await?;
+    }
+    Ok(())
+}
+
+async fn join(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen) -> Result<(), Error> {
+    let pod = seen.children.pod.as_ref();
+    let pod = pod.ok_or_else(|| Error::Missing("the seed's pod was not read".to_owned()))?;
+    let id = restore
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_id.as_ref());
+    let labels = names::cluster_labels(&restore.spec.etcd_cluster.name);
+    let joined = json!({ "labels": labels, "annotations": { ANNOTATION_CLUSTER_ID: id } });
+    let api: Api<Pod> = hands.api(&restore.namespace().unwrap_or_default());
+    apply::merge_metadata(&api, MANAGER_RESTORE, pod, joined).await?;
+    Ok(())
+}
+
+/// From here on it is an ordinary cluster, and no part of the restore.
+async fn release(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+) -> Result<(), Error> {
+    let owners = cluster.owner_references().iter();
+    let others: Vec<_> = owners
+        .filter(|owner| owner.uid != naming::uid(restore))
+        .collect();
+    let released = json!({
+        "annotations": { ANNOTATION_RESTORE: null },
+        "ownerReferences": others,
+    });
+    let api: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
+    apply::merge_metadata(&api, MANAGER_RESTORE, cluster, released).await?;
+    Ok(())
 }
 
 fn known_cluster(seen: &Seen) -> Result<&EtcdCluster, Error> {
@@ -109,6 +292,14 @@ fn cluster_with_claim(
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
+    // Until it is handed over it goes with the restore.
+    cluster.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: EtcdRestore::api_version(&()).into_owned(),
+        kind: EtcdRestore::kind(&()).into_owned(),
+        name: restore.name_any(),
+        uid: naming::uid(restore).to_owned(),
+        ..OwnerReference::default()
+    }]);
     let annotations = cluster.annotations_mut();
     annotations.insert(
         ANNOTATION_RESTORE.to_owned(),
@@ -157,23 +348,30 @@ async fn create_child(
             let version = EtcdVersion::parse(&cluster.spec.version).map_err(|error| {
                 Error::Missing(format!("the EtcdCluster's spec.version: {error}"))
             })?;
-            let pod = seed_pod::build(
-                &members,
-                &seed,
-                &version,
-                naming::uid(restore),
-                place,
-                image,
-            );
+            let from = seed_pod::From {
+                seed: &seed,
+                version: &version,
+                restore: naming::uid(restore),
+                source: place,
+                bump_revision: bump_revision(restore),
+                apart: in_place::replaces(restore).is_some(),
+            };
+            let pod = seed_pod::build(&members, &from, image);
             create(hands, &namespace, &pod).await
         }
     }
 }
 
+/// By how much the revision is raised; what is below is marked as compacted then.
+fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
+    let by = u64::try_from(restore.spec.bump_revision?).ok()?;
+    (by > 0).then_some(by)
+}
+
 /// Creation under a fixed name: that it exists already is for the next look to judge (invariant 11).
 async fn create<K>(hands: &Hands<'_>, namespace: &str, object: &K) -> Result<(), Error>
 where
-    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + std::fmt::Debug
         + serde::Serialize

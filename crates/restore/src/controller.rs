@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::names::{self, ANNOTATION_RESTORE, MANAGER_RESTORE};
+use api::names::{ANNOTATION_RESTORE, MANAGER_RESTORE};
 use api::{EtcdCluster, EtcdRestore};
 use etcd::{Access, EtcdClient};
 use k8s_openapi::api::core::v1::Pod;
@@ -19,8 +19,11 @@ use runtime::{Done, Operator, apply};
 
 use crate::act::{self, Hands, act};
 use crate::observe::{Eyes, observe};
-use crate::plan::plan;
+use crate::plan::{Step, plan};
 use crate::status;
+
+/// How soon to look again at what somebody else changed meanwhile.
+const SOON: Option<Duration> = Some(Duration::from_millis(200));
 
 /// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
@@ -70,38 +73,27 @@ fn watch_targets(
             watched::<EtcdCluster>(operator),
             watcher::Config::default(),
             move |cluster| {
-                restores_of(
-                    &of_cluster,
-                    cluster.namespace().as_deref(),
-                    &cluster.name_any(),
-                )
+                let (namespace, name) = (cluster.namespace(), cluster.name_any());
+                concerned(&of_cluster, |restore| {
+                    restore.metadata.namespace == namespace
+                        && restore.spec.etcd_cluster.name == name
+                })
             },
         )
         .watches(watched::<Pod>(operator), seeds, move |pod| {
-            let cluster = pod
-                .labels()
-                .get(names::LABEL_CLUSTER)
-                .cloned()
-                .unwrap_or_default();
-            restores_of(&of_pod, pod.namespace().as_deref(), &cluster)
+            let uid = pod.labels().get(ANNOTATION_RESTORE).cloned();
+            concerned(&of_pod, |restore| restore.metadata.uid == uid)
         })
 }
 
-fn restores_of(
+fn concerned(
     store: &Store<Guarded<EtcdRestore>>,
-    namespace: Option<&str>,
-    cluster: &str,
+    is: impl Fn(&EtcdRestore) -> bool,
 ) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
-    let concerned = |restore: &Guarded<EtcdRestore>| {
-        restore.0.as_ref().is_ok_and(|restore| {
-            restore.metadata.namespace.as_deref() == namespace
-                && restore.spec.etcd_cluster.name == cluster
-        })
-    };
     let restores = store.state();
     restores
         .iter()
-        .filter(|restore| concerned(restore))
+        .filter(|restore| restore.0.as_ref().is_ok_and(&is))
         .map(|restore| ObjectRef::from_obj(restore.as_ref()))
         .collect()
 }
@@ -134,6 +126,15 @@ impl Reconcile for Restorer {
             image: self.image.get().await,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
+        if let Step::Guard(_) = plan.step {
+            // The object is a new version, or gone.
+            return match acted {
+                Err(error) if matches!(error.reason(), "Conflict" | "NotFound") => {
+                    Ok(requeue(SOON))
+                }
+                acted => Ok(acted.map(|()| requeue(plan.requeue))?),
+            };
+        }
         fail::fail_point!("restore-before-status");
         let trouble = acted.as_ref().err().map(act::trouble);
         let desired = status::compute(&restore, &plan, trouble.as_ref(), &now());
@@ -149,8 +150,9 @@ impl Reconcile for Restorer {
         match written {
             // Changed since it was read: look again.
             Err(error) if error.reason() == "Conflict" => {
-                return Ok(requeue(Some(Duration::from_millis(200))));
+                return Ok(requeue(SOON));
             }
+            Err(error) if error.reason() == "NotFound" => return Ok(Done::default()),
             other => other.map_err(Error::Status)?,
         };
         Ok(Done {

@@ -6,13 +6,14 @@ use std::time::Duration;
 use api::cluster::{self, EtcdClusterSpec};
 use api::conditions::{self, ConditionType, Reason};
 use api::manifest::BackupManifest;
-use api::names::{ANNOTATION_RESTORE, Addresses};
+use api::names::{self, ANNOTATION_RESTORE, Addresses};
 use api::problem;
 use api::storage::{S3Source, StorageSource};
 use api::version::EtcdVersion;
 use api::{EtcdBackup, EtcdCluster, EtcdRestore};
 use etcd::Etcd;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Secret, Service};
+use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::member::Members;
 use runtime::outcome::Chain;
@@ -20,8 +21,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::observed::{
-    Child, Cluster, ClusterFacts, Observed, Pod, Seed, Serving, Source, Trouble,
+    Child, Cluster, ClusterFacts, Former, FormerPod, Observed, Pod, Seed, Serving, Source, Trouble,
 };
+use crate::plan::in_place;
 use crate::source::SecretData;
 use crate::{naming, plan, pod, source};
 
@@ -38,6 +40,19 @@ pub struct Seen {
     pub cluster: Option<EtcdCluster>,
     /// The place of the backup.
     pub place: Result<S3Source, Trouble>,
+    /// The seed's objects as they were read, where they are the seed's.
+    pub children: Children,
+}
+
+/// The seed's objects.
+#[derive(Default)]
+pub struct Children {
+    /// Its pod.
+    pub pod: Option<KubePod>,
+    /// Its volume claim.
+    pub claim: Option<PersistentVolumeClaim>,
+    /// Its Service.
+    pub service: Option<Service>,
 }
 
 /// Where to look.
@@ -48,6 +63,9 @@ pub struct Eyes<'a> {
     pub etcd: &'a dyn Etcd,
 }
 
+/// The first minor version whose etcdutl raises revisions.
+const BUMPS_FROM: (u64, u64) = (3, 6);
+
 /// Looks at what matters for this restore now.
 pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
     let mut seen = Seen {
@@ -56,12 +74,14 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             source: Source::NotAsked,
             seed: Seed::not_asked(),
             serving: Serving::NotAsked,
+            former: Former::NotAsked,
         },
         cluster: None,
         place: Err(Trouble::new(
             Reason::Unknown_,
             "the backup was not looked for",
         )),
+        children: Children::default(),
     };
     if plan::settled(restore).is_some() {
         return seen;
@@ -70,25 +90,22 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
     match read::<EtcdCluster>(eyes.client, &namespace, &restore.spec.etcd_cluster.name).await {
         Err(why) => seen.observed.cluster = Cluster::Unknown(why),
         Ok(None) => {
+            if in_place::gives_up(restore) {
+                return seen;
+            }
             seen.place = place(eyes, restore, &namespace).await;
             if restore
                 .status
                 .as_ref()
                 .is_some_and(|status| status.seed.is_some())
             {
-                seen.observed.source = backup(eyes, restore, &namespace, &seen.place).await;
+                let there = None;
+                seen.observed.source = backup(eyes, restore, &namespace, there, &seen.place).await;
             }
         }
         Ok(Some(cluster)) => {
             let facts = facts(&cluster);
-            if facts.claim.as_deref() == Some(naming::uid(restore)) && facts.cluster_id.is_none() {
-                seen.place = place(eyes, restore, &namespace).await;
-                seen.observed.seed = seed(eyes, restore, &namespace, &cluster).await;
-                seen.observed.serving =
-                    seed_serving(eyes, restore, &namespace, &cluster, &seen.observed.seed).await;
-            } else if facts.claim.is_none() && facts.available {
-                seen.observed.serving = cluster_serving(eyes, &namespace, &cluster).await;
-            }
+            look_around(eyes, restore, (&cluster, &facts), &mut seen).await;
             seen.observed.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,
                 None => Cluster::Present(Box::new(facts)),
@@ -97,6 +114,93 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         }
     }
     seen
+}
+
+/// What is to be known around an EtcdCluster that is there.
+async fn look_around(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    (cluster, facts): (&EtcdCluster, &ClusterFacts),
+    seen: &mut Seen,
+) {
+    let namespace = restore.namespace().unwrap_or_default();
+    let (turned, in_place) = (
+        in_place::has_turned(restore, facts),
+        in_place::replaces(restore).is_some(),
+    );
+    if facts.claim.as_deref() == Some(naming::uid(restore)) {
+        if turned && !in_place {
+            return;
+        }
+        if !in_place::gives_up(restore) || turned {
+            seen.place = place(eyes, restore, &namespace).await;
+        }
+        seen.observed.seed = seed(eyes, restore, &namespace, cluster, &mut seen.children).await;
+        if turned {
+            seen.observed.former = former(eyes, restore, &namespace, cluster).await;
+        } else {
+            let pod = seen.children.pod.as_ref();
+            seen.observed.serving =
+                seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
+        }
+    } else if facts.claim.is_none() && turned {
+        if facts.available {
+            seen.observed.serving = cluster_serving(eyes, &namespace, cluster).await;
+        }
+    } else if facts.claim.is_none() && restore.spec.overwrite && !in_place::gives_up(restore) {
+        seen.place = place(eyes, restore, &namespace).await;
+        let there = Some(&cluster.spec);
+        seen.observed.source = backup(eyes, restore, &namespace, there, &seen.place).await;
+    }
+}
+
+/// The pods of the members that are replaced: whatever is this EtcdCluster's and carries another token than the new
+/// cluster's.
+async fn former(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+) -> Former {
+    let api: Api<KubePod> = Api::namespaced(eyes.client.clone(), namespace);
+    let of_cluster = names::cluster_selector(&cluster.name_any());
+    let of_cluster = ListParams::default().labels(&of_cluster);
+    let pods = match timeout(READ, api.list(&of_cluster)).await {
+        Ok(Ok(pods)) => pods.items,
+        Ok(Err(error)) => return Former::Unknown(Chain(&error).to_string()),
+        Err(_) => return Former::Unknown(format!("the pods: no answer within {READ:?}")),
+    };
+    let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+    Former::Known(former_of(&pods, uid, &naming::seed(restore).token))
+}
+
+fn former_of(pods: &[KubePod], owner: &str, token: &str) -> Vec<FormerPod> {
+    let replaced = |pod: &&KubePod| {
+        let owners = pod.owner_references();
+        let ours = owners.is_empty() || owners.iter().any(|one| one.uid == owner);
+        ours && pod
+            .annotations()
+            .get(names::ANNOTATION_CLUSTER_TOKEN)
+            .is_none_or(|of| of != token)
+    };
+    let former = pods.iter().filter(replaced).map(|pod| FormerPod {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        terminating: pod.metadata.deletion_timestamp.is_some(),
+        ready: is_ready(pod),
+    });
+    former.collect()
+}
+
+fn is_ready(pod: &KubePod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// An object, `None` when the API server says that there is none, or why nobody can say.
@@ -122,6 +226,8 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     let mut problems = cluster::validate(cluster);
     problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
     ClusterFacts {
+        uid: cluster.uid().unwrap_or_default(),
+        paused: cluster.spec.paused,
         claim: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
         cluster_id: cluster
             .status
@@ -197,6 +303,7 @@ async fn backup(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     namespace: &str,
+    there: Option<&EtcdClusterSpec>,
     place: &Result<S3Source, Trouble>,
 ) -> Source {
     let look = async {
@@ -213,7 +320,10 @@ async fn backup(
         // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
         place.check().await?;
-        cluster_to_make(restore, manifest.as_ref())
+        match there {
+            Some(there) => check_version(restore, there, manifest.as_ref()).map(|()| there.clone()),
+            None => cluster_to_make(restore, manifest.as_ref()),
+        }
     };
     match timeout(STORE, look).await {
         Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
@@ -281,24 +391,39 @@ pub fn cluster_to_make(
         );
         return Err(Trouble::new(Reason::NotSupported, message));
     }
-    check_version(&cluster.spec, manifest)?;
+    check_version(restore, &cluster.spec, manifest)?;
     Ok(cluster.spec)
 }
 
-/// An older etcd cannot read a newer one's database.
-fn check_version(spec: &EtcdClusterSpec, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
-    let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
-    let (Some(backup), Ok(wanted)) = (backup, EtcdVersion::parse(&spec.version)) else {
+/// An older etcd cannot read a newer one's database; and its tool has to know what it is asked for.
+fn check_version(
+    restore: &EtcdRestore,
+    spec: &EtcdClusterSpec,
+    manifest: Option<&BackupManifest>,
+) -> Result<(), Trouble> {
+    let Ok(wanted) = EtcdVersion::parse(&spec.version) else {
         return Ok(());
     };
-    if wanted.minor() >= backup.minor() {
-        return Ok(());
+    let bumps = restore.spec.bump_revision.is_some_and(|by| by > 0);
+    if bumps && wanted.minor() < BUMPS_FROM {
+        let message = format!(
+            "spec.bumpRevision: the cluster is of etcd {wanted}, and etcdutl knows --bump-revision and \
+             --mark-compacted from 3.6 on: restore without them and restart every client that caches, or restore \
+             into a cluster of 3.6"
+        );
+        return Err(Trouble::new(Reason::NotSupported, message));
     }
-    let message = format!(
-        "spec.etcdCluster.template.spec.version is {wanted}, and the backup is of etcd {backup}: use that minor \
-         version or a newer one"
-    );
-    Err(Trouble::new(Reason::InvalidSpec, message))
+    let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
+    match backup {
+        Some(backup) if wanted.minor() < backup.minor() => {
+            let message = format!(
+                "the cluster's version is {wanted}, and the backup is of etcd {backup}: use that minor version or a \
+                 newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+            );
+            Err(Trouble::new(Reason::InvalidSpec, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn seed(
@@ -306,37 +431,52 @@ async fn seed(
     restore: &EtcdRestore,
     namespace: &str,
     cluster: &EtcdCluster,
+    children: &mut Children,
 ) -> Seed {
     let member = naming::seed(restore).member;
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
-    let service = read::<Service>(eyes.client, namespace, &member).await;
-    let pod = match read::<KubePod>(eyes.client, namespace, &member).await {
-        Err(why) => Pod::Unknown(why),
-        Ok(None) => Pod::Absent,
-        Ok(Some(pod)) if is_in_the_way(&pod, owner) => Pod::InTheWay,
-        Ok(Some(pod)) => Pod::Present(pod::facts(&pod)),
-    };
-    let claim = if cluster.spec.is_durable() {
-        child(
-            read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await,
-            owner,
-        )
-    } else {
-        Child::Absent
+    let (service, pod, claim) = tokio::join!(
+        read::<Service>(eyes.client, namespace, &member),
+        read::<KubePod>(eyes.client, namespace, &member),
+        async {
+            if cluster.spec.is_durable() {
+                read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await
+            } else {
+                Ok(None)
+            }
+        },
+    );
+    let (service, pod, claim) = (
+        child(service, owner, &mut children.service),
+        child(pod, owner, &mut children.pod),
+        child(claim, owner, &mut children.claim),
+    );
+    let pod = match (pod, &children.pod) {
+        (Child::Unknown(why), _) => Pod::Unknown(why),
+        (Child::InTheWay, _) => Pod::InTheWay,
+        (Child::Present, Some(pod)) => Pod::Present(pod::facts(pod)),
+        (Child::Absent | Child::Present, _) => Pod::Absent,
     };
     Seed {
-        service: child(service, owner),
+        service,
         claim,
         pod,
     }
 }
 
-fn child<K: Resource>(found: Result<Option<K>, String>, owner: &str) -> Child {
+fn child<K: Resource>(
+    found: Result<Option<K>, String>,
+    owner: &str,
+    keep: &mut Option<K>,
+) -> Child {
     match found {
         Err(why) => Child::Unknown(why),
         Ok(None) => Child::Absent,
         Ok(Some(object)) if is_in_the_way(&object, owner) => Child::InTheWay,
-        Ok(Some(_)) => Child::Present,
+        Ok(Some(object)) => {
+            *keep = Some(object);
+            Child::Present
+        }
     }
 }
 
@@ -353,18 +493,25 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
     Members::of(cluster, namespace, "", None).addresses()
 }
 
+/// At the pod's own address: beside members that serve no Service leads to it. Certificates are made for names.
 async fn seed_serving(
     eyes: &Eyes<'_>,
-    restore: &EtcdRestore,
-    namespace: &str,
-    cluster: &EtcdCluster,
+    (namespace, cluster): (&str, &EtcdCluster),
     seed: &Seed,
+    pod: Option<&KubePod>,
 ) -> Serving {
     match &seed.pod {
         Pod::Present(pod) if pod.restored.is_some() => {}
         _ => return Serving::NotAsked,
     }
-    let url = addresses(cluster, namespace).client_url(&naming::seed(restore).member);
+    let addresses = addresses(cluster, namespace);
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
+    let url = match (address, pod) {
+        (Some(address), _) if !addresses.client_tls => addresses.client_url_at(address),
+        (Some(_), Some(pod)) => addresses.client_url(&pod.name_any()),
+        _ => return Serving::Unknown("its pod has no address yet".to_owned()),
+    };
     serving(eyes, &url).await
 }
 

@@ -16,6 +16,32 @@ pub struct Observed {
     pub seed: Seed,
     /// etcd itself: the seed, or after the handover the cluster.
     pub serving: Serving,
+    /// The pods of the members that are replaced. Looked at once the new cluster is recorded.
+    pub former: Former,
+}
+
+/// The pods of the members that are replaced.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Former {
+    /// Not needed now.
+    NotAsked,
+    /// The API server did not say.
+    Unknown(String),
+    /// These are left.
+    Known(Vec<FormerPod>),
+}
+
+/// A pod of a member that is replaced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FormerPod {
+    /// Its name.
+    pub name: String,
+    /// Its UID; it is deleted by that.
+    pub uid: String,
+    /// It is being deleted.
+    pub terminating: bool,
+    /// Its readiness probe passes.
+    pub ready: bool,
 }
 
 /// The EtcdCluster of the target's name.
@@ -34,12 +60,16 @@ pub enum Cluster {
 /// What matters about the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
+    /// Its UID.
+    pub uid: String,
     /// The UID of the EtcdRestore it belongs to, from the claim annotation.
     pub claim: Option<String>,
     /// The recorded cluster ID.
     pub cluster_id: Option<String>,
     /// Whether the cluster operator reports a healthy quorum.
     pub available: bool,
+    /// Whether its operator may not change it.
+    pub paused: bool,
     /// Whether its members have volumes.
     pub durable: bool,
     /// Why its spec cannot be started, if so.
@@ -131,6 +161,8 @@ pub struct PodFacts {
     pub trouble: Option<Trouble>,
     /// The revision its restored and verified data directory holds.
     pub restored: Option<i64>,
+    /// Whether it carries the cluster's labels, so that Services find it.
+    pub joined: bool,
 }
 
 /// etcd's own answer.

@@ -11,18 +11,21 @@ use api::EtcdRestore;
 use api::cluster::EtcdClusterSpec;
 use api::conditions::{self, ConditionType, Reason};
 use api::problem;
-use api::restore::{self, SeedStatus};
+use api::restore::{self, ReplacesStatus, SeedStatus};
 
 use crate::naming;
 use crate::observed::{
-    Child, Cluster, ClusterFacts, Observed, Pod, PodFacts, Serving, Source, Trouble,
+    Child, Cluster, ClusterFacts, FormerPod, Observed, Pod, PodFacts, Serving, Source, Trouble,
 };
 
+pub mod in_place;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod scenarios;
 
+/// How soon to look again while nobody serves.
+const PROMPTLY: Duration = Duration::from_millis(200);
 /// How soon to look again at what emits no event.
 const SOON: Duration = Duration::from_secs(2);
 /// How soon to look again at what a person has to put right.
@@ -44,10 +47,19 @@ pub struct Plan {
 pub enum Step {
     /// Nothing to write.
     Nothing,
-    /// Into the restore's status: the seed's name and the new token (invariant 10).
-    RecordIntent(SeedStatus),
+    /// Into the restore's status: the seed's name and the new token, and what it replaces (invariant 10).
+    RecordIntent {
+        /// The seed.
+        seed: SeedStatus,
+        /// The cluster that is there.
+        replaces: Option<ReplacesStatus>,
+    },
+    /// The finalizer of the restore: set before the claim, taken away after it.
+    Guard(bool),
     /// The EtcdCluster, with our claim on it.
     CreateCluster(Box<EtcdClusterSpec>),
+    /// Our claim on the EtcdCluster that is there.
+    Claim,
     /// The seed's Service.
     CreateService,
     /// The seed's volume claim.
@@ -61,11 +73,19 @@ pub enum Step {
         /// The revision the seed holds.
         revision: i64,
     },
+    /// Into the restore's status: it is given up, and this is why.
+    Abandon(Trouble),
+    /// The seed's objects go: it was given up.
+    DiscardSeed,
     /// Into the cluster's status: its ID, and the seed as its first member.
     RecordFormed {
         /// 16 hexadecimal digits.
         cluster_id: String,
     },
+    /// The pods of the members that are replaced go; their volumes stay.
+    StopFormer(Vec<FormerPod>),
+    /// The labels by which Services find the seed's pod.
+    Join,
     /// The claim annotation, last: from then on it is an ordinary cluster.
     ReleaseClaim,
 }
@@ -146,23 +166,45 @@ pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
     if let Some(settled) = settled(restore) {
         return settled;
     }
+    let gives_up = in_place::gives_up(restore);
     match &observed.cluster {
         // Invariant 1.
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
+        Cluster::Ending | Cluster::Absent if gives_up => let_go(),
         Cluster::Ending => Plan::wait_for("the old EtcdCluster of this name to be gone"),
         Cluster::Absent => without_cluster(restore, &observed.source),
         Cluster::Present(cluster) => match &cluster.claim {
             Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, observed),
+            _ if gives_up => let_go(),
             Some(_) => refuse(restore, "is being restored by another EtcdRestore"),
             None if is_ours(restore, cluster) => handed_over(restore, cluster, &observed.serving),
-            None => refuse(restore, "exists"),
+            None => in_place::begin(restore, cluster, observed),
         },
     }
+}
+
+/// Nothing of the restore is left to settle.
+fn let_go() -> Plan {
+    Plan::step(Step::Guard(false), "letting the EtcdRestore go")
 }
 
 /// What no look at the world changes any more, or what the spec alone decides.
 pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
+    let held = in_place::is_held(restore);
+    if in_place::gives_up(restore) && held {
+        return None;
+    }
+    if let Some(abandoned) = status.and_then(|status| status.abandoned.as_ref()) {
+        let reason = Reason::from(abandoned.reason.as_str());
+        return Some(Plan::halt(reason, abandoned.message.clone()));
+    }
+    if in_place::is_deleted(restore) {
+        return Some(Plan::halt(
+            Reason::Cancelled,
+            "the EtcdRestore was deleted before it was done",
+        ));
+    }
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
@@ -208,8 +250,8 @@ fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
     Plan::halt(
         Reason::ClusterExists,
         format!(
-            "spec.etcdCluster.name: the EtcdCluster {name} {why}; nothing was changed. Restore under another name, or \
-             delete that EtcdCluster and create a new EtcdRestore"
+            "spec.etcdCluster.name: the EtcdCluster {name} {why}; nothing was changed. Create a new EtcdRestore under \
+             another name, or one with spec.overwrite: true, which replaces what that cluster holds"
         ),
     )
 }
@@ -223,16 +265,11 @@ fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
         return Plan::halt(Reason::ClusterMissing, message);
     }
     // Invariant 10: the names are recorded before anything is created under them.
-    if restore
-        .status
-        .as_ref()
-        .and_then(|status| status.seed.as_ref())
-        .is_none()
-    {
-        return Plan::step(
-            Step::RecordIntent(naming::seed(restore)),
-            "recording the seed member",
-        );
+    if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
+        return record_intent(restore);
+    }
+    if !in_place::is_held(restore) {
+        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
     }
     match source {
         Source::NotAsked => Plan::wait_for("the backup to be looked at"),
@@ -244,24 +281,45 @@ fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     }
 }
 
+fn record_intent(restore: &EtcdRestore) -> Plan {
+    let step = Step::RecordIntent {
+        seed: naming::seed(restore),
+        replaces: None,
+    };
+    Plan::step(step, "recording the seed member")
+}
+
+fn seed_is_recorded(restore: &EtcdRestore) -> bool {
+    let status = restore.status.as_ref();
+    status.is_some_and(|status| status.seed.is_some())
+}
+
 fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
-    if restore
-        .status
-        .as_ref()
-        .and_then(|status| status.seed.as_ref())
-        .is_none()
-    {
-        return Plan::step(
-            Step::RecordIntent(naming::seed(restore)),
-            "recording the seed member",
-        );
+    let in_place = in_place::replaces(restore).is_some();
+    // The seed was recorded: only the handover is left, also when the restore is deleted by now. For a cluster that
+    // was made for it nothing is created any more, for from here on clients may have written.
+    if in_place::has_turned(restore, cluster) {
+        return if in_place {
+            in_place::replace(observed, cluster.durable)
+        } else {
+            Plan::step(Step::ReleaseClaim, "handing the cluster over")
+        };
+    }
+    if in_place::gives_up(restore) {
+        // A cluster that was made for the restore belongs to it and goes with it.
+        return if in_place {
+            in_place::withdraw(observed)
+        } else {
+            let_go()
+        };
+    }
+    if !seed_is_recorded(restore) {
+        return record_intent(restore);
+    }
+    if in_place {
+        return in_place::prepare(restore, cluster, observed);
     }
     match (&cluster.cluster_id, verified(restore)) {
-        // The seed was recorded: only the handover is left. Nothing is created any more, for from here on clients
-        // may have written.
-        (Some(recorded), Some((id, _))) if recorded == id => {
-            Plan::step(Step::ReleaseClaim, "handing the cluster over")
-        }
         (Some(recorded), _) => Plan::halt(
             Reason::SeedFailed,
             format!(
@@ -345,6 +403,9 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
 
 fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving) -> Plan {
     let restored = verified(restore).map_or(0, |(_, revision)| revision);
+    if in_place::is_held(restore) {
+        return let_go();
+    }
     if !cluster.available {
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }

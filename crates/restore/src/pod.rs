@@ -3,11 +3,14 @@
 //! Pure: built from values, read from values.
 
 use api::conditions::Reason;
-use api::names::ANNOTATION_RESTORE;
+use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
 use api::storage::S3Source;
 use api::version::EtcdVersion;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, SecretVolumeSource, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, Pod, PodAffinityTerm, SecretVolumeSource, Volume, VolumeMount,
+};
+use kube::ResourceExt;
 use runtime::member::{self, Members, OperatorImage, RESTORE, Report, Seed, Source};
 
 use crate::observed::{PodFacts, Trouble};
@@ -17,27 +20,63 @@ const CA: &str = "/run/restore/ca";
 /// Read-only for the pod's group.
 const SECRET_MODE: i32 = 0o440;
 
+/// What the pod of a seed is made from, beside its cluster.
+pub struct From<'a> {
+    /// The member and the new cluster's token.
+    pub seed: &'a SeedStatus,
+    /// The version of etcd.
+    pub version: &'a EtcdVersion,
+    /// UID of the EtcdRestore.
+    pub restore: &'a str,
+    /// Where the backup lies.
+    pub source: &'a S3Source,
+    /// By how much the revision is raised.
+    pub bump_revision: Option<u64>,
+    /// It is made beside a cluster that serves.
+    pub apart: bool,
+}
+
 /// The pod of the seed member.
-pub fn build(
-    members: &Members<'_>,
-    seed: &SeedStatus,
-    version: &EtcdVersion,
-    restore_uid: &str,
-    source: &S3Source,
-    operator: &OperatorImage,
-) -> Pod {
+pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -> Pod {
     let seed = Seed {
-        member: &seed.member,
-        version,
-        source: from_store(source),
-        bump_revision: None,
+        member: &from.seed.member,
+        version: from.version,
+        source: from_store(from.source),
+        bump_revision: from.bump_revision,
     };
     let mut pod = member::seed_pod(members, seed, operator);
-    pod.metadata
-        .labels
-        .get_or_insert_default()
-        .insert(ANNOTATION_RESTORE.to_owned(), restore_uid.to_owned());
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
+    if from.apart {
+        // Invariant 17: no Service of the cluster, ours or a user's, finds it beside the members that serve.
+        labels.remove(LABEL_APP);
+        labels.remove(LABEL_CLUSTER);
+        find_place(&mut pod);
+    }
     pod
+}
+
+/// The members that are replaced leave their nodes only when the seed serves: it does not insist on a node without
+/// them. Those that come later keep away from it.
+fn find_place(pod: &mut Pod) {
+    let terms = pod
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.affinity.as_mut())
+        .and_then(|affinity| affinity.pod_anti_affinity.as_mut())
+        .and_then(|apart| {
+            apart
+                .required_during_scheduling_ignored_during_execution
+                .as_mut()
+        });
+    let from_members = |term: &PodAffinityTerm| {
+        let selector = term.label_selector.as_ref();
+        let labels = selector.and_then(|selector| selector.match_labels.as_ref());
+        labels.is_some_and(|labels| labels.contains_key(LABEL_CLUSTER))
+    };
+    if let Some(terms) = terms {
+        terms.retain(|term| !from_members(term));
+    }
 }
 
 /// The container that fetches sees the Secrets, and no other container does (invariant 14).
@@ -100,6 +139,7 @@ pub fn facts(pod: &Pod) -> PodFacts {
         )
     });
     PodFacts {
+        joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: trouble.or(unscheduled),
         restored: prepare
             .iter()
@@ -160,8 +200,9 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         Some(Report::Failed { reason, message }) => {
             Trouble::new(Reason::from(reason.as_str()), message)
         }
+        // It was ended from outside, or could not start: the kubelet tries again.
         _ => Trouble::new(
-            Reason::SeedFailed,
+            Reason::PodNotStarting,
             format!(
                 "container {} of the seed's pod ended with {} ({}): see its log",
                 status.name,

@@ -2,7 +2,7 @@
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionStatus, ConditionType, Finding, Reason};
-use api::restore::{self, EtcdRestoreStatus, RestorePhase};
+use api::restore::{self, AbandonedStatus, EtcdRestoreStatus, RestorePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
@@ -43,8 +43,9 @@ pub fn compute(
 
 fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
     match step {
-        Step::RecordIntent(seed) => {
+        Step::RecordIntent { seed, replaces } => {
             status.seed = Some(seed.clone());
+            status.replaces.clone_from(replaces);
             status.start_time.get_or_insert_with(|| now.clone());
         }
         Step::RecordRestored {
@@ -53,6 +54,15 @@ fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
         } => {
             status.cluster_id = Some(cluster_id.clone());
             status.restored_revision = Some(*revision);
+        }
+        Step::Abandon(trouble) => {
+            status.abandoned = Some(AbandonedStatus {
+                reason: trouble.reason.as_str().to_owned(),
+                message: format!(
+                    "{}; the cluster that was there is left as it was",
+                    trouble.message
+                ),
+            });
         }
         _ => {}
     }
@@ -145,6 +155,21 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Verify",
             format!("the seed member serves the verified backup of revision {revision}"),
         )),
+        Step::Claim => Some(Notice::normal(
+            "Claimed",
+            "Claim",
+            format!("claimed {target}: it serves until the backup is verified beside it"),
+        )),
+        Step::Abandon(trouble) => Some(Notice::warning(
+            "GivenUp",
+            "Restore",
+            format!("{target} stays as it is: {}", trouble.message),
+        )),
+        Step::RecordFormed { .. } if restore_in_place(restore) => Some(Notice::normal(
+            "Replacing",
+            "Replace",
+            format!("the members of {target} are stopped and replaced by the verified seed"),
+        )),
         Step::ReleaseClaim => Some(Notice::normal(
             "HandedOver",
             "HandOver",
@@ -177,6 +202,11 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
         _ => None,
     };
     step.into_iter().chain(outlook).collect()
+}
+
+fn restore_in_place(restore: &EtcdRestore) -> bool {
+    let status = restore.status.as_ref();
+    status.is_some_and(|status| status.replaces.is_some())
 }
 
 #[cfg(test)]
@@ -278,13 +308,13 @@ mod tests {
     #[test]
     fn fields_without_effect_are_named() {
         let mut restore = restore();
-        restore.spec.overwrite = true;
+        restore.spec.ttl_seconds_after_finished = Some(5);
         let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
         let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
         assert_eq!(
             (finding.status.as_str(), finding.reason.as_str()),
             ("False", "NotYetInEffect")
         );
-        assert!(finding.message.contains("spec.overwrite"));
+        assert!(finding.message.contains("spec.ttlSecondsAfterFinished"));
     }
 }

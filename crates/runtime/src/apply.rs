@@ -253,20 +253,32 @@ pub async fn annotate<K>(
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
+    let annotations = json!({ "annotations": { key: value } });
+    merge_metadata(api, manager, seen, annotations).await
+}
+
+/// Merges `metadata` into that of exactly the object that was seen; refused with a conflict when it changed since.
+pub async fn merge_metadata<K>(
+    api: &Api<K>,
+    manager: &str,
+    seen: &K,
+    mut metadata: Value,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
     let name = seen.name_any();
-    let body = json!({ "metadata": {
-        "uid": seen.uid(),
-        "resourceVersion": seen.resource_version(),
-        "annotations": { key: value },
-    }});
+    metadata["uid"] = json!(seen.uid());
+    metadata["resourceVersion"] = json!(seen.resource_version());
     let params = PatchParams {
         field_manager: Some(manager.to_owned()),
         ..PatchParams::default()
     };
-    api.patch(&name, &params, &Patch::Merge(&body))
-        .await
+    let patch = Patch::Merge(json!({ "metadata": metadata }));
+    let patched = api.patch(&name, &params, &patch).await;
+    patched
         .map(|_| ())
-        .map_err(|e| failed::<K>("annotate", &name, e))
+        .map_err(|e| failed::<K>("patch", &name, e))
 }
 
 /// The owner reference that lets garbage collection remove a child with its owner.

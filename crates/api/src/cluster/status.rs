@@ -54,8 +54,8 @@ text_enum! {
     }
 }
 
-/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery` and `staleApproval` all of
-/// it is a report that can be rebuilt.
+/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval` and `replaced`
+/// all of it is a report that can be rebuilt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
@@ -107,6 +107,9 @@ pub struct EtcdClusterStatus {
     /// answered. It approves nothing until it was removed and set again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_approval: Option<String>,
+    /// The last restore over this cluster: what was there before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<ReplacedStatus>,
     /// Version the members run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_version: Option<String>,
@@ -191,6 +194,35 @@ pub struct RecoveryStatus {
     /// What was lost, or why the recovery was given up, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// The cluster that a restore replaced by this one, recorded in one write with the new cluster's ID and token.
+/// Whatever carries another token than the recorded one is of a cluster before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacedStatus {
+    /// Name of the EtcdRestore.
+    pub restore: String,
+    /// Cluster ID of the cluster before, if it was ever formed.
+    #[serde(
+        default,
+        rename = "fromClusterID",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub from_cluster_id: Option<String>,
+    /// Its members.
+    #[serde(
+        default,
+        deserialize_with = "null_as_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub members: Vec<String>,
+    /// When it was replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Until when its volumes are kept at least; else they go when the new cluster is complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_data_until: Option<Time>,
 }
 
 /// Names of the members by readiness of their pods.

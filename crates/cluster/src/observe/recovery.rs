@@ -1,7 +1,9 @@
 //! What is read when no quorum answers: who the members say the members are, and the seed of a recovery.
 
+use std::time::Duration;
+
 use api::EtcdCluster;
-use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase};
+use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
 use api::conditions::ConditionType;
 use api::names;
 use etcd::Etcd;
@@ -11,15 +13,24 @@ use kube::ResourceExt;
 use crate::observe::{Look, seen};
 use crate::observed::{Observed, Recovery, SeedAnswer, Seen};
 
+/// How long the list is waited for while a recovery is under way.
+const UNDER_WAY: Duration = Duration::from_millis(500);
+
 /// What the object says.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
+    // One that was under way when a restore replaced the cluster ended with it.
+    let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
+    let is_of_this_cluster = |record: &RecoveryStatus| {
+        record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
+    };
     let available = status
         .conditions
         .iter()
         .find(|condition| condition.type_ == ConditionType::Available.as_str());
     Recovery {
-        record: status.recovery.clone(),
+        record: status.recovery.clone().filter(is_of_this_cluster),
+        replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
         unavailable_since: available
@@ -28,6 +39,14 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         last_backup: status.last_backup.as_ref().map(backup),
         ..Recovery::default()
     }
+}
+
+/// How long the list is waited for. A recovery that is under way is not to be held up by it: a quorum that is back
+/// answers at once, and one that comes back cannot have acknowledged anything through the client Service.
+pub(super) fn patience(observed: &Observed) -> Duration {
+    let record = observed.recovery.record.as_ref();
+    let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
+    if under_way { UNDER_WAY } else { Duration::MAX }
 }
 
 fn backup(last: &LastBackup) -> String {

@@ -95,9 +95,12 @@ impl Evidence {
         })
     }
 
-    /// The voters whose data is gone or going.
+    /// The voters whose data is gone, going or damaged.
     pub(super) fn lost(&self) -> Vec<String> {
-        let has_data = |name: &String| self.members.iter().any(|(other, _)| other == name);
+        let has_data = |name: &String| {
+            let found = self.members.iter().find(|(other, _)| other == name);
+            found.is_some_and(|(_, member)| !matches!(member, Member::Damaged(_)))
+        };
         let lost = self.voters.iter().filter(|name| !has_data(name));
         lost.cloned().collect()
     }
@@ -128,6 +131,10 @@ fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
 }
 
 fn is_of_former_cluster(observed: &Observed, report: &BTreeSet<String>) -> bool {
+    let replaced = observed.recovery.replaced.as_ref();
+    if replaced.is_some_and(|before| before.members.iter().any(|name| report.contains(name))) {
+        return true;
+    }
     observed.recovery.former().is_some_and(|record| {
         let mut former = record
             .lost_members

@@ -14,16 +14,17 @@ use crate::plan::size::{
     comes_first, grow, promote, reserve, shrink, wait_for_connections, wait_for_voters,
 };
 use crate::plan::view::{Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects, replaced};
 use crate::write::{Change, Order, Start, State, Write};
 
 /// The version new pods of a formed cluster get: the one it runs. Another `spec.version` is an upgrade.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
-    let pods = observed.pods.values().filter_map(|pod| pod.version.clone());
-    let disks = observed
-        .disks
-        .values()
-        .filter_map(|disk| disk.version.clone());
+    // What a restore has replaced ran what it ran.
+    let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
+    let pods = observed.pods.values().filter(|pod| ours(&pod.token));
+    let pods = pods.filter_map(|pod| pod.version.clone());
+    let disks = observed.disks.values().filter(|disk| ours(&disk.token));
+    let disks = disks.filter_map(|disk| disk.version.clone());
     let lowest = |versions: &mut dyn Iterator<Item = String>| {
         versions
             .filter_map(|text| semver::Version::parse(text.trim_start_matches('v')).ok())

@@ -15,12 +15,13 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::observe::parse_cluster_id;
 use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::membership::current_version;
 use crate::plan::quorum::quorum_of;
-use crate::plan::view::View;
-use crate::plan::{BLIND, Draft, SHORTLY, objects};
+use crate::plan::view::{self, Data, View};
+use crate::plan::{BLIND, Draft, SHORTLY, objects, replaced};
 use crate::write::{Order, RecoveryRecord, Start, State, Write};
 
 /// What the user's approval says.
@@ -39,7 +40,13 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        Approval::Wrong(text)
+        // It approved the recovery this cluster came from, and may stay.
+        let spent = observed.recovery.former();
+        let spent = spent.and_then(|record| parse_cluster_id(&record.from_cluster_id));
+        match spent.filter(|former| names(text, *former)) {
+            Some(_) => Approval::None,
+            None => Approval::Wrong(text),
+        }
     } else if observed.recovery.stale_approval.is_some() {
         Approval::Stale
     } else {
@@ -48,7 +55,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
 }
 
 fn names(text: &str, cluster_id: ClusterId) -> bool {
-    u64::from_str_radix(text.trim(), 16).ok().map(ClusterId) == Some(cluster_id)
+    parse_cluster_id(text.trim()) == Some(cluster_id)
 }
 
 fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
@@ -59,7 +66,7 @@ fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
 /// Whether the client Service may have endpoints. Invariant 16: not while a recovery is under way, and not while a
 /// pod of another cluster that it was about could be among them.
 pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
-    if in_progress(observed).is_some() {
+    if in_progress(observed).is_some() || replaced::may_serve(observed) {
         return false;
     }
     let Some(record) = &observed.recovery.record else {
@@ -401,7 +408,7 @@ fn go_on(
         ),
     );
     match &observed.recovery.seed {
-        Some(Seen::Known(answer)) => {
+        Some(Seen::Known(answer)) if keeps_data(observed, member) => {
             let (id, serves) = (answer.list.cluster_id, answer.status.revision);
             let one = answer.list.members.len() == 1 && answer.status.leader.is_some();
             if one && id.to_string() != *from_cluster_id && serves >= *revision {
@@ -417,7 +424,7 @@ fn go_on(
             draft.requeue = draft.requeue.min(BLIND);
             return;
         }
-        Some(Seen::Unknown(_)) | None => {}
+        Some(Seen::Known(_) | Seen::Unknown(_)) | None => {}
     }
     if give_up(observed, evidence, record, now, draft) {
         return;
@@ -435,6 +442,14 @@ fn go_on(
     };
     let text = format!("{member} takes its data from {survivor}{why}");
     draft.wait("SeedStarting", text, look_again);
+}
+
+/// What the seed has will still be there in a moment. One that is being deleted is not gone on with: what it has goes
+/// with it, and the survivor would have been given up for it (invariant 9).
+fn keeps_data(observed: &Observed, member: &str) -> bool {
+    let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
+    let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
+    kept && pod.is_some_and(Pod::stays)
 }
 
 /// The survivor is lost before the seed has its data: another one, if there is one. Without another one the seed
@@ -580,20 +595,13 @@ pub(super) enum Leftover {
 
 /// Judges an object that belongs to no member of the list.
 pub(super) fn leftover(
-    observed: &Observed,
-    (desired, view): (&Desired, &View),
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
     name: &str,
 ) -> Leftover {
-    let Some(record) = &observed.recovery.record else {
-        return Leftover::Ordinary;
-    };
-    if record.phase == RecoveryPhase::InProgress {
-        // It is cancelled first.
-        return if *name == record.member {
-            Leftover::Stays
-        } else {
-            Leftover::Ordinary
-        };
+    // It is cancelled first.
+    if in_progress(observed).is_some_and(|record| record.member == name) {
+        return Leftover::Stays;
     }
     let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
     let token = pod
@@ -606,7 +614,8 @@ pub(super) fn leftover(
         token == Some(&record.from_token)
             || id.is_some_and(|id| id.to_string() == record.from_cluster_id)
     });
-    if !former {
+    let replaced = replaced::is_of_before(observed, token);
+    if !former && !replaced {
         return Leftover::Ordinary;
     }
     // Whoever finds the cluster again without its status must find the new one.
@@ -622,7 +631,8 @@ pub(super) fn leftover(
     }
     // Invariant 9: the old disks stay until the new cluster is at its size and healthy.
     let (voters, quorum) = (view.voters().count(), view.quorum());
-    if voters >= desired.size && quorum.healthy() == voters {
+    let complete = voters >= desired.size && quorum.healthy() == voters;
+    if complete && !(replaced && replaced::is_kept(observed, now)) {
         Leftover::Goes
     } else {
         Leftover::KeepsDisk

@@ -134,7 +134,7 @@ fn a_child_of_an_earlier_cluster_of_the_name_is_in_the_way() {
         "new"
     ));
     assert_eq!(
-        child::<KubePod>(Err("timeout".into()), "new"),
+        child::<KubePod>(Err("timeout".into()), "new", &mut None),
         Child::Unknown("timeout".into())
     );
 }
@@ -143,13 +143,15 @@ fn a_child_of_an_earlier_cluster_of_the_name_is_in_the_way() {
 fn the_claim_and_the_recorded_id_are_read_from_the_cluster() {
     let cluster: EtcdCluster = serde_json::from_value(json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
-        "metadata": { "name": "main", "annotations": { "etcd.database.coreos.com/restore": "u" } },
+        "metadata": { "name": "main", "uid": "cluster-uid", "annotations": { "etcd.database.coreos.com/restore": "u" } },
         "spec": { "size": 3, "version": "3.6.16" },
         "status": { "clusterID": "ab", "conditions": [{ "type": "Available", "status": "True", "reason": "R",
                     "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" }] },
     }))
     .unwrap();
     let expected = ClusterFacts {
+        uid: "cluster-uid".into(),
+        paused: false,
         claim: Some("u".into()),
         cluster_id: Some("ab".into()),
         available: true,
@@ -157,4 +159,59 @@ fn the_claim_and_the_recorded_id_are_read_from_the_cluster() {
         problems: vec![],
     };
     assert_eq!(facts(&cluster), expected);
+}
+
+fn bumping(version: &str) -> EtcdRestore {
+    let mut restore = restore(json!({ "spec": { "version": version } }));
+    restore.spec.bump_revision = Some(1_000_000_000);
+    restore.spec.mark_compacted = true;
+    restore
+}
+
+#[test]
+fn raising_the_revision_is_refused_where_etcdutl_does_not_know_it() {
+    for version in ["3.4.37", "3.5.35"] {
+        let trouble = refused(&bumping(version), None);
+        assert_eq!(trouble.reason, Reason::NotSupported);
+        assert!(trouble.message.contains(version), "{}", trouble.message);
+    }
+    assert!(cluster_to_make(&bumping("3.6.16"), None).is_ok());
+}
+
+#[test]
+fn an_older_cluster_is_not_replaced_with_a_newer_ones_backup() {
+    let spec = |version: &str| EtcdClusterSpec {
+        version: version.to_owned(),
+        ..EtcdClusterSpec::default()
+    };
+    let (restore, recorded) = (restore(Value::Null), manifest("3.6.16", json!({})));
+    let trouble = check_version(&restore, &spec("3.5.35"), Some(&recorded)).unwrap_err();
+    assert_eq!(trouble.reason, Reason::InvalidSpec);
+    assert!(check_version(&restore, &spec("3.7.0"), Some(&recorded)).is_ok());
+}
+
+/// Invariant 9: what is stopped is of this EtcdCluster, and of another cluster than the seed's.
+#[test]
+fn the_members_that_are_replaced_are_told_by_owner_and_token() {
+    let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
+        serde_json::from_value(json!({
+            "metadata": { "name": name, "uid": format!("uid-{name}"),
+                "annotations": { "etcd.database.coreos.com/cluster-token": token },
+                "ownerReferences": [{ "apiVersion": "v", "kind": "EtcdCluster", "name": "main", "uid": owner }] },
+            "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+        }))
+        .unwrap()
+    };
+    let pods = [
+        pod("old", "u", json!("before"), "True"),
+        pod("older", "u", json!(""), "False"),
+        pod("seed", "u", json!("restore-1"), "True"),
+        pod("stranger", "another", json!("before"), "True"),
+    ];
+    let former = former_of(&pods, "u", "restore-1");
+    let found: Vec<_> = former
+        .iter()
+        .map(|pod| (pod.name.as_str(), pod.ready))
+        .collect();
+    assert_eq!(found, [("old", true), ("older", false)]);
 }

@@ -1,14 +1,18 @@
 //! Thousands of rounds of plan and act on a small model of Kubernetes, the kubelet, etcd and the cluster operator,
 //! with crashes between every two writes, lost replies, unknown answers, lost pods, and people who interfere.
 
+use api::names::FINALIZER_CLAIM;
 use proptest::prelude::*;
 
 use super::*;
-use crate::observed::Seed;
+use crate::observed::{Former, Seed};
 
 const UID: &str = "restore-uid";
 const ID: &str = "00000000000000ab";
 const BACKUP: i64 = 100;
+/// The cluster that is there in the worlds where one is replaced.
+const OLD: &str = "00000000000000cd";
+const OLD_MEMBERS: usize = 3;
 
 /// What happens between two reconciles.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,16 @@ enum Fate {
     DeleteCluster,
     /// Somebody creates an EtcdCluster of that name, if there is none.
     StrangerCreates,
+    /// Somebody deletes the EtcdRestore.
+    DeleteRestore,
+}
+
+/// A member of the cluster that is replaced.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum OldMember {
+    Runs,
+    Stops,
+    Gone,
 }
 
 #[allow(
@@ -57,6 +71,8 @@ struct ModelCluster {
     pod: Option<ModelPod>,
     /// The verified data of the seed: on its volume, or in the pod.
     disk: bool,
+    /// The members that were there before.
+    old: Vec<OldMember>,
     acknowledged: i64,
     /// Acknowledged writes that a restore threw away.
     lost_writes: bool,
@@ -66,6 +82,8 @@ struct ModelCluster {
 struct ModelPod {
     prepared: bool,
     serving: bool,
+    /// It carries the cluster's labels.
+    joined: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +93,20 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
+    in_place: bool,
+    /// The restore was deleted, and nothing holds it any more.
+    gone: bool,
+}
+
+impl ModelCluster {
+    /// Everything the old cluster had is there and serves.
+    fn is_old_whole(&self) -> bool {
+        !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Runs)
+    }
+
+    fn has_turned(&self) -> bool {
+        self.cluster_id.as_deref() == Some(ID)
+    }
 }
 
 impl World {
@@ -90,7 +122,24 @@ impl World {
             durable,
             good_backup,
             store_up: true,
+            in_place: false,
+            gone: false,
         }
+    }
+
+    /// A cluster is there, and is to be replaced.
+    fn replacing(durable: bool, good_backup: bool) -> Self {
+        let mut world = Self::new(durable, good_backup);
+        world.in_place = true;
+        world.restore.spec.overwrite = true;
+        world.cluster = Some(ModelCluster {
+            cluster_id: Some(OLD.into()),
+            bootstrap: true,
+            available: true,
+            old: vec![OldMember::Runs; OLD_MEMBERS],
+            ..ModelCluster::default()
+        });
+        world
     }
 
     fn observe(&self, blind: Option<u8>) -> Observed {
@@ -104,9 +153,12 @@ impl World {
             },
             seed: Seed::not_asked(),
             serving: Serving::NotAsked,
+            former: Former::NotAsked,
         };
         if let Some(cluster) = &self.cluster {
             observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+                uid: "cluster-uid".into(),
+                paused: false,
                 claim: cluster.claim.then(|| UID.to_owned()),
                 cluster_id: cluster.cluster_id.clone(),
                 available: cluster.available,
@@ -114,6 +166,10 @@ impl World {
                 problems: vec![],
             }));
             observed.seed = self.seed(cluster, &hidden);
+            observed.former = match hidden(4) {
+                true => Former::Unknown("timeout".into()),
+                false => Former::Known(former(&cluster.old)),
+            };
             observed.serving = match &cluster.pod {
                 Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
                     cluster_id: ID.into(),
@@ -141,6 +197,7 @@ impl World {
                 trouble: (!self.good_backup && !pod.prepared)
                     .then(|| Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
                 restored: pod.prepared.then_some(BACKUP),
+                joined: pod.joined,
             }),
         };
         Seed {
@@ -154,12 +211,19 @@ impl World {
         // Invariant 9: what a stranger owns is never written to.
         if !matches!(
             step,
-            Step::Nothing | Step::RecordIntent(_) | Step::RecordRestored { .. }
+            Step::Nothing
+                | Step::RecordIntent { .. }
+                | Step::RecordRestored { .. }
+                | Step::Guard(_)
+                | Step::Abandon(_)
         ) && let Some(cluster) = &mut self.cluster
             && cluster.stranger
             && !matches!(step, Step::CreateCluster(_))
         {
             cluster.touched = true;
+        }
+        if let Step::Guard(set) = step {
+            self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }
         match (step, &mut self.cluster) {
             (Step::CreateCluster(_), None) => {
@@ -175,9 +239,45 @@ impl World {
                     cluster.service && (cluster.volume || !self.durable),
                     "a pod before what it needs"
                 );
-                cluster.pod.get_or_insert_default();
+                // Beside members that run it has no labels of the cluster.
+                let joined = cluster.old.is_empty();
+                cluster.pod.get_or_insert(ModelPod {
+                    joined,
+                    ..ModelPod::default()
+                });
+            }
+            (Step::Claim, Some(cluster)) => {
+                assert!(
+                    self.restore.metadata.finalizers.is_some(),
+                    "claimed, and a deletion would leave the claim (invariant 10)"
+                );
+                cluster.claim = true;
+            }
+            (Step::DiscardSeed, Some(cluster)) => {
+                assert!(!cluster.has_turned(), "the new cluster was discarded");
+                (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
+                    (None, false, false, false);
+            }
+            (Step::StopFormer(pods), Some(cluster)) => {
+                assert!(
+                    cluster.has_turned() && cluster.disk,
+                    "stopped before the replacement is verified (invariant 9)"
+                );
+                for (index, member) in cluster.old.iter_mut().enumerate() {
+                    if pods.iter().any(|pod| pod.name == index.to_string())
+                        && *member == OldMember::Runs
+                    {
+                        *member = OldMember::Stops;
+                    }
+                }
+            }
+            (Step::Join, Some(cluster)) => {
+                if let Some(pod) = &mut cluster.pod {
+                    pod.joined = true;
+                }
             }
             (Step::RecordFormed { cluster_id }, Some(cluster)) => {
+                assert!(cluster.disk, "recorded without verified data (invariant 9)");
                 cluster.cluster_id = Some(cluster_id.clone());
                 cluster.bootstrap = true;
             }
@@ -187,6 +287,11 @@ impl World {
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "released without a record"
                 );
+                let stopped = cluster.old.iter().all(|old| *old != OldMember::Runs);
+                assert!(
+                    cluster.old.is_empty() || stopped == cluster.has_turned(),
+                    "released between two clusters"
+                );
                 cluster.claim = false;
             }
             _ => {}
@@ -194,10 +299,7 @@ impl World {
     }
 
     fn write_status(&mut self, plan: &Plan) {
-        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
-            k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
-        );
-        self.restore.status = Some(crate::status::compute(&self.restore, plan, None, &now));
+        self.restore.status = Some(crate::status::compute(&self.restore, plan, None, &epoch()));
     }
 
     fn kubelet(&mut self) {
@@ -205,13 +307,19 @@ impl World {
         let Some(cluster) = &mut self.cluster else {
             return;
         };
+        for member in &mut cluster.old {
+            if *member == OldMember::Stops {
+                *member = OldMember::Gone;
+            }
+        }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
             // The cluster operator puts the member back on its disk once the cluster is its own.
-            if durable && disk && !cluster.claim && cluster.cluster_id.is_some() {
+            if durable && disk && !cluster.claim && cluster.has_turned() {
                 cluster.pod = Some(ModelPod {
                     prepared: true,
                     serving: false,
+                    joined: true,
                 });
             }
             return;
@@ -228,7 +336,19 @@ impl World {
     }
 
     fn happen(&mut self, fate: Fate) {
+        if self.gone
+            && matches!(
+                fate,
+                Fate::Reconcile | Fate::CrashBefore | Fate::CrashAfter | Fate::Blind(_)
+            )
+        {
+            return;
+        }
         match fate {
+            Fate::DeleteRestore => {
+                self.restore.metadata.deletion_timestamp = Some(epoch());
+                self.end_of_restore();
+            }
             Fate::Reconcile => self.reconcile(None, true, true),
             Fate::CrashBefore => self.reconcile(None, false, false),
             Fate::CrashAfter => self.reconcile(None, true, false),
@@ -248,7 +368,15 @@ impl World {
             Fate::ClusterOperator => {
                 if let Some(cluster) = self.cluster.as_mut().filter(|cluster| !cluster.stranger) {
                     let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving);
-                    cluster.available = serves && !cluster.claim && cluster.cluster_id.is_some();
+                    cluster.available = if cluster.has_turned() {
+                        serves && !cluster.claim
+                    } else {
+                        cluster.is_old_whole()
+                    };
+                    // What belongs to no member is removed.
+                    if !cluster.claim && !cluster.has_turned() && self.in_place {
+                        (cluster.service, cluster.volume) = (false, false);
+                    }
                 }
             }
             Fate::LosePod => {
@@ -263,12 +391,13 @@ impl World {
                 }
             }
             Fate::ClientWrites => {
-                // The client Service has endpoints once the cluster ID is recorded.
-                if let Some(cluster) = self
-                    .cluster
-                    .as_mut()
-                    .filter(|cluster| cluster.cluster_id.is_some())
-                    && cluster.pod.as_ref().is_some_and(|pod| pod.serving)
+                // The client Service has endpoints once the cluster ID is recorded; a Service of the user's finds
+                // whatever carries the labels.
+                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| cluster.has_turned())
+                    && cluster
+                        .pod
+                        .as_ref()
+                        .is_some_and(|pod| pod.serving && pod.joined)
                 {
                     cluster.acknowledged += 1;
                 }
@@ -281,6 +410,10 @@ impl World {
         let plan = plan(&self.restore, &self.observe(blind));
         if write {
             self.act(&plan.step);
+            if let Step::Guard(_) = plan.step {
+                self.end_of_restore();
+                return;
+            }
         }
         if status {
             let before = self.succeeded();
@@ -288,6 +421,22 @@ impl World {
             if self.succeeded() && !before {
                 self.check_success();
             }
+        }
+    }
+
+    /// An object that is deleted and held by nobody is gone, and what it owns goes with it.
+    fn end_of_restore(&mut self) {
+        let held = self.restore.metadata.finalizers.is_some();
+        if self.restore.metadata.deletion_timestamp.is_none() || held || self.gone {
+            return;
+        }
+        self.gone = true;
+        if let Some(cluster) = self.cluster.as_ref().filter(|cluster| cluster.claim) {
+            assert!(
+                cluster.old.is_empty() && !cluster.has_turned(),
+                "gone, and its claim stays on a cluster that is whole"
+            );
+            self.cluster = None;
         }
     }
 
@@ -327,8 +476,20 @@ impl World {
         );
         if !self.good_backup && !cluster.stranger {
             assert!(
-                cluster.cluster_id.is_none(),
+                !cluster.has_turned(),
                 "an unreadable backup was handed over"
+            );
+        }
+        let before = cluster.old.iter().any(|old| *old != OldMember::Gone);
+        let after = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
+        assert!(
+            !(before && after),
+            "clients find two clusters (invariant 17)"
+        );
+        if self.durable && !cluster.old.is_empty() {
+            assert!(
+                cluster.is_old_whole() || cluster.disk,
+                "neither the old cluster is whole nor the new one verified (invariant 9)"
             );
         }
         if !cluster.claim && !cluster.stranger {
@@ -350,6 +511,22 @@ impl World {
     }
 }
 
+fn epoch() -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH)
+}
+
+fn former(old: &[OldMember]) -> Vec<FormerPod> {
+    let there = old.iter().enumerate();
+    let there = there.filter(|(_, member)| **member != OldMember::Gone);
+    let pods = there.map(|(index, member)| FormerPod {
+        name: index.to_string(),
+        uid: index.to_string(),
+        terminating: *member == OldMember::Stops,
+        ready: true,
+    });
+    pods.collect()
+}
+
 fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
     let one = prop_oneof![
         12 => Just(Fate::Reconcile),
@@ -364,9 +541,12 @@ fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
         2 => Just(Fate::LosePod),
         1 => Just(Fate::DeleteCluster),
         1 => Just(Fate::StrangerCreates),
+        1 => Just(Fate::DeleteRestore),
     ];
     let kept = move |fate| match fate {
-        Fate::DeleteCluster | Fate::StrangerCreates if !people => Fate::Reconcile,
+        Fate::DeleteCluster | Fate::StrangerCreates | Fate::DeleteRestore if !people => {
+            Fate::Reconcile
+        }
         fate => fate,
     };
     prop::collection::vec(one.prop_map(kept), 0..120)
@@ -402,7 +582,7 @@ proptest! {
         let mut world = World::new(false, true);
         let mut lost = false;
         for fate in fates {
-            let formed = world.cluster.as_ref().is_some_and(|cluster| cluster.cluster_id.is_some());
+            let formed = world.cluster.as_ref().is_some_and(ModelCluster::has_turned);
             lost |= matches!(fate, Fate::LosePod) && formed;
             world.happen(fate);
         }
@@ -420,6 +600,78 @@ proptest! {
         world.calm_down();
         prop_assert!(!world.succeeded());
     }
+
+    /// At every moment the old cluster is whole or the new one verified, and clients find one of them at most.
+    #[test]
+    fn invariant_9_a_cluster_that_is_replaced_is_whole_until_the_new_one_is_verified(
+        durable: bool,
+        good: bool,
+        fates in fates(true),
+    ) {
+        let mut world = World::replacing(durable, good);
+        for fate in fates {
+            // What the user asks for with `overwrite` is not only the cluster he saw.
+            if !matches!(fate, Fate::StrangerCreates) {
+                world.happen(fate);
+            }
+        }
+        world.calm_down();
+    }
+
+    /// The operator killed between any two writes goes on to the end.
+    #[test]
+    fn a_restore_in_place_completes_when_the_faults_stop(fates in fates(false)) {
+        let mut world = World::replacing(true, true);
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
+        let cluster = world.cluster.unwrap();
+        prop_assert!(!cluster.claim && cluster.has_turned());
+        prop_assert!(world.restore.metadata.finalizers.is_none());
+    }
+
+    /// A failure leaves the old cluster as it was, says so, and lets go of it.
+    #[test]
+    fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
+        let mut world = World::replacing(durable, false);
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        let cluster = world.cluster.clone().unwrap();
+        prop_assert!(cluster.is_old_whole() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
+        prop_assert!(cluster.pod.is_none() && !cluster.volume && !cluster.service);
+        prop_assert!(world.restore.metadata.finalizers.is_none());
+        let status = world.restore.status.unwrap();
+        prop_assert_eq!(status.abandoned.unwrap().reason, "SnapshotUnreadable");
+        prop_assert!(!status.succeeded);
+    }
+
+    /// Whenever the EtcdRestore is deleted: the old cluster is whole, or the new one is; and nobody claims it.
+    #[test]
+    fn a_restore_deleted_at_any_moment_leaves_one_whole_cluster(
+        good: bool,
+        before in fates(false),
+        after in fates(false),
+    ) {
+        let mut world = World::replacing(true, good);
+        for fate in before {
+            world.happen(fate);
+        }
+        world.happen(Fate::DeleteRestore);
+        for fate in after {
+            world.happen(fate);
+        }
+        world.calm_down();
+        prop_assert!(world.gone, "{:?}", world.restore.metadata);
+        let cluster = world.cluster.unwrap();
+        prop_assert!(!cluster.claim);
+        let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving && pod.joined);
+        let whole = if cluster.has_turned() { serves } else { cluster.is_old_whole() };
+        prop_assert!(whole);
+    }
 }
 
 #[test]
@@ -428,7 +680,7 @@ fn a_quiet_restore_completes_in_a_dozen_rounds() {
     let mut rounds = 0;
     while !world.succeeded() {
         rounds += 1;
-        assert!(rounds < 14, "{:?}", world.restore.status);
+        assert!(rounds < 16, "{:?}", world.restore.status);
         world.happen(Fate::Reconcile);
         world.happen(Fate::Kubelet);
         world.happen(Fate::ClusterOperator);

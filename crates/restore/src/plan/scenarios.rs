@@ -1,9 +1,12 @@
 //! One situation, one decision. The data behind one `check`.
 
+use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
 
 use super::*;
-use crate::observed::Seed;
+use crate::observed::{Former, Seed};
+
+mod replacing;
 
 const UID: &str = "restore-uid";
 const ID: &str = "00000000000000ab";
@@ -13,7 +16,13 @@ fn restore(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
     let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
     restore.metadata.uid = Some(UID.into());
     restore.metadata.generation = Some(1);
+    restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
     edit(&mut restore);
+    restore
+}
+
+fn let_go(mut restore: EtcdRestore) -> EtcdRestore {
+    restore.metadata.finalizers = None;
     restore
 }
 
@@ -38,6 +47,7 @@ fn absent(source: Source) -> Observed {
         source,
         seed: Seed::not_asked(),
         serving: Serving::NotAsked,
+        former: Former::NotAsked,
     }
 }
 
@@ -75,8 +85,8 @@ fn serves(revision: i64) -> Serving {
 
 fn restored_pod() -> Pod {
     Pod::Present(PodFacts {
-        trouble: None,
         restored: Some(100),
+        ..PodFacts::default()
     })
 }
 
@@ -99,13 +109,18 @@ fn reason(plan: &Plan) -> Reason {
 #[test]
 fn records_its_intent_before_it_creates_anything() {
     let restore = restore(|_| {});
-    let seed = naming::seed(&restore);
+    let record = Step::RecordIntent {
+        seed: naming::seed(&restore),
+        replaces: None,
+    };
+    check(&restore, &absent(Source::NotAsked), &record);
+    check(&restore, &present(claimed()), &record);
+    // A deletion from here on waits until the claim is settled.
     check(
-        &restore,
+        &let_go(intended()),
         &absent(Source::NotAsked),
-        &Step::RecordIntent(seed.clone()),
+        &Step::Guard(true),
     );
-    check(&restore, &present(claimed()), &Step::RecordIntent(seed));
 }
 
 #[test]
@@ -244,7 +259,7 @@ fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
 fn a_snapshot_that_cannot_be_read_reaches_the_user() {
     let pod = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
-        restored: None,
+        ..PodFacts::default()
     });
     let plan = check(
         &intended(),
@@ -275,7 +290,8 @@ fn hands_over_in_three_writes_and_the_claim_last() {
         cluster_id: id(),
         ..ClusterFacts::default()
     });
-    check(&seed_verified(), &released, &Step::Nothing);
+    check(&seed_verified(), &released, &Step::Guard(false));
+    check(&let_go(seed_verified()), &released, &Step::Nothing);
 }
 
 #[test]
@@ -320,7 +336,7 @@ fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
     let with = |available, serving| {
         let mut observed = present(facts(available));
         observed.serving = serving;
-        plan(&seed_verified(), &observed).outlook == Outlook::Complete
+        plan(&let_go(seed_verified()), &observed).outlook == Outlook::Complete
     };
     let other = Serving::Serves {
         cluster_id: "ff".into(),
@@ -346,14 +362,6 @@ fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
 
 #[test]
 fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
-    let bump = restore(|r| {
-        r.spec.bump_revision = Some(1000);
-        r.spec.mark_compacted = true;
-    });
-    assert_eq!(
-        reason(&check(&bump, &absent(Source::NotAsked), &Step::Nothing)),
-        Reason::NotSupported
-    );
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotAsked), &Step::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
@@ -402,4 +410,33 @@ fn trouble_that_passes_by_itself_is_no_failure() {
         assert_eq!(matches!(plan.outlook, Outlook::Stuck(_)), failure);
         assert!(plan.requeue.is_some(), "it is looked at again");
     }
+}
+
+#[test]
+fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
+    let deleted = |mut restore: EtcdRestore| {
+        restore.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            ));
+        restore
+    };
+    let nothing = absent(Source::Ready(Box::default()));
+    let preparing = claimed_with(restored_pod(), serves(100));
+    for observed in [&nothing, &preparing] {
+        check(&deleted(intended()), observed, &Step::Guard(false));
+    }
+    // Once the cluster is recorded it is whole, and is handed over first.
+    let formed = present(ClusterFacts {
+        cluster_id: Some(ID.to_owned()),
+        ..claimed()
+    });
+    check(&deleted(seed_verified()), &formed, &Step::ReleaseClaim);
+    let released = present(ClusterFacts {
+        cluster_id: Some(ID.to_owned()),
+        ..ClusterFacts::default()
+    });
+    check(&deleted(seed_verified()), &released, &Step::Guard(false));
+    let gone = check(&let_go(deleted(intended())), &nothing, &Step::Nothing);
+    assert_eq!(reason(&gone), Reason::Cancelled);
 }

@@ -14,6 +14,10 @@ fn source(json: Value) -> S3Source {
 }
 
 fn built(cluster: Value, source: &S3Source) -> Value {
+    built_as(cluster, source, false)
+}
+
+fn built_as(cluster: Value, source: &S3Source, apart: bool) -> Value {
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(cluster).unwrap());
     cluster.metadata.uid = Some("cluster-uid".into());
     let seed = SeedStatus {
@@ -26,7 +30,42 @@ fn built(cluster: Value, source: &S3Source) -> Value {
         image: "localhost/etcd-operator:dev".into(),
         pull_policy: Some("IfNotPresent".into()),
     };
-    serde_json::to_value(build(&members, &seed, &version, "uid", source, &operator)).unwrap()
+    let from = From {
+        seed: &seed,
+        version: &version,
+        restore: "uid",
+        source,
+        bump_revision: None,
+        apart,
+    };
+    serde_json::to_value(build(&members, &from, &operator)).unwrap()
+}
+
+/// Invariant 17: beside members that serve, no Service of the cluster finds the seed, and no rule keeps it away.
+#[test]
+fn invariant_17_a_seed_beside_a_living_cluster_is_found_by_no_service() {
+    let strict = json!({ "pod": { "antiAffinity": true } });
+    let pod = built_as(strict.clone(), &with_secret(), true);
+    let labels = pod["metadata"]["labels"].as_object().unwrap();
+    assert!(!labels.contains_key("app") && !labels.contains_key("etcd_cluster"));
+    assert_eq!(labels["etcd.database.coreos.com/restore"], "uid");
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let apart = &pod["spec"]["affinity"]["podAntiAffinity"][required];
+    assert_eq!(*apart, json!([]));
+    let pod = built(strict, &with_secret());
+    assert_eq!(pod["metadata"]["labels"]["etcd_cluster"], "main");
+    let apart = &pod["spec"]["affinity"]["podAntiAffinity"][required];
+    assert_eq!(apart.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_seed_with_the_clusters_labels_has_joined() {
+    let joined = |labels: Value| {
+        let pod = json!({ "metadata": { "labels": labels } });
+        facts(&serde_json::from_value(pod).unwrap()).joined
+    };
+    assert!(joined(json!({ "app": "etcd", "etcd_cluster": "main" })));
+    assert!(!joined(json!({ "etcd_node": "main-aaaaaaaaaa" })));
 }
 
 fn with_secret() -> S3Source {
@@ -228,8 +267,8 @@ fn a_finished_restore_tells_its_revision() {
     assert_eq!(
         facts,
         PodFacts {
-            trouble: None,
-            restored: Some(7)
+            restored: Some(7),
+            ..PodFacts::default()
         }
     );
     let only_fetched = reported(json!([container("fetch", ended(0, done), json!({}))]));
@@ -261,7 +300,7 @@ fn what_the_kubelet_cannot_start_is_said() {
     let killed = reported(json!([container("restore", ended(137, ""), json!({}))]))
         .trouble
         .unwrap();
-    assert_eq!(killed.reason, Reason::SeedFailed);
+    assert_eq!(killed.reason, Reason::PodNotStarting);
     let pod = json!({ "status": { "conditions": [
         { "type": "PodScheduled", "status": "False", "message": "no node" }] } });
     let trouble = facts(&serde_json::from_value(pod).unwrap())

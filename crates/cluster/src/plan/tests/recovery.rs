@@ -1,8 +1,9 @@
 //! Lost quorums: what is said, what is waited for, and how a new cluster begins with what is left.
 
-use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
+use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::observed::{Intent, Kept, SeedAnswer, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
@@ -577,4 +578,92 @@ fn no_pod_is_put_on_an_old_disk() {
 fn an_old_approval_recovers_nothing_twice() {
     let scene = approved(recovered());
     assert_eq!((begun(&scene), recorded(&scene)), (None, None));
+    let mut lost = leaderless(scene).without_pod("n");
+    lost.observed.disks.remove("n");
+    lost.observed.reported_voters = ["n".to_owned()].into();
+    assert_eq!((begun(&lost), recorded(&lost)), (None, None));
+    let codes: Vec<_> = lost.plan().problems.iter().map(|one| one.code).collect();
+    assert_eq!(codes, ["QuorumLost"], "it is no mistake either");
+}
+
+// ---- what a restore has replaced ----
+
+/// The seed of a restore in place serves; the members before it are stopped, their disks are there.
+fn replaced(keep_until: Option<i64>) -> Scene {
+    let mut scene = recovered();
+    scene.observed.recovery.record = None;
+    scene.observed.recovery.replaced = Some(ReplacedStatus {
+        restore: "again".into(),
+        from_cluster_id: Some(CLUSTER.to_string()),
+        members: vec!["a".into(), "b".into()],
+        time: Some(Time(at(990))),
+        keep_data_until: keep_until.map(|until| Time(at(until))),
+    });
+    scene
+}
+
+/// Invariant 9: the disks of a cluster that was restored over stay until the new one is complete, and as long as
+/// the user wants.
+#[test]
+fn what_a_restore_replaced_goes_when_the_new_cluster_is_complete_and_not_before_it_may() {
+    let deletes_disk = |scene: &Scene| {
+        let writes = scene.writes();
+        let disks = writes.iter();
+        disks
+            .filter(|write| matches!(write, Write::DeleteDisk { .. }))
+            .count()
+    };
+    for (size, keep_until, gone) in [
+        (3, None, 0),
+        (1, None, 2),
+        (1, Some(1001), 0),
+        (1, Some(999), 2),
+    ] {
+        let mut scene = replaced(keep_until);
+        scene.desired.size = size;
+        assert!(scene.writes().contains(&scene::delete_pod("a")));
+        assert_eq!(
+            deletes_disk(&scene),
+            gone,
+            "size {size}, kept until {keep_until:?}"
+        );
+        assert!(scene.plan().problems.is_empty(), "none is foreign");
+    }
+}
+
+/// Invariant 16.
+#[test]
+fn clients_are_let_in_when_no_member_that_was_restored_over_can_be_reached() {
+    let open = Write::ApplyClient { open: true };
+    let mut scene = replaced(None);
+    assert!(!scene.writes().contains(&open));
+    let old = scene.observed.pods.get_mut("a").unwrap();
+    (old.terminating, old.ready) = (true, false);
+    assert!(scene.writes().contains(&open));
+}
+
+/// Invariant 1: the report of the members that were restored over says nothing about the new cluster.
+#[test]
+fn a_restored_cluster_that_does_not_answer_is_not_lost_by_the_report_of_the_one_before() {
+    let mut scene = leaderless(replaced(None));
+    scene.observed.statuses.clear();
+    scene.observed.reported_voters = ["a".to_owned(), "b".to_owned()].into();
+    let plan = scene.plan();
+    assert!(
+        plan.problems
+            .iter()
+            .all(|problem| problem.code != "QuorumLost"),
+        "{plan:?}"
+    );
+    assert!(!destroys(&scene.writes()));
+}
+
+/// The disks of a cluster before say nothing about the version the new one runs.
+#[test]
+fn the_version_of_what_was_restored_over_does_not_count() {
+    let mut scene = replaced(None);
+    scene.observed.pods.get_mut("n").unwrap().version = Some("3.6.16".into());
+    scene.observed.pods.get_mut("a").unwrap().version = Some("3.5.35".into());
+    let version = crate::plan::current_version(&scene.desired, &scene.observed);
+    assert_eq!(version, "3.6.16");
 }

@@ -1,0 +1,193 @@
+//! In place: a cluster that is there is replaced by the backup's, and its EtcdCluster stays.
+//!
+//! The seed is made beside the members that serve. Its pod carries no label of the cluster, so no Service finds it,
+//! and it answers to the operator alone, at the pod's own address. One write, of the new cluster's ID and token into
+//! the EtcdCluster's status, is the turn: before it the old cluster is whole and goes on whatever happens; after it
+//! the new one does, which by then has served the verified backup. Only then the old members stop (invariant 9), and
+//! only when they have does the seed get its labels (invariant 17).
+
+use api::EtcdRestore;
+use api::conditions::Reason;
+use api::names::FINALIZER_CLAIM;
+use api::problem;
+use api::restore::ReplacesStatus;
+
+use super::{PROMPTLY, Plan, Step, missing, prepare_seed, refuse, seed_is_recorded, verified};
+use crate::naming;
+use crate::observed::{Child, ClusterFacts, Former, Observed, Pod, Source, Trouble};
+
+/// Whether the operator holds the object back from deletion until the claim is settled.
+pub fn is_held(restore: &EtcdRestore) -> bool {
+    let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
+    finalizers.iter().any(|one| one == FINALIZER_CLAIM)
+}
+
+/// Whether somebody deleted the EtcdRestore.
+pub fn is_deleted(restore: &EtcdRestore) -> bool {
+    restore.metadata.deletion_timestamp.is_some()
+}
+
+/// The restore does not go on: what was there before stays.
+pub fn gives_up(restore: &EtcdRestore) -> bool {
+    let status = restore.status.as_ref();
+    is_deleted(restore) || status.is_some_and(|status| status.abandoned.is_some())
+}
+
+/// The cluster that is replaced, if one is.
+pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
+    restore.status.as_ref()?.replaces.as_ref()
+}
+
+/// Whether the turn was made: the EtcdCluster's status names the seed's cluster.
+pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
+    let ours = verified(restore).map(|(id, _)| id);
+    ours.is_some() && ours == cluster.cluster_id.as_deref()
+}
+
+/// Before the claim: everything that can be known to fail fails here, where nothing has been touched.
+pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+    if !restore.spec.overwrite {
+        return refuse(restore, "exists");
+    }
+    if !cluster.problems.is_empty() {
+        let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
+        return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
+    }
+    if cluster.paused {
+        let message =
+            "the EtcdCluster's spec.paused is true: nothing of it is changed until it is false";
+        return Plan::stuck(Trouble::new(Reason::Paused, message));
+    }
+    match &observed.source {
+        Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
+        Source::Unavailable(trouble) => return Plan::trouble(trouble),
+        Source::Ready(_) => {}
+    }
+    let there = ReplacesStatus {
+        uid: cluster.uid.clone(),
+        cluster_id: cluster.cluster_id.clone(),
+    };
+    // Invariant 10.
+    if !seed_is_recorded(restore) || replaces(restore) != Some(&there) {
+        let step = Step::RecordIntent {
+            seed: naming::seed(restore),
+            replaces: Some(there),
+        };
+        return Plan::step(step, "recording the seed member and what it replaces");
+    }
+    if !is_held(restore) {
+        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
+    }
+    Plan::step(Step::Claim, "claiming the EtcdCluster")
+}
+
+/// Claimed, and the old cluster serves: the seed is prepared beside it. What does not pass by itself ends it here.
+pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+    let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
+    if cluster.cluster_id.as_ref() != before {
+        let message =
+            "the EtcdCluster's status names another cluster ID than when the restore began";
+        return abandon(Trouble::new(Reason::SeedFailed, message));
+    }
+    let plan = prepare_seed(cluster, verified(restore), observed);
+    match plan.outlook {
+        super::Outlook::Stuck(trouble) | super::Outlook::Halted(trouble) => abandon(trouble),
+        _ => plan,
+    }
+}
+
+/// Invariant 10: that it is given up is recorded before anything of the seed is removed.
+fn abandon(trouble: Trouble) -> Plan {
+    let message = trouble.message.clone();
+    let mut plan = Plan::step(Step::Abandon(trouble), "");
+    plan.outlook = super::Outlook::Working(Trouble::new(
+        Reason::InProgress,
+        format!("giving up, the cluster stays as it is: {message}"),
+    ));
+    plan
+}
+
+/// Given up before the turn: the seed goes, then the claim; the cluster operator goes on with what was there.
+pub(super) fn withdraw(observed: &Observed) -> Plan {
+    let seed = &observed.seed;
+    let unknown = match (&seed.pod, &seed.claim, &seed.service) {
+        (Pod::Unknown(why), _, _) | (_, Child::Unknown(why), _) | (_, _, Child::Unknown(why)) => {
+            Some(why)
+        }
+        _ => None,
+    };
+    if let Some(why) = unknown {
+        return Plan::wait_for(format!("an answer about the seed's objects: {why}"));
+    }
+    let left = matches!(seed.pod, Pod::Present(_))
+        || seed.claim == Child::Present
+        || seed.service == Child::Present;
+    if left {
+        return Plan::step(Step::DiscardSeed, "removing the seed member");
+    }
+    Plan::step(Step::ReleaseClaim, "handing the cluster back as it was")
+}
+
+/// The turn was made: the old members stop, the seed joins the cluster, the claim goes.
+pub(super) fn replace(observed: &Observed, durable: bool) -> Plan {
+    let pods = match &observed.former {
+        Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
+        Former::Unknown(why) => {
+            return Plan::wait_for(format!("an answer about the old members: {why}"));
+        }
+        Former::Known(pods) => pods,
+    };
+    let running: Vec<_> = pods
+        .iter()
+        .filter(|pod| !pod.terminating)
+        .cloned()
+        .collect();
+    if !running.is_empty() {
+        return stop(observed, durable, running);
+    }
+    // Invariant 17: what is ending and not ready is no endpoint any more, however long its node holds it.
+    let ready: Vec<&str> = pods
+        .iter()
+        .filter(|pod| pod.ready)
+        .map(|pod| pod.name.as_str())
+        .collect();
+    if !ready.is_empty() {
+        let mut plan = Plan::wait_for(format!("the old members to stop: {}", ready.join(", ")));
+        plan.requeue = Some(PROMPTLY);
+        return plan;
+    }
+    match &observed.seed.pod {
+        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::Present(pod) if !pod.joined => Plan::step(Step::Join, "the seed joins the cluster"),
+        // Nothing is created any more: clients may have written to it. On a volume it comes back.
+        Pod::Absent | Pod::InTheWay | Pod::Present(_) => {
+            Plan::step(Step::ReleaseClaim, "handing the cluster over")
+        }
+    }
+}
+
+/// Invariant 9: the old members stop only while the verified seed is there. Nobody can have written to it yet, so one
+/// that was lost since is made again; it is the same cluster, for its ID follows from its name and token.
+fn stop(observed: &Observed, durable: bool, running: Vec<crate::observed::FormerPod>) -> Plan {
+    if let Some(plan) = missing(&observed.seed.service, "Service", Step::CreateService) {
+        return plan;
+    }
+    if durable && let Some(plan) = missing(&observed.seed.claim, "volume claim", Step::CreateClaim)
+    {
+        return plan;
+    }
+    match &observed.seed.pod {
+        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::InTheWay => Plan::wait_for("an older pod of the seed's name to be gone"),
+        Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
+        Pod::Present(pod) => match (&pod.trouble, pod.restored) {
+            (Some(trouble), _) => Plan::wait(trouble.clone()),
+            (None, None) => Plan::wait_for("the seed's data directory to be verified again"),
+            (None, Some(_)) => {
+                let mut plan = Plan::step(Step::StopFormer(running), "stopping the old members");
+                plan.requeue = Some(PROMPTLY);
+                plan
+            }
+        },
+    }
+}

@@ -1,0 +1,291 @@
+//! A restore over a cluster that is there, situation by situation.
+
+use api::restore::AbandonedStatus;
+
+use super::*;
+
+const OLD: &str = "00000000000000cd";
+
+fn before() -> ReplacesStatus {
+    ReplacesStatus {
+        uid: "cluster-uid".into(),
+        cluster_id: Some(OLD.into()),
+    }
+}
+
+fn overwriting(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
+    restore(|restore| {
+        restore.spec.overwrite = true;
+        edit(restore);
+    })
+}
+
+fn recorded() -> EtcdRestore {
+    overwriting(|restore| {
+        let seed = naming::seed(restore);
+        let status = restore.status.get_or_insert_default();
+        (status.seed, status.replaces) = (Some(seed), Some(before()));
+    })
+}
+
+fn verified_seed() -> EtcdRestore {
+    let mut restore = recorded();
+    let status = restore.status.get_or_insert_default();
+    (status.cluster_id, status.restored_revision) = (Some(ID.into()), Some(100));
+    restore
+}
+
+fn abandoned() -> EtcdRestore {
+    let mut restore = recorded();
+    restore.status.get_or_insert_default().abandoned = Some(AbandonedStatus {
+        reason: "SnapshotUnreadable".into(),
+        message: "sha256 differs".into(),
+    });
+    restore
+}
+
+fn there(claim: bool) -> ClusterFacts {
+    ClusterFacts {
+        uid: "cluster-uid".into(),
+        claim: claim.then(|| UID.to_owned()),
+        cluster_id: Some(OLD.into()),
+        available: true,
+        ..ClusterFacts::default()
+    }
+}
+
+/// Claimed, beside the old cluster.
+fn beside(pod: Pod, serving: Serving) -> Observed {
+    let mut observed = claimed_with(pod, serving);
+    observed.cluster = Cluster::Present(Box::new(there(true)));
+    observed
+}
+
+/// The turn was made.
+fn turned(former: &[FormerPod], pod: Pod) -> Observed {
+    let mut observed = beside(pod, Serving::NotAsked);
+    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+        cluster_id: Some(ID.into()),
+        ..there(true)
+    }));
+    observed.former = Former::Known(former.to_vec());
+    observed
+}
+
+fn old(name: &str, terminating: bool, ready: bool) -> FormerPod {
+    FormerPod {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        terminating,
+        ready,
+    }
+}
+
+fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
+    restore.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+        ));
+    restore
+}
+
+/// Invariant 10, and invariant 9: what can be known to fail fails before the claim.
+#[test]
+fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
+    let mut observed = present(there(false));
+    let fresh = overwriting(|_| {});
+    observed.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
+    let plan = check(&fresh, &observed, &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::BackupMissing);
+    observed.source = Source::Ready(Box::default());
+    let record = Step::RecordIntent {
+        seed: naming::seed(&fresh),
+        replaces: Some(before()),
+    };
+    check(&fresh, &observed, &record);
+    check(&let_go(recorded()), &observed, &Step::Guard(true));
+    check(&recorded(), &observed, &Step::Claim);
+}
+
+#[test]
+fn a_cluster_made_anew_since_is_recorded_again() {
+    let mut observed = present(ClusterFacts {
+        uid: "another-uid".into(),
+        ..there(false)
+    });
+    observed.source = Source::Ready(Box::default());
+    let plan = plan(&recorded(), &observed);
+    assert!(matches!(plan.step, Step::RecordIntent { .. }), "{plan:?}");
+}
+
+#[test]
+fn a_paused_or_broken_cluster_is_not_claimed() {
+    let paused = ClusterFacts {
+        paused: true,
+        ..there(false)
+    };
+    let broken = ClusterFacts {
+        problems: vec![Problem::new("spec.size", "is 9", "use 1 to 7")],
+        ..there(false)
+    };
+    for (facts, expected) in [(paused, Reason::Paused), (broken, Reason::InvalidSpec)] {
+        let mut observed = present(facts);
+        observed.source = Source::Ready(Box::default());
+        let plan = check(&recorded(), &observed, &Step::Nothing);
+        assert_eq!(reason(&plan), expected);
+    }
+}
+
+#[test]
+fn a_cluster_of_another_restore_is_never_taken_over() {
+    let mut observed = present(ClusterFacts {
+        claim: Some("another-restore".into()),
+        ..there(false)
+    });
+    observed.source = Source::Ready(Box::default());
+    let plan = check(&recorded(), &observed, &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::ClusterExists);
+}
+
+#[test]
+fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
+    let preparing = beside(Pod::Absent, Serving::NotAsked);
+    check(&recorded(), &preparing, &Step::CreatePod);
+    let unverified = Pod::Present(PodFacts::default());
+    check(
+        &recorded(),
+        &beside(unverified, serves(100)),
+        &Step::Nothing,
+    );
+    let record = Step::RecordRestored {
+        cluster_id: ID.into(),
+        revision: 100,
+    };
+    check(&recorded(), &beside(restored_pod(), serves(100)), &record);
+    let turn = Step::RecordFormed {
+        cluster_id: ID.into(),
+    };
+    check(
+        &verified_seed(),
+        &beside(restored_pod(), serves(100)),
+        &turn,
+    );
+}
+
+/// Invariant 9: a failure before the turn leaves the old cluster as it was.
+#[test]
+fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
+    let trouble = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
+    let failed = Pod::Present(PodFacts {
+        trouble: Some(trouble.clone()),
+        ..PodFacts::default()
+    });
+    check(
+        &recorded(),
+        &beside(failed.clone(), Serving::NotAsked),
+        &Step::Abandon(trouble),
+    );
+    check(
+        &abandoned(),
+        &beside(failed, Serving::NotAsked),
+        &Step::DiscardSeed,
+    );
+    let mut gone = beside(Pod::InTheWay, Serving::NotAsked);
+    gone.seed.service = Child::Absent;
+    check(&abandoned(), &gone, &Step::ReleaseClaim);
+    check(&abandoned(), &present(there(false)), &Step::Guard(false));
+    let end = check(&let_go(abandoned()), &present(there(false)), &Step::Nothing);
+    assert_eq!(reason(&end), Reason::SnapshotUnreadable);
+    assert!(matches!(end.outlook, Outlook::Halted(_)));
+}
+
+/// Invariant 1.
+#[test]
+fn a_seed_nobody_can_say_anything_about_is_not_left_behind() {
+    let unknown = beside(Pod::Unknown("timeout".into()), Serving::NotAsked);
+    check(&abandoned(), &unknown, &Step::Nothing);
+}
+
+#[test]
+fn trouble_that_passes_does_not_give_it_up() {
+    for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
+        let pod = Pod::Present(PodFacts {
+            trouble: Some(Trouble::new(reason, "for now")),
+            ..PodFacts::default()
+        });
+        check(&recorded(), &beside(pod, Serving::NotAsked), &Step::Nothing);
+    }
+}
+
+/// Invariants 9 and 17: stop the old, join the new, let go; in this order.
+#[test]
+fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
+    let restore = verified_seed();
+    let running = [old("a", false, true), old("b", false, false)];
+    check(
+        &restore,
+        &turned(&running, restored_pod()),
+        &Step::StopFormer(running.to_vec()),
+    );
+    let stopping = [old("a", true, true), old("b", true, false)];
+    check(&restore, &turned(&stopping, restored_pod()), &Step::Nothing);
+    let stopped = [old("a", true, false)];
+    check(&restore, &turned(&stopped, restored_pod()), &Step::Join);
+    let joined = Pod::Present(PodFacts {
+        restored: Some(100),
+        joined: true,
+        ..PodFacts::default()
+    });
+    check(&restore, &turned(&[], joined), &Step::ReleaseClaim);
+}
+
+/// Invariant 1.
+#[test]
+fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
+    let mut observed = turned(&[], restored_pod());
+    for former in [Former::NotAsked, Former::Unknown("timeout".into())] {
+        observed.former = former;
+        check(&verified_seed(), &observed, &Step::Nothing);
+    }
+}
+
+/// Invariant 9: without the verified seed the old members, which still hold what they held, do not stop.
+#[test]
+fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
+    let restore = verified_seed();
+    let running = [old("a", false, true)];
+    check(&restore, &turned(&running, Pod::Absent), &Step::CreatePod);
+    let again = Pod::Present(PodFacts::default());
+    check(&restore, &turned(&running, again), &Step::Nothing);
+    // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
+    check(&restore, &turned(&[], Pod::Absent), &Step::ReleaseClaim);
+}
+
+#[test]
+fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
+    let preparing = beside(restored_pod(), serves(100));
+    check(&deleted(recorded()), &preparing, &Step::DiscardSeed);
+    check(&deleted(verified_seed()), &preparing, &Step::DiscardSeed);
+    let running = [old("a", false, true)];
+    check(
+        &deleted(verified_seed()),
+        &turned(&running, restored_pod()),
+        &Step::StopFormer(running.to_vec()),
+    );
+    check(
+        &deleted(recorded()),
+        &present(there(false)),
+        &Step::Guard(false),
+    );
+}
+
+#[test]
+fn a_cluster_that_is_another_than_at_the_beginning_is_given_back() {
+    let mut observed = beside(restored_pod(), serves(100));
+    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+        cluster_id: Some("ff".into()),
+        ..there(true)
+    }));
+    let plan = plan(&recorded(), &observed);
+    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+}
