@@ -146,7 +146,9 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
             .zip(&via)
             .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
     );
-    let (members, statuses) = tokio::join!(etcd.members(&via), statuses);
+    let list = tokio::time::timeout(recovery::patience(observed), etcd.members(&via));
+    let (members, statuses) = tokio::join!(list, statuses);
+    let members = members.unwrap_or_else(|_| Err(etcd::Error::Timeout(via.join(", "))));
     observed.members = seen(members);
     observed.statuses = asked
         .into_iter()

@@ -15,7 +15,6 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observe::parse_cluster_id;
 use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::membership::current_version;
@@ -42,7 +41,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
     if !names(text, cluster_id) {
         // It approved the recovery this cluster came from, and may stay.
         let spent = observed.recovery.former();
-        let spent = spent.and_then(|record| parse_cluster_id(&record.from_cluster_id));
+        let spent = spent.and_then(|record| parse(&record.from_cluster_id));
         match spent.filter(|former| names(text, *former)) {
             Some(_) => Approval::None,
             None => Approval::Wrong(text),
@@ -55,7 +54,12 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
 }
 
 fn names(text: &str, cluster_id: ClusterId) -> bool {
-    parse_cluster_id(text.trim()) == Some(cluster_id)
+    parse(text) == Some(cluster_id)
+}
+
+/// An ID as etcd and its tools write it; a person may have filled it up with zeros.
+fn parse(text: &str) -> Option<ClusterId> {
+    u64::from_str_radix(text.trim(), 16).ok().map(ClusterId)
 }
 
 fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
