@@ -50,13 +50,22 @@ impl Reconcile for ClusterBackups {
             .filter(|backup| backup.namespace().as_ref() == Some(&namespace))
             .collect();
         let backups = Api::<EtcdBackup>::namespaced(self.client.clone(), &namespace);
+        let name = cluster.name_any();
+        let watched = ours
+            .iter()
+            .copied()
+            .find(|backup| backup.name_any() == name);
         let mut notices = Vec::new();
-        match plan(
-            &cluster,
-            ours.iter()
-                .copied()
-                .find(|backup| backup.name_any() == cluster.name_any()),
-        ) {
+        // The watch may not have seen yet what has this name, and it may be somebody's: what is changed is asked for.
+        let step = match plan(&cluster, watched) {
+            Step::Apply(_) | Step::Delete(_) => {
+                let live = backups.get_opt(&name).await;
+                let live = live.map_err(|source| unread(&name, source))?;
+                plan(&cluster, live.as_ref())
+            }
+            step => step,
+        };
+        match step {
             Step::Nothing => {}
             Step::Apply(backup) => {
                 apply::apply(&backups, MANAGER_BACKUP, backup.as_ref()).await?;
@@ -99,6 +108,15 @@ impl ClusterBackups {
         };
         apply::status(&clusters, MANAGER_BACKUP, cluster, None, &desired).await?;
         Ok(())
+    }
+}
+
+fn unread(name: &str, source: kube::Error) -> apply::Error {
+    apply::Error::Api {
+        verb: "read",
+        kind: EtcdBackup::kind(&()).into_owned(),
+        name: name.to_owned(),
+        source: Box::new(source),
     }
 }
 

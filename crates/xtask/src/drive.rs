@@ -223,8 +223,36 @@ fn run_tests(what: &str, command: &mut Command) -> Result<Summary> {
     Ok(summary)
 }
 
+/// `cargo xtask bench backup [--sizes MIB,...] [--rounds N]`: etcd and an S3 server as processes, no Kubernetes.
+fn bench_backup(args: &[String]) -> Result<ExitCode> {
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    command.arg("test").args(image::SELECTION);
+    command.args(["--test", "bench", "--", "--ignored", "--nocapture"]);
+    for pair in args.chunks(2) {
+        match pair {
+            [flag, value] if flag == "--sizes" => command.env("BENCH_MIB", value),
+            [flag, value] if flag == "--rounds" => command.env("BENCH_ROUNDS", value),
+            _ => bail!("bench backup takes --sizes 100,1024 (in MiB) and --rounds 3, not {pair:?}"),
+        };
+    }
+    let status = command
+        .current_dir(checkout::root())
+        .status()
+        .context("cannot start cargo")?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
 /// `cargo xtask demo` and `cargo xtask bench`: runs a program of the e2e crate on a prepared cluster.
 pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
+    if let ("bench", Some((first, rest))) = (name, options.args.split_first())
+        && first == "backup"
+    {
+        return bench_backup(rest);
+    }
     ensure_packages(&[Purpose::Build])?;
     let (early, built) = thread::scope(|scope| {
         let early = scope.spawn(|| begin_cluster(&options.place, options.dns));

@@ -46,6 +46,7 @@ enum Command {
     /// Measure on the testbed: `bench cluster` compares with a StatefulSet.
     ///
     /// Options come first, then what to measure and its own options: `bench --dns cache30 cluster --rounds 10 --json FILE`.
+    /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
     /// Build the operators' image as a docker-archive, and print where it is.
     Image {

@@ -10,6 +10,7 @@ mod api_outage;
 mod api_rules;
 mod backup_restore_s3;
 mod backup_schedule;
+mod backup_stores;
 mod bad_input;
 mod bootstrap;
 mod chart_install;
