@@ -35,6 +35,9 @@ const DRAIN: Duration = Duration::from_secs(20);
 /// An operator waits for others nearly all the time; a thread for each of a large machine's cores would only cost
 /// memory.
 const WORKERS: usize = 2;
+/// The longest silence on a connection to the API server. A connection whose other end is gone says nothing for ever;
+/// a watch is told how far it is about once a minute.
+const SILENCE: Duration = Duration::from_mins(2);
 /// Looking up names and reading files block a thread each. While DNS is down look-ups hang for long, and what asked
 /// has given up before; so their number is bounded.
 const BLOCKING: usize = 64;
@@ -144,7 +147,8 @@ where
         .warnings()
         .iter()
         .for_each(|warning| warn!("{warning}"));
-    let config = Config::infer().await.map_err(Error::Config)?;
+    let mut config = Config::infer().await.map_err(Error::Config)?;
+    config.read_timeout = Some(SILENCE);
     let lease_client = lease::client(config.clone())?;
     let client = Client::try_from(config).map_err(Error::Client)?;
 
