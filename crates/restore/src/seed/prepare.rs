@@ -55,12 +55,12 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
             "nothing was fetched; the fetch container must run first",
         )
     })?;
-    check_snapshot(&paths.snapshot(), &expected)?;
+    let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     let made = paths.work().join("data");
     remove_dir(&made)?;
     run_tool(arguments, &made)?;
     let served = Contents {
-        revision: raised(expected.revision, arguments.bump_revision),
+        revision: raised(&snapshot, arguments.bump_revision),
         ..expected
     };
     check_database(&made.join("member/snap/db"), &served)?;
@@ -78,20 +78,26 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     Ok(served)
 }
 
-fn raised(revision: i64, by: Option<u64>) -> i64 {
-    let by = by.map_or(0, |by| i64::try_from(by).unwrap_or(i64::MAX));
-    revision.saturating_add(by)
+/// The revision the restored store serves. etcdutl raises that of the last key (`modifyLatestRevision`), which is below
+/// the store's own when the store is empty or was compacted beyond it.
+fn raised(snapshot: &Inspected, by: Option<u64>) -> i64 {
+    match by {
+        None => snapshot.store_revision(),
+        Some(by) => snapshot
+            .revision
+            .saturating_add(i64::try_from(by).unwrap_or(i64::MAX)),
+    }
 }
 
 /// What was fetched may have been damaged since.
-fn check_snapshot(path: &Path, expected: &Contents) -> Result<(), Trouble> {
+fn check_snapshot(path: &Path, expected: &Contents) -> Result<Inspected, Trouble> {
     let found = inspect(path)?;
     if hexadecimal(&found.sha256) != expected.sha256 || found.store_revision() != expected.revision
     {
         let _ = fs::remove_file(path);
         return Err(unreadable("it changed on the volume after it was fetched"));
     }
-    Ok(())
+    Ok(found)
 }
 
 fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
@@ -179,4 +185,28 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         output.status,
         said[start..].trim()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As etcdutl 3.7.3 did it to an empty store: 1,000,000,000, not one more.
+    #[test]
+    fn the_revision_of_the_last_key_is_raised_and_not_that_of_the_store() {
+        let snapshot = |revision, compacted| Inspected {
+            size: 1,
+            sha256: [0; 32],
+            trailer: true,
+            revision,
+            compacted,
+        };
+        for (revision, compacted, as_it_was, by_1000) in
+            [(0, 0, 1, 1000), (21, 0, 21, 1021), (10, 15, 15, 1010)]
+        {
+            let snapshot = snapshot(revision, compacted);
+            assert_eq!(raised(&snapshot, None), as_it_was);
+            assert_eq!(raised(&snapshot, Some(1000)), by_1000);
+        }
+    }
 }
