@@ -7,6 +7,9 @@
 //! Invariant 16: there is never a choice of two clusters for clients. The client Service has no endpoints from the
 //! record of the recovery until the old pods are gone.
 
+mod leftover;
+mod under_way;
+
 use std::fmt::Write as _;
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
@@ -15,13 +18,13 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
+use crate::observed::{Desired, Intent, Observed, Pod};
 use crate::plan::evidence::{Evidence, Member};
-use crate::plan::membership::current_version;
 use crate::plan::quorum::quorum_of;
-use crate::plan::view::{self, Data, View};
 use crate::plan::{BLIND, Draft, SHORTLY, objects, replaced};
-use crate::write::{Order, RecoveryRecord, Start, State, Write};
+use crate::write::{Order, RecoveryRecord, Write};
+
+pub(super) use leftover::{Leftover, leftover};
 
 /// What the user's approval says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +147,7 @@ pub(super) fn without_quorum(
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
     if let Some(record) = in_progress(observed) {
-        go_on((desired, observed, now), &evidence, record, draft);
+        under_way::go_on((desired, observed, now), &evidence, record, draft);
         return;
     }
     let approval = approval(observed, cluster_id);
@@ -388,257 +391,4 @@ impl Scene<'_> {
 fn said(silent: &[(&str, &str)]) -> String {
     let each = silent.iter().map(|(name, why)| format!("{name} ({why})"));
     each.collect::<Vec<_>>().join(", ")
-}
-
-/// A recovery is under way: the seed is made, and recorded when it answers.
-fn go_on(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    evidence: &Evidence,
-    record: &RecoveryStatus,
-    draft: &mut Draft,
-) {
-    let RecoveryStatus {
-        survivor,
-        revision,
-        member,
-        from_cluster_id,
-        ..
-    } = record;
-    draft.problem(
-        "QuorumLost",
-        format!(
-            "cluster {from_cluster_id} is being recovered: {member} begins a new one with what {survivor} has at \
-             revision {revision}"
-        ),
-    );
-    match &observed.recovery.seed {
-        Some(Seen::Known(answer)) if keeps_data(observed, member) => {
-            let (id, serves) = (answer.list.cluster_id, answer.status.revision);
-            let one = answer.list.members.len() == 1 && answer.status.leader.is_some();
-            if one && id.to_string() != *from_cluster_id && serves >= *revision {
-                complete(observed, record, (id, serves), now, draft);
-                return;
-            }
-            let text = format!(
-                "{member} answers for cluster {id} with {} members at revision {serves}, which is not what {survivor} \
-                 had: nothing is recorded",
-                answer.list.members.len()
-            );
-            draft.problem("RecoveryFailed", text);
-            draft.requeue = draft.requeue.min(BLIND);
-            return;
-        }
-        Some(Seen::Known(_) | Seen::Unknown(_)) | None => {}
-    }
-    if give_up(observed, evidence, record, now, draft) {
-        return;
-    }
-    start(desired, observed, record, draft);
-    let pod = observed.pods.get(member);
-    let why = pod
-        .and_then(|pod| pod.trouble.as_ref())
-        .map(|trouble| format!(": {}", trouble.message()))
-        .unwrap_or_default();
-    let look_again = if pod.is_some_and(|pod| pod.running) {
-        SHORTLY
-    } else {
-        BLIND
-    };
-    let text = format!("{member} takes its data from {survivor}{why}");
-    draft.wait("SeedStarting", text, look_again);
-}
-
-/// What the seed has will still be there in a moment. One that is being deleted is not gone on with: what it has goes
-/// with it, and the survivor would have been given up for it (invariant 9).
-fn keeps_data(observed: &Observed, member: &str) -> bool {
-    let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
-    let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
-    kept && pod.is_some_and(Pod::stays)
-}
-
-/// The survivor is lost before the seed has its data: another one, if there is one. Without another one the seed
-/// may hold the last copy, and it is waited for.
-fn give_up(
-    observed: &Observed,
-    evidence: &Evidence,
-    record: &RecoveryStatus,
-    now: Timestamp,
-    draft: &mut Draft,
-) -> bool {
-    let has_data = |name: &str| evidence.members.iter().any(|(other, _)| other == name);
-    let runs = observed
-        .pods
-        .get(&record.member)
-        .is_some_and(|pod| pod.running);
-    if has_data(&record.survivor) || runs {
-        return false;
-    }
-    if evidence.most_advanced().is_none() {
-        let text = format!(
-            "{} is lost, and {} has not begun to serve: if it does not, restore a backup with an EtcdRestore",
-            record.survivor, record.member
-        );
-        draft.problem("SurvivorLost", text);
-        return false;
-    }
-    let mut given_up = record.clone();
-    let why = format!("{} was lost before its data was copied", record.survivor);
-    cancel(&mut given_up, &why, now);
-    draft.say(format!("give the recovery up: {why}"));
-    let stale = observed.recovery.stale_approval.clone();
-    write(observed, Some(given_up), stale, draft);
-    true
-}
-
-fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft: &mut Draft) {
-    let name = &record.member;
-    let start = Start {
-        member: name.clone(),
-        state: State::FromSurvivor,
-        initial: [name.clone()].into(),
-        role: Role::Voter,
-        durable: desired.durable || observed.disks.contains_key(name),
-        version: current_version(desired, observed),
-        token: record.token.clone(),
-        cluster_id: None,
-    };
-    let service = observed.services.get(name);
-    let (pod, disk) = (
-        observed.pods.contains_key(name),
-        observed.disks.contains_key(name),
-    );
-    if pod {
-        objects::serve(name, service, true, draft);
-        return;
-    }
-    // Invariant 16: whatever happened to the client Service, it is closed before the seed can be ready.
-    let mut writes = vec![Write::ApplyClient { open: false }];
-    match service {
-        None => writes.push(Write::CreateService {
-            member: name.clone(),
-            started: true,
-            closed: false,
-        }),
-        Some(service) if !service.started => writes.push(objects::mark(name, service)),
-        Some(_) => {}
-    }
-    if disk {
-        writes.push(Write::CreatePod(start));
-    } else {
-        writes.extend(objects::disk_and_pod(start));
-    }
-    draft.say(format!("start {name} with the data of {}", record.survivor));
-    draft.order(Order::Writes(writes));
-}
-
-/// The seed answers with what the survivor had. In one write: the new cluster and what became of the old one.
-fn complete(
-    observed: &Observed,
-    record: &RecoveryStatus,
-    (id, serves): (ClusterId, i64),
-    now: Timestamp,
-    draft: &mut Draft,
-) {
-    let RecoveryStatus {
-        survivor,
-        revision,
-        from_cluster_id,
-        lost_members,
-        silent_members,
-        ..
-    } = record;
-    let mut lost = lost_members.join(", ");
-    if !silent_members.is_empty() {
-        let separator = if lost.is_empty() { "" } else { "; " };
-        let _ = write!(
-            lost,
-            "{separator}{} did not answer",
-            silent_members.join(", ")
-        );
-    }
-    let message = format!(
-        "cluster {from_cluster_id} lost its quorum (lost: {lost}); cluster {id} goes on from what {survivor} had at \
-         revision {revision} and serves revision {serves}. Writes acknowledged after revision {revision} by the lost \
-         members may be missing"
-    );
-    let recovery = RecoveryStatus {
-        phase: RecoveryPhase::Complete,
-        to_cluster_id: Some(id.to_string()),
-        completion_time: Some(Time(now)),
-        message: Some(message),
-        ..record.clone()
-    };
-    let intent = Intent {
-        token: record.token.clone(),
-        members: [record.member.clone()].into(),
-    };
-    draft.say(format!("record cluster {id} in place of {from_cluster_id}"));
-    let over = observed.resource_version.clone();
-    draft.order(Order::Writes(vec![Write::RecordRecovery(Box::new(
-        RecoveryRecord {
-            recovery: Some(recovery),
-            stale_approval: None,
-            formed: Some((intent, id)),
-            over,
-        },
-    ))]));
-}
-
-/// What may be done with what a former cluster left, or a recovery that was given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leftover {
-    /// It has nothing to do with a recovery.
-    Ordinary,
-    /// It stays for now.
-    Stays,
-    /// Its pod and Service go, its disk stays.
-    KeepsDisk,
-    /// All of it goes.
-    Goes,
-}
-
-/// Judges an object that belongs to no member of the list.
-pub(super) fn leftover(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    name: &str,
-) -> Leftover {
-    // It is cancelled first.
-    if in_progress(observed).is_some_and(|record| record.member == name) {
-        return Leftover::Stays;
-    }
-    let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
-    let token = pod
-        .and_then(|pod| pod.token.as_ref())
-        .or(disk.and_then(|disk| disk.token.as_ref()));
-    let id = pod
-        .and_then(|pod| pod.cluster_id)
-        .or(disk.and_then(|disk| disk.cluster_id));
-    let former = observed.recovery.former().is_some_and(|record| {
-        token == Some(&record.from_token)
-            || id.is_some_and(|id| id.to_string() == record.from_cluster_id)
-    });
-    let replaced = replaced::is_of_before(observed, token);
-    if !former && !replaced {
-        return Leftover::Ordinary;
-    }
-    // Whoever finds the cluster again without its status must find the new one.
-    let unlabelled = |seat: &crate::plan::view::Seat| {
-        let pod = seat.pod.filter(|pod| pod.stays());
-        pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
-            || seat
-                .disk
-                .is_some_and(|disk| disk.cluster_id != observed.cluster_id)
-    };
-    if view.seats.iter().any(unlabelled) {
-        return Leftover::Stays;
-    }
-    // Invariant 9: the old disks stay until the new cluster is at its size and healthy.
-    let (voters, quorum) = (view.voters().count(), view.quorum());
-    let complete = voters >= desired.size && quorum.healthy() == voters;
-    if complete && !(replaced && replaced::is_kept(observed, now)) {
-        Leftover::Goes
-    } else {
-        Leftover::KeepsDisk
-    }
 }

@@ -319,15 +319,14 @@ fn lists_that_disagree_are_no_loss_to_the_policy() {
 /// The report of the old cluster says nothing about the new one.
 #[test]
 fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
-    let mut scene = automatic(approved(recovered()));
-    scene.observed.members = Seen::Unknown("no answer".into());
-    scene.observed.recovery.unavailable_since = Some(at(900));
-    scene.observed.reported_voters = ["a", "b", "c"].map(str::to_owned).into();
-    for answer in [None, Some(())] {
-        let status = scene.observed.statuses.get_mut("n").unwrap();
-        match (answer, status) {
-            (None, status) => *status = Seen::Unknown("slow".into()),
-            (Some(()), _) => {}
+    for answers in [false, true] {
+        let mut scene = automatic(approved(leaderless(recovered())));
+        scene.observed.reported_voters = ["a", "b", "c"].map(str::to_owned).into();
+        if answers {
+            scene.observed.recovery.local = vec![list(NEW, &[("n", false)])];
+        } else {
+            let silent = Seen::Unknown("slow".into());
+            scene.observed.statuses.insert("n".into(), silent);
         }
         assert_eq!(begun(&scene), None);
         assert_eq!(scene.waits(), ["NoQuorum"]);
