@@ -14,7 +14,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use runtime::Operator;
-use runtime::controller::{Guarded, controller, drive, watched};
+use runtime::controller::{Guarded, all_at_once, controller, drive, watched};
 use runtime::image::OwnImage;
 
 use crate::controller::ClusterOperator;
@@ -35,7 +35,7 @@ const DEADLINES: Deadlines = Deadlines {
 /// with `image`, or with that of the operator's own pod.
 pub async fn work(operator: Operator, image: Option<String>) {
     let recall = Arc::new(Recall::default());
-    let controller = controller::<EtcdCluster>(&operator);
+    let controller = all_at_once(controller::<EtcdCluster>(&operator));
     let controller = children::<Pod>(&operator, controller, &recall);
     let controller = children::<Service>(&operator, controller, &recall);
     let controller = children::<PersistentVolumeClaim>(&operator, controller, &recall);

@@ -30,10 +30,9 @@ pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// The annotation's value that hands an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 
-/// How many objects are reconciled at the same time: all that are due. Most of a reconcile is waiting, and one that
-/// waits for something that hangs must not take the place of another; an operator that has to spare something bounds
-/// that itself.
-const CONCURRENCY: u16 = 0;
+/// How many objects are reconciled at the same time, unless the operator bounds what it has to spare itself: see
+/// [`all_at_once`].
+const CONCURRENCY: u16 = 64;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_mins(2);
 
@@ -110,6 +109,21 @@ where
     Controller::new(api, watcher::Config::default())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
+}
+
+/// Reconciles every object that is due at the same time. Most of a reconcile is waiting, and one that waits for
+/// something that hangs must not take the place of another.
+pub fn all_at_once<K>(controller: Controller<Guarded<K>>) -> Controller<Guarded<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    controller.with_config(Config::default().concurrency(0))
 }
 
 /// The API to watch children or other kinds through: their metadata only. That something changed is all an event has
