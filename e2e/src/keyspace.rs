@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use etcd_client::{Client, ConnectOptions, GetOptions};
+use etcd_client::{Client, ConnectOptions, GetOptions, WatchOptions};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::Env;
@@ -140,6 +140,40 @@ impl Keyspace {
         Ok(response
             .header()
             .map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// A snapshot as `etcdctl snapshot save` stores it: the database with its checksum behind it.
+    ///
+    /// # Errors
+    /// When the member does not send it whole.
+    pub async fn snapshot(&self) -> Result<Vec<u8>> {
+        let mut stream = self.client.maintenance_client().snapshot().await?;
+        let mut content = Vec::new();
+        while let Some(part) = stream.message().await.context("the snapshot breaks off")? {
+            content.extend_from_slice(part.blob());
+        }
+        Ok(content)
+    }
+
+    /// Watches a key from a revision on, as a client that has seen everything before it, and returns the revision up
+    /// to which etcd says that nothing can be told any more; 0 when the watch is served.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn watch_from(&self, key: &str, revision: i64) -> Result<i64> {
+        let options = WatchOptions::new().with_start_revision(revision);
+        let mut watch = self.client.watch_client();
+        let mut stream = watch.watch(key, Some(options)).await?;
+        let answer = stream.message().await?.context("the watch ended")?;
+        if answer.canceled() || answer.compact_revision() > 0 {
+            return Ok(answer.compact_revision());
+        }
+        // The first answer says that the watch is made; what it is worth says the next.
+        let next = tokio::time::timeout(Duration::from_secs(5), stream.message()).await;
+        Ok(match next {
+            Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
+            Err(_) => 0,
+        })
     }
 
     /// `(name, is_learner)` of every member, from a linearizable list.

@@ -31,10 +31,16 @@ pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -
 /// An EtcdRestore of a cluster from `path`, with the Secret `aws`.
 #[must_use]
 pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
+    restore_with(s3, name, &format!("{{name: {cluster}}}"), path, "")
+}
+
+/// As [`restore`], with the whole of `etcdCluster`, and further lines under `spec`, each indented by two spaces.
+#[must_use]
+pub fn restore_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  \
-         etcdCluster: {{name: {cluster}}}\n  backupStorageType: S3\n  {source}\n"
+         etcdCluster: {cluster}\n  backupStorageType: S3\n  {source}\n{more}"
     )
 }
 

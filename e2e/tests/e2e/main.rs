@@ -29,6 +29,8 @@ mod old_manifests;
 mod operator_crash;
 mod paused;
 mod quorum_loss;
+mod restore_elsewhere;
+mod restore_in_place;
 mod scale_edges;
 mod sick_neighbour;
 mod two_operators;

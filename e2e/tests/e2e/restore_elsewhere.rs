@@ -1,0 +1,98 @@
+//! Restores under another name, in another namespace, and of snapshots that no operator made.
+
+use anyhow::{Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete, field};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+
+use crate::backup_restore_s3::backup;
+use crate::fixtures::{cluster, newest_version};
+
+const KEYS: usize = 300;
+
+async fn filled(sandbox: &Sandbox) -> Result<(Bucket, Keyspace, i64)> {
+    let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+    sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+    sandbox.await_members("c", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    let written = keys.fill("kept/", KEYS, |_| ()).await?;
+    Ok((bucket, keys, written))
+}
+
+async fn came_back(sandbox: &Sandbox, name: &str, size: usize, written: i64) -> Result<()> {
+    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+    sandbox.await_members(name, size).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
+    ensure!(keys.verify("kept/", KEYS).await? >= written);
+    keys.fill("after/", 20, |_| ()).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_backup_becomes_a_cluster_of_another_name() {
+    scenario("restore_new_name", async |sandbox| {
+        let (bucket, keys, written) = filled(sandbox).await?;
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        let path = format!("{}/etcd.backup", bucket.name);
+        let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
+        sandbox.apply(&manifest).await?;
+        came_back(sandbox, "d", 1, written).await?;
+        // The first one is another cluster and knows nothing of it.
+        keys.verify("after/", 0).await?;
+        let (c, d) = (
+            sandbox.await_members("c", 1).await?,
+            sandbox.await_members("d", 1).await?,
+        );
+        ensure!(field(&c, "/status/clusterID") != field(&d, "/status/clusterID"));
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_backup_becomes_a_cluster_in_another_namespace() {
+    scenario("restore_other_namespace", async |sandbox| {
+        let (bucket, _keys, written) = filled(sandbox).await?;
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        let other = Sandbox::create("restore_other_namespace_b").await?;
+        let outcome = async {
+            other.install_operators().await?;
+            other.apply(&aws_secret(other.env.s3()?, "aws")).await?;
+            let path = format!("{}/etcd.backup", bucket.name);
+            let manifest = restore_with(other.env.s3()?, "back", "{name: c}", &path, "");
+            other.apply(&manifest).await?;
+            came_back(&other, "c", 1, written).await
+        }
+        .await;
+        if outcome.is_err() {
+            other.print_state().await;
+        }
+        other.delete().await;
+        outcome
+    })
+    .await;
+}
+
+/// What `etcdctl snapshot save` stores, as a backup of the operator before: no manifest lies beside it.
+#[tokio::test]
+async fn a_snapshot_made_by_hand_is_restored_with_a_template() {
+    scenario("restore_hand_made", async |sandbox| {
+        let (bucket, keys, written) = filled(sandbox).await?;
+        bucket.write("by-hand.db", keys.snapshot().await?).await?;
+        let version = newest_version(&sandbox.env)?;
+        let target =
+            format!("{{name: d, template: {{spec: {{size: 3, version: \"{version}\"}}}}}}");
+        let path = format!("{}/by-hand.db", bucket.name);
+        let manifest = restore_with(sandbox.env.s3()?, "back", &target, &path, "");
+        sandbox.apply(&manifest).await?;
+        came_back(sandbox, "d", 3, written).await
+    })
+    .await;
+}

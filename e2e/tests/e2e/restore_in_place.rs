@@ -1,0 +1,251 @@
+//! Restores over a cluster that lives: with a client that writes all along.
+
+use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{
+    Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
+};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::api::{DeleteParams, DynamicObject, ListParams};
+
+use crate::backup_restore_s3::backup;
+use crate::fixtures::{DURABLE, cluster_with};
+
+const KEYS: usize = 500;
+const CLAIM: &str = "etcd.database.coreos.com/restore";
+
+/// A cluster of three with a backup of it, and keys that came after the backup.
+struct Living {
+    bucket: Bucket,
+    before: DynamicObject,
+    keys: Keyspace,
+    /// The revision of the backup.
+    backed_up: i64,
+}
+
+async fn living(sandbox: &Sandbox) -> Result<Living> {
+    let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+    sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+    sandbox
+        .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+        .await?;
+    let before = sandbox.await_members("c", 3).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    let backed_up = keys.fill("kept/", KEYS, |_| ()).await?;
+    sandbox
+        .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+        .await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+    keys.fill("later/", 50, |_| ()).await?;
+    Ok(Living {
+        bucket,
+        before,
+        keys,
+        backed_up,
+    })
+}
+
+fn over(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
+    let path = format!("{}/etcd.backup", bucket.name);
+    let more = format!("  overwrite: true\n{more}");
+    let s3 = sandbox.env.s3()?;
+    Ok(restore_with(s3, "over", "{name: c}", &path, &more))
+}
+
+fn claim(cluster: &DynamicObject) -> Option<&String> {
+    cluster.metadata.annotations.as_ref()?.get(CLAIM)
+}
+
+async fn service_uids(sandbox: &Sandbox) -> Result<Vec<Option<String>>> {
+    let services = sandbox.api::<Service>();
+    let (headless, client) = (services.get("c").await?, services.get("c-client").await?);
+    Ok(vec![headless.metadata.uid, client.metadata.uid])
+}
+
+async fn volumes(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let selector = ListParams::default().labels("etcd_cluster=c");
+    let volumes = sandbox.api::<PersistentVolumeClaim>();
+    let list = volumes.list(&selector).await?;
+    let there = list
+        .iter()
+        .filter(|one| one.metadata.deletion_timestamp.is_none());
+    Ok(there.filter_map(|one| one.metadata.name.clone()).collect())
+}
+
+async fn await_volumes(sandbox: &Sandbox, count: usize) -> Result<()> {
+    until(&format!("{count} volumes"), PATIENCE, async || {
+        let there = volumes(sandbox).await?;
+        Ok(if there.len() == count {
+            Look::Done(())
+        } else {
+            Look::NotYet(there.join(", "))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_living_cluster_is_restored_in_place() {
+    scenario("restore_in_place", async |sandbox| {
+        let living = living(sandbox).await?;
+        let services = service_uids(sandbox).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
+        let restored =
+            await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(living.backed_up));
+
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(
+            after.metadata.uid == living.before.metadata.uid,
+            "the EtcdCluster was replaced"
+        );
+        ensure!(
+            field(&after, "/spec") == field(&living.before, "/spec"),
+            "its spec changed"
+        );
+        ensure!(claim(&after).is_none(), "the claim is still there");
+        ensure!(field(&after, "/status/clusterID") == field(&restored, "/status/clusterID"));
+        ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
+        ensure!(
+            service_uids(sandbox).await? == services,
+            "a Service was replaced"
+        );
+        // The writer goes on by itself, at the same address.
+        writer.await_more(10).await?;
+        let tally = writer.finish_counting("restored in place").await?;
+        ensure!(
+            !tally.lost.is_empty(),
+            "what was written before the restore is still there"
+        );
+
+        drop(living.keys);
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        ensure!(keys.verify("kept/", KEYS).await? >= living.backed_up);
+        keys.verify("later/", 0)
+            .await
+            .context("keys newer than the backup")?;
+        // The old volumes go once the new cluster is complete.
+        await_volumes(sandbox, 3).await
+    })
+    .await;
+}
+
+/// Invariant 9.
+#[tokio::test]
+async fn a_bad_backup_leaves_the_living_cluster_unharmed() {
+    scenario("restore_in_place_bad_backup", async |sandbox| {
+        let living = living(sandbox).await?;
+        let mut content = living.bucket.read("etcd.backup").await?;
+        let middle = content.len() / 2;
+        content[middle] ^= 0xff;
+        living.bucket.write("etcd.backup", content).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
+        let failed = await_object(
+            &sandbox.objects(Kind::EtcdRestore),
+            "over",
+            "a failure for good",
+            PATIENCE,
+            |object| field(object, "/status/phase") == "Failed",
+        )
+        .await?;
+        let text = conditions_line(&failed);
+        ensure!(has_condition(&failed, "Failed", "True"), "{text}");
+        ensure!(
+            condition(&failed, "Failed").is_some_and(|one| one["reason"] == "SnapshotUnreadable"),
+            "{text}"
+        );
+        ensure!(text.contains("left as it was"), "{text}");
+
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(claim(&after).is_none(), "the claim is still there");
+        ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
+        ensure!(
+            field(&after, "/status/memberDetails/0/id")
+                == field(&living.before, "/status/memberDetails/0/id")
+        );
+        writer.finish("a restore that failed").await?;
+        living.keys.verify("later/", 50).await?;
+        await_volumes(sandbox, 3).await?;
+        let seeds = ListParams::default().labels(CLAIM);
+        let seeds = sandbox.api::<Pod>().list(&seeds).await?;
+        ensure!(
+            seeds
+                .iter()
+                .all(|seed| seed.metadata.deletion_timestamp.is_some()),
+            "the seed is still there"
+        );
+        // The cluster operator has it again.
+        sandbox.scale("c", 1).await?;
+        sandbox.await_members("c", 1).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restore_that_is_deleted_midway_leaves_one_whole_cluster() {
+    scenario("restore_deleted_midway", async |sandbox| {
+        let living = living(sandbox).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(&clusters, "c", "the claim", PATIENCE, |object| {
+            claim(object).is_some()
+        })
+        .await?;
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        restores.delete("over", &DeleteParams::default()).await?;
+        until("the EtcdRestore is gone", PATIENCE, async || {
+            Ok(match restores.get_opt("over").await? {
+                None => Look::Done(()),
+                Some(object) => Look::NotYet(conditions_line(&object)),
+            })
+        })
+        .await?;
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(claim(&after).is_none(), "the claim is still there");
+        let kept = field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID");
+        ensure!(kept, "it was deleted long before the turn");
+        writer.finish("a restore that was deleted").await?;
+        living.keys.verify("later/", 50).await?;
+        await_volumes(sandbox, 3).await
+    })
+    .await;
+}
+
+/// A client that goes on watching where it was is told that it has missed something.
+#[tokio::test]
+async fn watchers_of_the_old_history_notice_a_raised_revision() {
+    scenario("restore_bump_revision", async |sandbox| {
+        let living = living(sandbox).await?;
+        let seen = living.keys.revision().await?;
+        ensure!(seen > living.backed_up);
+        drop(living.keys);
+        let bump = "  bumpRevision: 1000000\n  markCompacted: true\n  keepOldData: 24h\n";
+        sandbox.apply(&over(sandbox, &living.bucket, bump)?).await?;
+        let restored =
+            await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        let revision = field(&restored, "/status/restoredRevision").as_i64();
+        ensure!(
+            revision >= Some(living.backed_up + 1_000_000),
+            "{revision:?}"
+        );
+        sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        ensure!(keys.verify("kept/", KEYS).await? >= living.backed_up + 1_000_000);
+        let compacted = keys.watch_from("kept/", seen).await?;
+        ensure!(
+            compacted > seen,
+            "compacted up to {compacted}, and the watcher had seen {seen}"
+        );
+        // The volumes of what was replaced are kept as long as was asked for.
+        let kept = volumes(sandbox).await?;
+        ensure!(kept.len() == 6, "{kept:?}");
+        Ok(())
+    })
+    .await;
+}
