@@ -16,20 +16,30 @@ async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-        delete_all(sandbox).await?;
-        await_object(
-            &sandbox.objects(Kind::EtcdCluster),
-            "c",
-            "the loss is seen",
-            PATIENCE,
-            |object| ready_members(object).is_empty(),
-        )
-        .await?;
-        let after = sandbox.await_members("c", 3).await?;
-        same_members(&before, &after)?;
-        writer.await_more(10).await?;
-        writer.finish("all pods lost, disks left").await.map(drop)
+        // Told to go at once, and politely: then a leader would wait for a successor, and members for their clients.
+        for (how, options) in [("at once", &["--now"][..]), ("politely", &[])] {
+            let writer = Writer::start(sandbox, "c").await?;
+            delete_all(sandbox, options).await?;
+            await_object(
+                &sandbox.objects(Kind::EtcdCluster),
+                "c",
+                "the loss is seen",
+                PATIENCE,
+                |object| ready_members(object).is_empty(),
+            )
+            .await?;
+            let after = sandbox.await_members("c", 3).await?;
+            same_members(&before, &after)?;
+            writer.await_more(10).await?;
+            let what = format!("all pods lost {how}, disks left");
+            writer.finish(&what).await?;
+        }
+        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+        ensure!(
+            events.iter().any(|event| event.contains("PodHurried")),
+            "members that ended together were waited for: {events:?}"
+        );
+        Ok(())
     })
     .await;
 }
@@ -64,27 +74,23 @@ async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
     scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
-        delete_all(sandbox).await?;
+        delete_all(sandbox, &["--now"]).await?;
         let object = await_object(
             &sandbox.objects(Kind::EtcdCluster),
             "c",
             "QuorumLost",
             PATIENCE,
             |object| {
-                e2e::objects::condition(object, "Degraded")
-                    .is_some_and(|c| c["status"] == "True" && c["reason"] == "QuorumLost")
+                // First no quorum answers; that nothing is left, and the way on, is known when the pods are gone.
+                e2e::objects::condition(object, "Degraded").is_some_and(|c| {
+                    let message = c["message"].as_str().unwrap_or_default();
+                    c["status"] == "True"
+                        && c["reason"] == "QuorumLost"
+                        && message.contains("EtcdRestore")
+                })
             },
         )
         .await?;
-        let message = e2e::objects::condition(&object, "Degraded")
-            .map(|c| c["message"].clone())
-            .unwrap_or_default();
-        ensure!(
-            message
-                .as_str()
-                .is_some_and(|text| text.contains("EtcdRestore")),
-            "no way on in: {message}"
-        );
         ensure!(e2e::objects::has_condition(&object, "Available", "False"));
         // Invariant 7: it is not bootstrapped again.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
@@ -95,10 +101,10 @@ async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
     .await;
 }
 
-async fn delete_all(sandbox: &Sandbox) -> Result<()> {
-    let all = ["delete", "pods", "-l", "etcd_cluster=c", "--now"];
+async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
+    let all = ["delete", "pods", "-l", "etcd_cluster=c", "--wait=false"];
     sandbox
-        .kubectl(&[&all[..], &["--wait=false"]].concat())
+        .kubectl(&[&all[..], options].concat())
         .await
         .map(drop)
 }

@@ -56,6 +56,13 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
+/// What a trace from within the database passes through: bbolt, and what opens it (3.6 and later, before).
+const DATABASE: [&str; 3] = [
+    "go.etcd.io/bbolt",
+    "etcd/server/v3/storage/backend.",
+    "etcd/server/v3/mvcc/backend.",
+];
+
 /// Where the last words begin: what comes before is ordinary log.
 const LAST_WORDS: [&str; 4] = [
     "\"level\":\"fatal\"",
@@ -89,11 +96,16 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // A trace may be so long that what came before it is cut off.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
+    // A fault prints every goroutine, so that of bbolt itself may be cut off as well as the words before.
+    let in_database = match begin(text) {
+        Some(_) => &DATABASE[..1],
+        None => &DATABASE[..],
+    };
     if says(&DAMAGED) || says(&[EMPTY]) || alone && says(&[EMPTY_AND_ALONE]) {
         Cause::Data(sentence(text))
     } else if says(&SURROUNDINGS) {
         Cause::Surroundings(sentence(text))
-    } else if ended.exit_code == 2 && last.contains("go.etcd.io/bbolt") {
+    } else if ended.exit_code == 2 && says(in_database) {
         // Go ends with 2 when it panics, and bbolt panics about pages that are not what they should be.
         Cause::Data("its database cannot be read".to_owned())
     } else if text.is_empty() {
@@ -160,7 +172,9 @@ mod tests {
     fn damaged_data_is_known_by_etcds_own_words() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
+        let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";
         let damaged = [
+            (2, cut_off.to_owned()),
             (
                 1,
                 log(
