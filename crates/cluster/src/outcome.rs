@@ -2,7 +2,7 @@
 
 use api::cluster::EtcdClusterStatus;
 use api::cluster::RecoveryPhase;
-use api::conditions::{ConditionType, find};
+use api::conditions::{ConditionType, Reason, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
 use crate::act::{self, Acted};
@@ -60,12 +60,13 @@ impl Acted {
 
 /// What the operator would do and does not, because it would do harm or cannot: each is an Event. Other waits end by
 /// themselves and are in `status.waitingFor`.
-const REFUSALS: [&str; 5] = [
+const REFUSALS: [&str; 6] = [
     "QuorumAtRisk",
     "Unschedulable",
     "NoMemberToRemove",
     "FirstMemberLost",
     "StrangersPresent",
+    "BootstrapAbandoned",
 ];
 
 /// The Events of a reconcile.
@@ -114,6 +115,25 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
                 ..Notice::change("Unavailable", "Observe", text)
             }
         });
+    }
+    let kind = ConditionType::Degraded;
+    let (was, is) = (
+        find(&before.conditions, &kind),
+        find(&after.conditions, &kind),
+    );
+    if let (Some(was), Some(is)) = (was, is)
+        && was.status != is.status
+    {
+        let text = is.message.clone();
+        if is.status != "True" {
+            notices.push(Notice::change("Healthy", "Observe", text));
+        } else if is.reason == Reason::MemberDown.as_str() {
+            // Every other reason is a problem, and told as one.
+            notices.push(Notice {
+                warning: true,
+                ..Notice::change("MemberDown", "Observe", text)
+            });
+        }
     }
     if before.control_paused != after.control_paused {
         notices.push(if after.control_paused {
@@ -185,12 +205,12 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Reason;
+    use crate::plan::Reason as Why;
     use crate::write::Step;
     use api::conditions::{Finding, set};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-    fn plan(waiting_for: Vec<Reason>, problems: Vec<Reason>) -> Plan {
+    fn plan(waiting_for: Vec<Why>, problems: Vec<Why>) -> Plan {
         Plan {
             step: Step::default(),
             next: None,
@@ -225,10 +245,10 @@ mod tests {
             }],
         };
         let waits = vec![
-            Reason::new("QuorumAtRisk", "two of three are down"),
-            Reason::new("LearnerCatchingUp", "db-b is behind"),
+            Why::new("QuorumAtRisk", "two of three are down"),
+            Why::new("LearnerCatchingUp", "db-b is behind"),
         ];
-        let plan = plan(waits, vec![Reason::new("ImageNotAvailable", "no image")]);
+        let plan = plan(waits, vec![Why::new("ImageNotAvailable", "no image")]);
         let notices = notices(&plan, &acted);
         let told = reasons(&notices);
         for expected in [
@@ -241,6 +261,44 @@ mod tests {
         }
         assert_eq!(told.len(), 5, "and the one that is postponed: {told:?}");
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
+    }
+
+    #[test]
+    fn every_refusal_is_one_the_planner_knows() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/plan");
+        let files = std::fs::read_dir(folder).unwrap();
+        let texts: Vec<String> = files
+            .filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok())
+            .collect();
+        for code in REFUSALS {
+            let quoted = format!("\"{code}\"");
+            assert!(texts.iter().any(|text| text.contains(&quoted)), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_goes_down_and_comes_back_is_an_event_each() {
+        let status = |degraded: bool, reason: &str| {
+            let mut conditions = Vec::new();
+            let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");
+            let now = Time(jiff::Timestamp::UNIX_EPOCH);
+            set(&mut conditions, &finding, None, &now);
+            EtcdClusterStatus {
+                conditions,
+                ..EtcdClusterStatus::default()
+            }
+        };
+        let well = || status(false, "AsDesired");
+        let told = |before, after| reasons(&turns(&before, &after));
+        assert_eq!(
+            told(well(), status(true, "MemberDown")),
+            [("MemberDown", true)]
+        );
+        assert_eq!(
+            told(status(true, "MemberDown"), well()),
+            [("Healthy", false)]
+        );
+        assert_eq!(told(well(), status(true, "ImageNotAvailable")), []);
     }
 
     #[test]
