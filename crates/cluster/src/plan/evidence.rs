@@ -105,6 +105,16 @@ impl Evidence {
         lost.cloned().collect()
     }
 
+    /// The voters that do not answer, whatever is left of them.
+    pub(super) fn absent(&self) -> Vec<&str> {
+        let survives = |name: &String| {
+            let found = self.members.iter().find(|(other, _)| other == name);
+            found.is_some_and(|(_, member)| matches!(member, Member::Survives(_)))
+        };
+        let absent = self.voters.iter().filter(|name| !survives(name));
+        absent.map(String::as_str).collect()
+    }
+
     /// The members that may yet answer, and why they do not.
     pub(super) fn silent(&self) -> Vec<(&str, &str)> {
         let silent = self.members.iter().filter_map(|(name, member)| {

@@ -76,14 +76,11 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if in_progress(observed).is_some() || replaced::may_serve(observed) {
         return false;
     }
-    let Some(record) = &observed.recovery.record else {
+    if observed.recovery.record.is_none() {
         return true;
-    };
-    let other = |pod: &Pod| {
-        let concerned = [&record.token, &record.from_token];
-        let token = pod.token.as_ref();
-        token != Some(&intent.token) && token.is_some_and(|token| concerned.contains(&token))
-    };
+    }
+    // The old cluster's, and the seed of any recovery that was given up.
+    let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
     // A pod that is ending and not ready is no endpoint, however long its node holds it.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
@@ -229,11 +226,10 @@ impl Scene<'_> {
                     "; the recovery is approved and begins when that has lasted for {after} s"
                 );
             } else if self.is_overdue() {
-                let silent: Vec<&str> = self.evidence.silent().iter().map(|(n, _)| *n).collect();
                 let _ = write!(
                     text,
                     ". If {} will never come back, go on from {survivor} at revision {}: {}",
-                    silent.join(", "),
+                    self.evidence.absent().join(", "),
                     status.revision,
                     self.how()
                 );

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
 use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
-use crate::plan::evidence::Evidence;
+use crate::plan::evidence::{Evidence, Member};
 use crate::plan::membership::current_version;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, objects};
@@ -39,7 +39,8 @@ pub(super) fn go_on(
     match &observed.recovery.seed {
         Some(Seen::Known(answer)) if keeps_data(observed, member) => {
             let (id, serves) = (answer.list.cluster_id, answer.status.revision);
-            let one = answer.list.members.len() == 1 && answer.status.leader.is_some();
+            let alone = matches!(&answer.list.members[..], [one] if one.name == *member);
+            let one = alone && answer.status.leader.is_some();
             if one && id.to_string() != *from_cluster_id && serves >= *revision {
                 complete(observed, record, (id, serves), now, draft);
                 return;
@@ -55,7 +56,7 @@ pub(super) fn go_on(
         }
         Some(Seen::Known(_) | Seen::Unknown(_)) | None => {}
     }
-    if give_up(observed, evidence, record, now, draft) {
+    if give_up((desired, observed, now), evidence, record, draft) {
         return;
     }
     start(desired, observed, record, draft);
@@ -81,33 +82,46 @@ fn keeps_data(observed: &Observed, member: &str) -> bool {
     kept && pod.is_some_and(Pod::stays)
 }
 
-/// The survivor is lost before the seed has its data: another one, if there is one. Without another one the seed
-/// may hold the last copy, and it is waited for.
+/// The survivor is lost, or has not answered for long, before the seed has its data: another one, if there is one.
+/// Without another one the seed may hold the last copy, and it is waited for.
 fn give_up(
-    observed: &Observed,
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
     evidence: &Evidence,
     record: &RecoveryStatus,
-    now: Timestamp,
     draft: &mut Draft,
 ) -> bool {
-    let has_data = |name: &str| evidence.members.iter().any(|(other, _)| other == name);
+    let survivor = evidence
+        .members
+        .iter()
+        .find(|(name, _)| *name == record.survivor);
+    let since = record.start_time.as_ref().map(|time| time.0);
+    let overdue = since.is_some_and(|since| objects::age(since, now) >= desired.recovery.after);
+    let gives = match survivor {
+        Some((_, Member::Survives(_) | Member::Led)) => true,
+        Some((_, Member::Silent(_) | Member::Damaged(_))) => !overdue,
+        None => false,
+    };
     let runs = observed
         .pods
         .get(&record.member)
         .is_some_and(|pod| pod.running);
-    if has_data(&record.survivor) || runs {
+    if gives || runs {
         return false;
     }
     if evidence.most_advanced().is_none() {
         let text = format!(
-            "{} is lost, and {} has not begun to serve: if it does not, restore a backup with an EtcdRestore",
+            "{} does not answer any more, and {} has not begun to serve: if neither does, restore a backup with an \
+             EtcdRestore",
             record.survivor, record.member
         );
         draft.problem("SurvivorLost", text);
         return false;
     }
     let mut given_up = record.clone();
-    let why = format!("{} was lost before its data was copied", record.survivor);
+    let why = format!(
+        "{} was lost, or did not answer, before its data was copied",
+        record.survivor
+    );
     cancel(&mut given_up, &why, now);
     draft.say(format!("give the recovery up: {why}"));
     let stale = observed.recovery.stale_approval.clone();

@@ -466,6 +466,15 @@ fn a_survivor_lost_on_the_way_gives_place_to_another() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
+    // One that stays silent as well, in its time.
+    let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
+    let mut record_of = record(RecoveryPhase::InProgress);
+    for (began, given_up) in [(990, false), (900, true)] {
+        record_of.start_time = Some(Time(at(began)));
+        silent.observed.recovery.record = Some(record_of.clone());
+        assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
+    }
+
     // Without another one the seed may hold the last copy.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
@@ -557,6 +566,12 @@ fn clients_are_let_in_when_no_old_pod_can_be_reached() {
     scene.observed.pods.get_mut("a").unwrap().ready = false;
     // However long its node holds it.
     assert!(scene.writes().contains(&open));
+    // Nor the seed of a recovery that was given up before this one.
+    let mut given_up = scene.clone().leftover("x");
+    let seed = given_up.observed.pods.get_mut("x").unwrap();
+    (seed.token, seed.cluster_id) = (Some("given up".into()), None);
+    assert!(!given_up.writes().contains(&open));
+    assert!(given_up.writes().contains(&scene::delete_pod("x")));
     scene.observed.pods.remove("a");
     assert!(scene.writes().contains(&open));
 }
