@@ -70,9 +70,9 @@ app.kubernetes.io/component: {{ .name }}
   verbs: [get]
 {{- else if eq . "etcd-restore-operator" }}
 - apiGroups: [etcd.database.coreos.com]
-  # Patched for its finalizer alone.
+  # Patched for its finalizer alone, deleted after ttlSecondsAfterFinished.
   resources: [etcdrestores]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdrestores/status, etcdclusters/status]
   verbs: [patch]

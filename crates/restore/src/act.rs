@@ -106,6 +106,7 @@ pub async fn act(
         Step::StopFormer(pods) => stop(hands, &namespace, pods).await,
         Step::Join => join(hands, restore, seen).await,
         Step::ReleaseClaim => release(hands, restore, known_cluster(seen)?).await,
+        Step::Expire => delete(hands, &namespace, Some(restore)).await,
     }
 }
 
@@ -128,6 +129,7 @@ fn point(step: &Step) -> &'static str {
         Step::StopFormer(_) => "restore-before-stop-former",
         Step::Join => "restore-before-join",
         Step::ReleaseClaim => "restore-before-release-claim",
+        Step::Expire => "restore-before-expire",
     }
 }
 

@@ -19,6 +19,7 @@ use runtime::{Done, Operator, apply};
 
 use crate::act::{self, Hands, act};
 use crate::observe::{Eyes, observe};
+use crate::plan::expiry::expire;
 use crate::plan::{Step, plan};
 use crate::status;
 
@@ -120,13 +121,14 @@ impl Reconcile for Restorer {
             etcd: &self.etcd,
         };
         let seen = Box::pin(observe(&eyes, &restore)).await;
-        let plan = plan(&restore, &seen.observed);
+        let now = now();
+        let plan = expire(plan(&restore, &seen.observed), &restore, now.0);
         let hands = Hands {
             client: &self.client,
             image: self.image.get().await,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
-        if let Step::Guard(_) = plan.step {
+        if let Step::Guard(_) | Step::Expire = plan.step {
             // The object is a new version, or gone.
             return match acted {
                 Err(error) if matches!(error.reason(), "Conflict" | "NotFound") => {
@@ -137,7 +139,7 @@ impl Reconcile for Restorer {
         }
         fail::fail_point!("restore-before-status");
         let trouble = acted.as_ref().err().map(act::trouble);
-        let desired = status::compute(&restore, &plan, trouble.as_ref(), &now());
+        let desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
         let written = apply::status_if_unchanged(
             &api,
             MANAGER_RESTORE,

@@ -41,6 +41,15 @@ fn main() -> Result<ExitCode> {
             ExitCode::FAILURE
         });
     }
+    #[cfg(feature = "failpoints")]
+    let _failpoints = {
+        // A fail point stands for the death of the process, not of one task.
+        std::panic::set_hook(Box::new(|what| {
+            tracing::error!("{what}");
+            std::process::abort();
+        }));
+        fail::FailScenario::setup()
+    };
     let definition = Definition {
         name: api::names::MANAGER_RESTORE,
         word: "restore",

@@ -18,6 +18,7 @@ use crate::observed::{
     Child, Cluster, ClusterFacts, FormerPod, Observed, Pod, PodFacts, Serving, Source, Trouble,
 };
 
+pub mod expiry;
 pub mod in_place;
 #[cfg(test)]
 mod model;
@@ -86,6 +87,8 @@ pub enum Step {
     StopFormer(Vec<FormerPod>),
     /// The labels by which Services find the seed's pod.
     Join,
+    /// The EtcdRestore itself goes: it ended long enough ago.
+    Expire,
     /// The claim annotation, last: from then on it is an ordinary cluster.
     ReleaseClaim,
 }

@@ -308,13 +308,13 @@ mod tests {
     #[test]
     fn fields_without_effect_are_named() {
         let mut restore = restore();
-        restore.spec.ttl_seconds_after_finished = Some(5);
+        restore.spec.backup_storage_type = Some("PVC".into());
         let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
         let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
         assert_eq!(
             (finding.status.as_str(), finding.reason.as_str()),
             ("False", "NotYetInEffect")
         );
-        assert!(finding.message.contains("spec.ttlSecondsAfterFinished"));
+        assert!(finding.message.contains("spec.backupStorageType"));
     }
 }

@@ -41,7 +41,7 @@ pub(crate) const SELECTION: &[&str] = &[
 ];
 
 /// What is added to the operators for the end-to-end tests: they die where a test asks for it.
-const FAIL_POINTS: &[&str] = &["--features", "cluster/failpoints,backup/failpoints"];
+const FAIL_POINTS: &[&str] = &["--features", "cluster/failpoints,backup/failpoints,restore/failpoints"];
 
 /// Compiles the operators and the programs of the e2e crate.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {

@@ -29,6 +29,7 @@ mod old_manifests;
 mod operator_crash;
 mod paused;
 mod quorum_loss;
+mod restore_crash;
 mod restore_elsewhere;
 mod restore_in_place;
 mod scale_edges;

@@ -86,10 +86,6 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
             .is_some_and(|kind| !store_in_effect(kind)),
         "spec.backupStorageType",
     );
-    note(
-        spec.ttl_seconds_after_finished.is_some(),
-        "spec.ttlSecondsAfterFinished",
-    );
     if let Some(template) = &spec.etcd_cluster.template {
         fields.extend(
             cluster::not_in_effect(&template.spec)

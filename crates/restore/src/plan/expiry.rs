@@ -1,0 +1,87 @@
+//! A finished EtcdRestore goes after its time. What it made stays: it owns nothing any more.
+
+use std::time::Duration;
+
+use api::EtcdRestore;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::{Outlook, Plan, Step};
+
+/// The same plan, and what `ttlSecondsAfterFinished` adds to it once the restore has ended.
+#[must_use]
+pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
+    let ended = matches!(plan.outlook, Outlook::Complete | Outlook::Halted(_));
+    if plan.step != Step::Nothing || !ended || super::in_place::is_deleted(restore) {
+        return plan;
+    }
+    let status = restore.status.as_ref();
+    let (Some(seconds), Some(ended)) = (
+        restore.spec.ttl_seconds_after_finished,
+        // Written with the end: without it the end was not recorded yet.
+        status.and_then(|status| status.completion_time.as_ref()),
+    ) else {
+        return plan;
+    };
+    let due = ended
+        .0
+        .checked_add(SignedDuration::from_secs(seconds.into()));
+    let left = due.map_or(SignedDuration::MAX, |due| due.duration_since(now));
+    if left.is_positive() {
+        let requeue = Some(Duration::try_from(left).unwrap_or(Duration::MAX));
+        return Plan { requeue, ..plan };
+    }
+    Plan {
+        step: Step::Expire,
+        requeue: None,
+        ..plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    fn ended(ttl: Option<i32>, succeeded: bool) -> EtcdRestore {
+        let spec =
+            r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+        restore.spec.ttl_seconds_after_finished = ttl;
+        let status = restore.status.get_or_insert_default();
+        status.succeeded = succeeded;
+        status.completion_time = Some(Time(at(1000)));
+        restore
+    }
+
+    fn planned(restore: &EtcdRestore, now: i64) -> (Step, Option<Duration>) {
+        let plan = expire(Plan::complete(), restore, at(now));
+        (plan.step, plan.requeue)
+    }
+
+    #[test]
+    fn a_finished_restore_goes_after_its_time() {
+        let restore = ended(Some(60), true);
+        let in_time = (Step::Nothing, Some(Duration::from_secs(20)));
+        assert_eq!(planned(&restore, 1040), in_time);
+        assert_eq!(planned(&restore, 1060), (Step::Expire, None));
+        assert_eq!(planned(&ended(None, true), 9999), (Step::Nothing, None));
+        assert_eq!(planned(&ended(Some(0), true), 1000), (Step::Expire, None));
+    }
+
+    #[test]
+    fn one_that_goes_on_or_is_being_deleted_does_not() {
+        let mut restore = ended(Some(0), false);
+        let waiting = Plan::wait_for("something");
+        assert_eq!(expire(waiting.clone(), &restore, at(9999)), waiting);
+        restore.metadata.deletion_timestamp = Some(Time(at(1)));
+        assert_eq!(planned(&restore, 9999), (Step::Nothing, None));
+        let mut unrecorded = ended(Some(0), true);
+        unrecorded.status.get_or_insert_default().completion_time = None;
+        assert_eq!(planned(&unrecorded, 9999), (Step::Nothing, None));
+    }
+}
