@@ -240,6 +240,65 @@ pub enum StorageSource<'a> {
     Local(&'a LocalSource),
 }
 
+/// A place by itself, as one process hands it to another: the block under its JSON name. Names of Secrets only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StorageBlock {
+    /// S3 or a store that speaks its protocol.
+    S3(S3Source),
+    /// Azure Blob Storage.
+    Abs(AbsSource),
+    /// Google Cloud Storage.
+    Gcs(GcsSource),
+    /// Alibaba Cloud OSS.
+    Oss(OssSource),
+    /// A PersistentVolumeClaim.
+    Pvc(PvcSource),
+    /// A directory of the operator.
+    Local(LocalSource),
+}
+
+impl StorageBlock {
+    /// The place.
+    pub fn source(&self) -> StorageSource<'_> {
+        match self {
+            Self::S3(block) => StorageSource::S3(block),
+            Self::Abs(block) => StorageSource::Abs(block),
+            Self::Gcs(block) => StorageSource::Gcs(block),
+            Self::Oss(block) => StorageSource::Oss(block),
+            Self::Pvc(block) => StorageSource::Pvc(block),
+            Self::Local(block) => StorageSource::Local(block),
+        }
+    }
+
+    /// The same block with another path.
+    #[must_use]
+    pub fn at(mut self, path: String) -> Self {
+        match &mut self {
+            Self::S3(block) => block.path = path,
+            Self::Abs(block) => block.path = path,
+            Self::Gcs(block) => block.path = path,
+            Self::Oss(block) => block.path = path,
+            Self::Pvc(block) => block.path = path,
+            Self::Local(block) => block.path = path,
+        }
+        self
+    }
+}
+
+impl From<StorageSource<'_>> for StorageBlock {
+    fn from(source: StorageSource<'_>) -> Self {
+        match source {
+            StorageSource::S3(block) => Self::S3(block.clone()),
+            StorageSource::Abs(block) => Self::Abs(block.clone()),
+            StorageSource::Gcs(block) => Self::Gcs(block.clone()),
+            StorageSource::Oss(block) => Self::Oss(block.clone()),
+            StorageSource::Pvc(block) => Self::Pvc(block.clone()),
+            StorageSource::Local(block) => Self::Local(block.clone()),
+        }
+    }
+}
+
 impl<'a> Blocks<'a> {
     /// The place that belongs to the storage type. `prefix` and `type_field` are for the message:
     /// `spec` and `storageType`, or `backupStorageType` in a restore.
@@ -421,6 +480,22 @@ impl ObjectPath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_block_hands_over_is_what_it_was() {
+        let oss = OssSource {
+            path: "bucket/etcd".to_owned(),
+            oss_secret: Some("oss".to_owned()),
+            endpoint: None,
+        };
+        let block = StorageBlock::from(StorageSource::Oss(&oss));
+        let text = serde_json::to_string(&block).unwrap();
+        assert_eq!(text, r#"{"oss":{"path":"bucket/etcd","ossSecret":"oss"}}"#);
+        let read: StorageBlock = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.source(), StorageSource::Oss(&oss));
+        let moved = read.at("bucket/etcd_v7_2026-01-01-00:00:00".to_owned());
+        assert_eq!(moved.source().path(), "bucket/etcd_v7_2026-01-01-00:00:00");
+    }
 
     #[test]
     fn splits_bucket_and_key_at_the_first_slash() {

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use api::backup::name;
 use api::cluster::{self, EtcdClusterSpec};
 use api::conditions::{self, ConditionType, Reason};
 use api::manifest::BackupManifest;
 use api::names::{self, ANNOTATION_RESTORE, Addresses};
 use api::problem;
-use api::storage::{S3Source, StorageSource};
+use api::storage::{StorageBlock, StorageType};
 use api::version::EtcdVersion;
 use api::{EtcdBackup, EtcdCluster, EtcdRestore};
 use etcd::Etcd;
@@ -39,7 +40,7 @@ pub struct Seen {
     /// The EtcdCluster as it was read.
     pub cluster: Option<EtcdCluster>,
     /// The place of the backup.
-    pub place: Result<S3Source, Trouble>,
+    pub place: Result<StorageBlock, Trouble>,
     /// The seed's objects as they were read, where they are the seed's.
     pub children: Children,
 }
@@ -244,16 +245,16 @@ async fn place(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-) -> Result<S3Source, Trouble> {
+) -> Result<StorageBlock, Trouble> {
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
-        let missing = || {
-            Trouble::new(
-                Reason::InvalidSpec,
-                "spec.s3 is missing: say where the backup is",
-            )
-        };
-        return spec.s3.clone().ok_or_else(missing);
+        let kind = spec.backup_storage_type.as_ref();
+        // Old manifests name the type; a block alone says it too.
+        let kind = kind.unwrap_or(&StorageType::S3);
+        let selected = spec.blocks().select(kind, "spec", "backupStorageType");
+        return selected
+            .map(StorageBlock::from)
+            .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
     };
     let name = &reference.name;
     let backup = read::<EtcdBackup>(eyes.client, namespace, name)
@@ -269,33 +270,45 @@ async fn place(
 }
 
 /// Where the newest complete backup of an EtcdBackup lies.
-fn place_of(backup: &EtcdBackup) -> Result<S3Source, Trouble> {
+fn place_of(backup: &EtcdBackup) -> Result<StorageBlock, Trouble> {
     let name = backup.name_any();
     let selected = backup
         .spec
         .blocks()
         .select(&backup.spec.storage_type, "spec", "storageType");
-    let Ok(StorageSource::S3(s3)) = selected else {
-        let message =
-            format!("the EtcdBackup {name} is not in S3, and this release restores from S3 only");
+    let block = selected
+        .map(StorageBlock::from)
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+    if !block.source().has_bucket() {
+        let message = format!(
+            "the EtcdBackup {name} is in {}, and this release restores from buckets only",
+            backup.spec.storage_type
+        );
         return Err(Trouble::new(Reason::NotSupported, message));
-    };
+    }
     let location = backup
         .status
         .as_ref()
         .and_then(|status| status.location.as_deref());
-    let path = location
-        .and_then(|location| location.strip_prefix("s3://"))
-        .ok_or_else(|| {
-            let message = format!(
-                "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
-            );
-            Trouble::new(Reason::BackupMissing, message)
-        })?;
-    Ok(S3Source {
-        path: path.to_owned(),
-        ..s3.clone()
-    })
+    let none = || {
+        let message = format!(
+            "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
+        );
+        Trouble::new(Reason::BackupMissing, message)
+    };
+    let (_, path) = location
+        .and_then(|location| location.split_once("://"))
+        .ok_or_else(none)?;
+    // What the spec says by now may be another place than the one the status tells of.
+    let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
+    if !own {
+        let message = format!(
+            "the newest backup of the EtcdBackup {name} lies at another place than its spec names now: wait for its next \
+             one, or give the place in the EtcdRestore itself"
+        );
+        return Err(Trouble::new(Reason::BackupMissing, message));
+    }
+    Ok(block.at(path.to_owned()))
 }
 
 /// Looks at the backup before anything is created for it.
@@ -304,18 +317,14 @@ async fn backup(
     restore: &EtcdRestore,
     namespace: &str,
     there: Option<&EtcdClusterSpec>,
-    place: &Result<S3Source, Trouble>,
+    place: &Result<StorageBlock, Trouble>,
 ) -> Source {
     let look = async {
         let source = place.as_ref().map_err(Clone::clone)?;
-        let keys = secret(eyes, namespace, "spec.s3.awsSecret", source.aws_secret()).await?;
-        let ca = secret(
-            eyes,
-            namespace,
-            "spec.s3.caSecret",
-            source.ca_secret.as_deref(),
-        )
-        .await?;
+        let place = source.source();
+        let named = store::secrets_of(&place);
+        let keys = secret(eyes, namespace, named.credentials).await?;
+        let ca = secret(eyes, namespace, named.ca).await?;
         let place = source::open(source, keys.as_ref(), ca.as_ref()).await?;
         // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
@@ -340,10 +349,11 @@ async fn backup(
 async fn secret(
     eyes: &Eyes<'_>,
     namespace: &str,
-    field: &str,
-    name: Option<&str>,
+    named: Option<store::SecretName<'_>>,
 ) -> Result<Option<SecretData>, Trouble> {
-    let Some(name) = name else { return Ok(None) };
+    let Some(store::SecretName { field, name }) = named else {
+        return Ok(None);
+    };
     let secret = read::<Secret>(eyes.client, namespace, name)
         .await
         .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;

@@ -5,7 +5,7 @@
 use api::conditions::Reason;
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
-use api::storage::S3Source;
+use api::storage::StorageBlock;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{
     ContainerStatus, Pod, PodAffinityTerm, SecretVolumeSource, Volume, VolumeMount,
@@ -29,7 +29,7 @@ pub struct From<'a> {
     /// UID of the EtcdRestore.
     pub restore: &'a str,
     /// Where the backup lies.
-    pub source: &'a S3Source,
+    pub source: &'a StorageBlock,
     /// By how much the revision is raised.
     pub bump_revision: Option<u64>,
     /// It is made beside a cluster that serves.
@@ -80,21 +80,25 @@ fn find_place(pod: &mut Pod) {
 }
 
 /// The container that fetches sees the Secrets, and no other container does (invariant 14).
-fn from_store(source: &S3Source) -> Source {
+fn from_store(block: &StorageBlock) -> Source {
     let mut from = Source {
         // Names of Secrets and places only (invariant 14).
         arguments: vec![format!(
             "--source={}",
-            serde_json::to_string(source).unwrap_or_default()
+            serde_json::to_string(block).unwrap_or_default()
         )],
         ..Source::default()
     };
+    let source = block.source();
+    let named = store::secrets_of(&source);
     let secrets = [
-        ("restore-secret", "secret", SECRET, source.aws_secret()),
-        ("restore-ca", "ca", CA, source.ca_secret.as_deref()),
+        ("restore-secret", "secret", SECRET, named.credentials),
+        ("restore-ca", "ca", CA, named.ca),
     ];
     for (volume, argument, path, secret) in secrets {
-        let Some(secret) = secret else { continue };
+        let Some(store::SecretName { name: secret, .. }) = secret else {
+            continue;
+        };
         from.arguments.push(format!("--{argument}={path}"));
         from.mounts.push(VolumeMount {
             name: volume.to_owned(),

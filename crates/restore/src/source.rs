@@ -3,7 +3,7 @@
 
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
-use api::storage::{S3Source, StorageSource};
+use api::storage::StorageBlock;
 use bytes::Bytes;
 use futures::StreamExt;
 pub use store::SecretData;
@@ -20,7 +20,7 @@ pub struct Place(pub Target);
 
 /// Opens the bucket. `secret` and `ca` are the content of the Secrets the source names.
 pub async fn open(
-    source: &S3Source,
+    source: &StorageBlock,
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
 ) -> Result<Place, Trouble> {
@@ -28,7 +28,7 @@ pub async fn open(
         credentials: secret,
         ca,
     };
-    store::open(&StorageSource::S3(source), secrets, &Directories::default())
+    store::open(&source.source(), secrets, &Directories::default())
         .await
         .map(Place)
         .map_err(|error| trouble(&error))

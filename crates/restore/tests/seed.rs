@@ -107,7 +107,7 @@ impl World {
     }
 
     fn fetch_from(&self, path: &str) -> Fetch {
-        let source = json!({ "path": path, "awsSecret": "aws", "endpoint": self.server.endpoint, "forcePathStyle": true });
+        let source = json!({ "s3": { "path": path, "awsSecret": "aws", "endpoint": self.server.endpoint, "forcePathStyle": true } });
         Fetch {
             source: Some(serde_json::from_value(source).unwrap()),
             survivor: Survivor::default(),

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, field};
-use e2e::{PATIENCE, Sandbox, scenario};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 
 use crate::fixtures::cluster;
 
@@ -42,8 +42,27 @@ async fn backed_up(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()> {
     Ok(())
 }
 
+/// The cluster is lost and comes back from the newest of its EtcdBackup.
+async fn and_restored(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()> {
+    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+    sandbox.await_members("c", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    let written = keys.fill("kept/", 200, |_| ()).await?;
+    drop(keys);
+    backed_up(sandbox, block, scheme).await?;
+    sandbox.delete_cluster("c").await?;
+    let restore = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: back}\nspec:\n  \
+                   etcdCluster: {name: c}\n  backup: {name: again}\n";
+    sandbox.apply(restore).await?;
+    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+    sandbox.await_members("c", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    ensure!(keys.verify("kept/", 200).await? >= written);
+    Ok(())
+}
+
 #[tokio::test]
-async fn backup_gcs_with_a_token_is_complete() {
+async fn backup_gcs_with_a_token_is_complete_and_restored() {
     scenario("backup_gcs", async |sandbox| {
         sandbox
             .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: gcp}\nstringData: {access-token: any}\n")
@@ -53,13 +72,13 @@ async fn backup_gcs_with_a_token_is_complete() {
             variable("E2E_BUCKET")?,
             variable("E2E_GCS_ENDPOINT")?
         );
-        backed_up(sandbox, &block, "gs://").await
+        and_restored(sandbox, &block, "gs://").await
     })
     .await;
 }
 
 #[tokio::test]
-async fn backup_abs_with_an_account_key_is_complete() {
+async fn backup_abs_with_an_account_key_is_complete_and_restored() {
     scenario("backup_abs", async |sandbox| {
         let secret = format!(
             "apiVersion: v1\nkind: Secret\nmetadata: {{name: abs}}\nstringData: {{storage-account: \"{}\", storage-key: \"{}\"}}\n",
@@ -72,7 +91,7 @@ async fn backup_abs_with_an_account_key_is_complete() {
             variable("E2E_BUCKET")?,
             variable("E2E_ABS_ENDPOINT")?
         );
-        backed_up(sandbox, &block, "").await
+        and_restored(sandbox, &block, "abs://").await
     })
     .await;
 }

@@ -164,7 +164,7 @@ pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<P
         Problem::new(
             field,
             format!("is {storage_type}, which is not in effect in this release"),
-            "use S3, or wait for the release that brings it",
+            "use a bucket, or wait for the release that brings it",
         )
     })
 }

@@ -236,7 +236,7 @@ pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
 
 /// Whether a restore can reach this kind of store in this release.
 pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
-    *storage_type == StorageType::S3
+    !matches!(storage_type, StorageType::Pvc | StorageType::Local)
 }
 
 #[cfg(test)]

@@ -107,11 +107,23 @@ fn backup(status: Value) -> EtcdBackup {
 #[test]
 fn an_etcd_backup_tells_where_its_newest_backup_lies() {
     let place = place_of(&backup(
-        json!({ "succeeded": true, "location": "s3://b/k_v7_2026" }),
+        json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" }),
     ))
     .unwrap();
-    assert_eq!(place.path, "b/k_v7_2026");
+    let StorageBlock::S3(place) = place else {
+        panic!("{place:?}")
+    };
+    assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
+    // One that lies where the spec pointed before.
+    for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
+        let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
+        assert_eq!(
+            place_of(&moved).unwrap_err().reason,
+            Reason::BackupMissing,
+            "{elsewhere}"
+        );
+    }
     assert_eq!(
         place_of(&backup(json!({}))).unwrap_err().reason,
         Reason::BackupMissing

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn source(json: Value) -> S3Source {
-    serde_json::from_value(json).unwrap()
+fn source(json: Value) -> StorageBlock {
+    StorageBlock::S3(serde_json::from_value(json).unwrap())
 }
 
-fn built(cluster: Value, source: &S3Source) -> Value {
+fn built(cluster: Value, source: &StorageBlock) -> Value {
     built_as(cluster, source, false)
 }
 
-fn built_as(cluster: Value, source: &S3Source, apart: bool) -> Value {
+fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(cluster).unwrap());
     cluster.metadata.uid = Some("cluster-uid".into());
     let seed = SeedStatus {
@@ -68,7 +68,7 @@ fn a_seed_with_the_clusters_labels_has_joined() {
     assert!(!joined(json!({ "etcd_node": "main-aaaaaaaaaa" })));
 }
 
-fn with_secret() -> S3Source {
+fn with_secret() -> StorageBlock {
     source(
         json!({ "path": "b/k", "awsSecret": "aws", "endpoint": "http://s3:9000", "forcePathStyle": true }),
     )

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use api::conditions::Reason;
 use api::manifest::BackupManifest;
-use api::storage::S3Source;
+use api::storage::StorageBlock;
 use clap::Args;
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, Inspector};
 use futures::StreamExt;
@@ -25,9 +25,9 @@ use crate::source::{self, Place, SecretData};
 /// Arguments of `seed fetch`.
 #[derive(Args, Clone, Debug)]
 pub struct Fetch {
-    /// The place of the backup: the block s3 of the EtcdRestore, as JSON. Holds no credentials
+    /// The place of the backup: the EtcdRestore's block under its name, as JSON. Holds no credentials
     #[arg(long, value_name = "JSON", value_parser = parse_source, required_unless_present = "member")]
-    pub source: Option<S3Source>,
+    pub source: Option<StorageBlock>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub survivor: Survivor,
@@ -68,7 +68,7 @@ fn parse_cluster_id(text: &str) -> Result<ClusterId, std::num::ParseIntError> {
     u64::from_str_radix(text, 16).map(ClusterId)
 }
 
-fn parse_source(text: &str) -> Result<S3Source, serde_json::Error> {
+fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
     serde_json::from_str(text)
 }
 
@@ -108,7 +108,7 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
 
 async fn from_store(
     arguments: &Fetch,
-    source: &S3Source,
+    source: &StorageBlock,
     target: &Path,
 ) -> Result<Contents, Trouble> {
     let secret = mounted(arguments.secret.as_deref())?;
