@@ -53,11 +53,11 @@ async fn dies(sandbox: &Sandbox, point: &str) -> Result<()> {
         PATIENCE,
         async || {
             let pods = sandbox.api::<Pod>().list(&selector).await?;
-            let pods = pods.iter().filter(|pod| is_told(pod, &told));
-            Ok(if pods.clone().any(has_died) {
+            let told: Vec<&Pod> = pods.iter().filter(|pod| is_told(pod, &told)).collect();
+            Ok(if told.iter().any(|pod| has_died(pod)) {
                 Look::Done(())
             } else {
-                Look::NotYet(format!("{} pods of it", pods.count()))
+                Look::NotYet(format!("{} pods of it live", told.len()))
             })
         },
     )
