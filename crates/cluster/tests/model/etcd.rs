@@ -1,102 +1,442 @@
-//! etcd, as far as membership goes: who may vote, who has which log, what is refused and when.
+//! One etcd cluster, as far as membership and safety go: Raft's log as positions, who may lead, what is refused.
+//!
+//! A log is named by its last entry: Raft's log matching makes term and index name everything before them. Who
+//! leads is chosen as badly as Raft allows, so that a write that can be lost is lost. The refusals are those of
+//! `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in etcd's `server/etcdserver/server.go`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-/// One member of one etcd cluster.
-#[derive(Clone, Debug)]
+/// The last entry of a log; ordered as Raft compares logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Spot {
+    pub(crate) term: usize,
+    pub(crate) index: u64,
+}
+
+/// A member as a configuration lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) learner: bool,
     /// It started once and published its client URLs through a quorum.
     pub(crate) joined: bool,
-    /// Since when it has been up; `None` while it is down.
-    pub(crate) up_since: Option<u64>,
 }
 
-/// One etcd cluster: what its token made.
-#[derive(Clone, Debug)]
-pub(crate) struct Cluster {
-    pub(crate) id: u64,
-    pub(crate) members: BTreeMap<u64, Member>,
-    pub(crate) formed: bool,
-    pub(crate) leader: Option<u64>,
-    /// The newest write a client was told is safe.
-    pub(crate) acknowledged: u64,
-}
+pub(crate) type Config = BTreeMap<u64, Member>;
 
 /// What a disk holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Data {
     pub(crate) token: String,
     pub(crate) member: u64,
-    pub(crate) index: u64,
+    /// Its log.
+    pub(crate) last: Spot,
+    /// The newest term it has voted in or heard of.
+    pub(crate) term: usize,
+    /// The members it knows: a place in [`Cluster::configs`].
+    pub(crate) config: usize,
+    /// It heard that it was removed: etcd ends, and ends again whenever it is started.
+    pub(crate) removed: bool,
+    /// etcd cannot read it.
+    pub(crate) corrupt: bool,
 }
 
-/// How long voters have to be connected before etcd takes a change (5 s in etcd, 2 ticks here).
+impl Data {
+    pub(crate) fn empty(token: &str, member: u64, config: usize) -> Self {
+        Self {
+            token: token.to_owned(),
+            member,
+            last: Spot::default(),
+            term: 0,
+            config,
+            removed: false,
+            corrupt: false,
+        }
+    }
+}
+
+/// A running etcd process.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    pub(crate) name: String,
+    /// Those with the same number reach each other.
+    pub(crate) group: usize,
+    /// Since when it has been connected to its group.
+    pub(crate) since: u64,
+    /// It leads in this term.
+    pub(crate) leads: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster {
+    pub(crate) id: u64,
+    /// All configurations there ever were; a change is committed at once or not at all, so the last is the newest.
+    pub(crate) configs: Vec<Config>,
+    /// Where each term began: the last entry of whoever was elected.
+    pub(crate) terms: Vec<Spot>,
+    pub(crate) running: BTreeMap<u64, Process>,
+    /// How much of the log the leader knows its followers to have, as `isLearnerReady` asks.
+    pub(crate) matched: BTreeMap<u64, u64>,
+    /// A leader was elected at some time.
+    pub(crate) formed: bool,
+    /// The newest write a client was told is safe.
+    pub(crate) acknowledged: Option<Spot>,
+}
+
+/// How long members have to be connected before etcd takes a change (5 s in etcd, 2 ticks here).
 const CONNECTED: u64 = 2;
 
+pub(crate) fn quorum(config: &Config) -> usize {
+    voters(config).count() / 2 + 1
+}
+
+pub(crate) fn voters(config: &Config) -> impl Iterator<Item = (&u64, &Member)> {
+    config.iter().filter(|(_, member)| !member.learner)
+}
+
 impl Cluster {
+    pub(crate) fn new(id: u64, first: Config) -> Self {
+        Self {
+            id,
+            configs: vec![first],
+            terms: vec![Spot::default()],
+            running: BTreeMap::new(),
+            matched: BTreeMap::new(),
+            formed: false,
+            acknowledged: None,
+        }
+    }
+
+    /// The members by the newest configuration.
+    pub(crate) fn members(&self) -> &Config {
+        self.configs.last().unwrap()
+    }
+
     pub(crate) fn voters(&self) -> impl Iterator<Item = (&u64, &Member)> {
-        self.members.iter().filter(|(_, member)| !member.learner)
-    }
-
-    pub(crate) fn quorum(&self) -> usize {
-        self.voters().count() / 2 + 1
-    }
-
-    pub(crate) fn up(&self) -> usize {
-        self.voters()
-            .filter(|(_, member)| member.up_since.is_some())
-            .count()
-    }
-
-    /// A leader was elected and still has a quorum: linearizable answers are given.
-    pub(crate) fn serves(&self) -> bool {
-        self.formed && self.leader.is_some() && self.up() >= self.quorum()
+        voters(self.members())
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<u64> {
-        self.members
+        let found = self
+            .members()
             .iter()
-            .find(|(_, member)| member.name == name)
-            .map(|(id, _)| *id)
+            .find(|(_, member)| member.name == name);
+        found.map(|(id, _)| *id)
     }
 
-    pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.members
+    /// Whether a log that ends at `last` has the entry at `entry`.
+    pub(crate) fn contains(&self, last: Spot, entry: Spot) -> bool {
+        let mut at = last;
+        while at.term > entry.term {
+            at = self.terms[at.term];
+        }
+        at.term == entry.term && at.index >= entry.index
+    }
+
+    /// The leader of a group; with CheckQuorum it has a quorum in it.
+    pub(crate) fn leader(&self, group: usize) -> Option<u64> {
+        let leads = |process: &&Process| process.group == group && process.leads.is_some();
+        let mut leaders = self.running.iter().filter(|(_, process)| leads(process));
+        leaders.next().map(|(id, _)| *id)
+    }
+
+    /// The group that has a leader; there is one at most.
+    pub(crate) fn serving(&self) -> Option<usize> {
+        let leads = |process: &&Process| process.leads.is_some();
+        self.running
             .values()
-            .map(|member| member.name.clone())
-            .collect()
+            .find(leads)
+            .map(|process| process.group)
     }
 
-    /// `mayAddMember`.
-    pub(crate) fn takes_addition(&self, now: u64) -> bool {
-        self.serves()
-            && self.voters().all(|(_, member)| {
-                member
-                    .up_since
-                    .is_some_and(|since| now >= since + CONNECTED)
-            })
+    /// The member runs, and reaches the leader.
+    pub(crate) fn is_up(&self, id: u64) -> bool {
+        let group = self.running.get(&id).map(|process| process.group);
+        group.is_some() && group == self.serving()
     }
 
-    /// `mayRemoveMember`.
-    pub(crate) fn takes_removal(&self, id: u64) -> bool {
-        if !self.serves() {
-            return false;
+    fn connected(&self, id: u64, group: usize, now: u64) -> bool {
+        let of = self
+            .running
+            .get(&id)
+            .filter(|process| process.group == group);
+        of.is_some_and(|process| now >= process.since + CONNECTED)
+    }
+
+    /// `mayAddMember`, and `--max-learners`.
+    pub(crate) fn refuses_addition(
+        &self,
+        config: &Config,
+        group: usize,
+        (learner, most): (bool, usize),
+        now: u64,
+    ) -> Option<&'static str> {
+        let (all, started) = started(config);
+        if !learner && !(all == 1 && started == 1) && started < (all + 1) / 2 + 1 {
+            return Some("not enough started members");
         }
-        let Some(member) = self.members.get(&id) else {
-            return true;
+        if !voters(config).all(|(id, _)| self.connected(*id, group, now)) {
+            return Some("unhealthy cluster");
+        }
+        if learner && config.len() - all >= most {
+            return Some("too many learner members in cluster");
+        }
+        None
+    }
+
+    /// `mayRemoveMember`; `asked` is the member that was asked to.
+    pub(crate) fn refuses_removal(
+        &self,
+        config: &Config,
+        (id, asked): (u64, u64),
+        group: usize,
+        now: u64,
+    ) -> Option<&'static str> {
+        if config.get(&id).is_none_or(|member| member.learner) {
+            return None;
+        }
+        let (all, joined) = started(config);
+        let others = joined - usize::from(config[&id].joined);
+        if all == 1 || others < (all - 1) / 2 + 1 {
+            return Some("not enough started members");
+        }
+        let reached = self
+            .running
+            .get(&id)
+            .is_some_and(|process| process.group == group);
+        if id != asked && !reached {
+            return None;
+        }
+        let active = voters(config).filter(|(id, _)| self.connected(**id, group, now));
+        (active.count() < 2 + (all - 1) / 2).then_some("unhealthy cluster")
+    }
+
+    /// `mayPromoteMember` and `isLearnerReady`.
+    pub(crate) fn refuses_promotion(
+        &self,
+        config: &Config,
+        id: u64,
+        leader: Spot,
+    ) -> Option<&'static str> {
+        if config.get(&id).is_none_or(|member| !member.learner) {
+            return Some("can only promote a learner member");
+        }
+        let matched = self.matched.get(&id).copied().unwrap_or_default();
+        if matched * 10 < leader.index * 9 {
+            return Some("can only promote a learner member which is in sync with leader");
+        }
+        let (all, joined) = started(config);
+        (joined + 1 < (all + 1) / 2 + 1).then_some("not enough started members")
+    }
+}
+
+/// How many voters there are, and how many have started.
+fn started(config: &Config) -> (usize, usize) {
+    let joined = voters(config).filter(|(_, member)| member.joined);
+    (voters(config).count(), joined.count())
+}
+
+/// The members' data while a cluster moves, by member ID.
+pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
+
+/// What a group did in a tick.
+#[derive(Default)]
+pub(crate) struct Moved {
+    pub(crate) elected: Option<u64>,
+    /// A write was acknowledged; `false` when it is not after the one before.
+    pub(crate) acknowledged: Option<bool>,
+}
+
+impl Cluster {
+    /// One group moves: elects, replicates, takes a client's write.
+    pub(crate) fn step(
+        &mut self,
+        (group, now): (usize, u64),
+        logs: &mut Logs,
+        lagging: &[u64],
+        writes: bool,
+    ) -> Moved {
+        let mut moved = Moved::default();
+        if !self.keeps_leader(group, logs) {
+            moved.elected = self.elect(group, logs);
+        }
+        let Some(leader) = self.leader(group) else {
+            return moved;
         };
-        if member.learner {
-            return true;
+        self.formed = true;
+        self.replicate(leader, logs, lagging);
+        self.publish(leader, logs, now);
+        if writes {
+            let spot = self.append(leader, logs, lagging, None);
+            let previous = self.acknowledged.replace(spot);
+            moved.acknowledged = Some(previous.is_none_or(|before| self.contains(spot, before)));
         }
-        let others = self.voters().filter(|(other, _)| **other != id);
-        let (all, joined) = others.fold((0, 0), |(all, joined), (_, other)| {
-            (all + 1, joined + usize::from(other.joined))
-        });
-        if all == 0 || joined < all / 2 + 1 {
-            return false;
+        moved
+    }
+
+    /// CheckQuorum, and a newer term ends an older leader.
+    fn keeps_leader(&mut self, group: usize, logs: &Logs) -> bool {
+        let inside = |process: &Process| process.group == group;
+        let mut kept = false;
+        let leaders = self.running.iter().filter(|(_, process)| inside(process));
+        let leaders: Vec<(u64, usize)> = leaders
+            .filter_map(|(id, process)| Some((*id, process.leads?)))
+            .collect();
+        for (id, term) in leaders {
+            let config = &self.configs[logs[&id].config];
+            let followers =
+                voters(config).filter(|(id, _)| self.running.get(id).is_some_and(inside));
+            let terms: Vec<usize> = followers.map(|(id, _)| logs[id].term).collect();
+            let stays =
+                !kept && terms.len() >= quorum(config) && terms.iter().all(|one| *one <= term);
+            let stays = stays && config.get(&id).is_some_and(|member| !member.learner);
+            kept |= stays;
+            if !stays {
+                self.running.get_mut(&id).unwrap().leads = None;
+            }
         }
-        member.up_since.is_none() || self.up() > 1 + (self.voters().count() - 1) / 2
+        kept
+    }
+
+    /// Of those who can be elected, the one with the shortest log: what can be lost is lost.
+    fn elect(&mut self, group: usize, logs: &mut Logs) -> Option<u64> {
+        let inside = |id: &u64| {
+            self.running
+                .get(id)
+                .is_some_and(|process| process.group == group)
+        };
+        let present: Vec<u64> = logs.keys().copied().filter(inside).collect();
+        let wins = |id: &&u64| self.votes(**id, &present, logs).is_some();
+        let winner = *present.iter().filter(wins).min_by_key(|id| logs[id].last)?;
+        let voted = self.votes(winner, &present, logs).unwrap();
+        self.crown(winner, &voted, logs);
+        Some(winner)
+    }
+
+    /// Who of those present votes for a member, if they are enough.
+    fn votes(&self, id: u64, present: &[u64], logs: &Logs) -> Option<Vec<u64>> {
+        let views = present.iter().map(|id| (*id, logs[id].last));
+        self.electors(id, logs[&id].last, logs[&id].config, views)
+    }
+
+    /// Raft's rule: a voter votes for a log that is not shorter than its own; the candidate counts by the
+    /// configuration it knows.
+    pub(crate) fn electors(
+        &self,
+        id: u64,
+        last: Spot,
+        config: usize,
+        others: impl Iterator<Item = (u64, Spot)>,
+    ) -> Option<Vec<u64>> {
+        let config = &self.configs[config];
+        let votes = |id: &u64| config.get(id).is_some_and(|member| !member.learner);
+        if !votes(&id) {
+            return None;
+        }
+        let voted: Vec<u64> = others
+            .filter(|(id, log)| votes(id) && *log <= last)
+            .map(|(id, _)| id)
+            .collect();
+        (voted.len() >= quorum(config)).then_some(voted)
+    }
+
+    /// The leader's log goes to who keeps up; to those who lag only as far as a quorum needs them.
+    fn replicate(&mut self, leader: u64, logs: &mut Logs, lagging: &[u64]) {
+        let (last, config, term) = {
+            let log = &logs[&leader];
+            (log.last, log.config, self.running[&leader].leads.unwrap())
+        };
+        let group = self.running[&leader].group;
+        let members = &self.configs[config];
+        let reached = members
+            .keys()
+            .filter(|id| self.running.get(id).is_some_and(|one| one.group == group));
+        let (slow, fast): (Vec<u64>, Vec<u64>) =
+            reached.partition(|id| lagging.contains(id) && **id != leader);
+        let voting = |id: &&u64| !members[*id].learner;
+        let missing = quorum(members).saturating_sub(fast.iter().filter(voting).count());
+        let needed: Vec<u64> = slow.iter().filter(voting).take(missing).copied().collect();
+        for id in fast.iter().chain(&needed) {
+            let log = logs.get_mut(id).unwrap();
+            (log.last, log.config, log.term) = (last, config, term);
+            self.matched.insert(*id, last.index);
+        }
+        for id in &slow {
+            logs.get_mut(id).unwrap().term = term;
+        }
+    }
+
+    /// Members that follow publish their client URLs after a moment; those who are none any more hear it.
+    fn publish(&mut self, leader: u64, logs: &mut Logs, now: u64) {
+        let (config, last) = (logs[&leader].config, logs[&leader].last);
+        let group = self.running[&leader].group;
+        for (id, process) in &self.running {
+            if process.group != group {
+                continue;
+            }
+            let log = logs.get_mut(id).unwrap();
+            match self.configs[config].get_mut(id) {
+                Some(member) => member.joined |= log.last == last && now > process.since,
+                None => log.removed = true,
+            }
+        }
+    }
+
+    /// One more entry, committed: a write, or another configuration.
+    pub(crate) fn append(
+        &mut self,
+        leader: u64,
+        logs: &mut Logs,
+        lagging: &[u64],
+        config: Option<Config>,
+    ) -> Spot {
+        let term = self.running[&leader].leads.unwrap();
+        let log = logs.get_mut(&leader).unwrap();
+        log.last = Spot {
+            term,
+            index: log.last.index + 1,
+        };
+        let spot = log.last;
+        // It is committed by a quorum of the members as they were, and applied then.
+        self.replicate(leader, logs, lagging);
+        if let Some(config) = config {
+            self.configs.push(config);
+            let newest = self.configs.len() - 1;
+            for log in logs.values_mut().filter(|log| log.last == spot) {
+                log.config = newest;
+            }
+        }
+        spot
+    }
+
+    /// The leader lets another one be elected that has all of its log.
+    pub(crate) fn hand_over(&mut self, from: u64, to: u64, logs: &mut Logs, lagging: &[u64]) {
+        self.replicate(from, logs, lagging);
+        let group = self.running[&from].group;
+        let inside = |id: &u64| {
+            self.running
+                .get(id)
+                .is_some_and(|process| process.group == group)
+        };
+        let present: Vec<u64> = logs.keys().copied().filter(inside).collect();
+        if let Some(voted) = self.votes(to, &present, logs) {
+            self.running.get_mut(&from).unwrap().leads = None;
+            self.crown(to, &voted, logs);
+        }
+    }
+
+    fn crown(&mut self, winner: u64, voted: &[u64], logs: &mut Logs) {
+        let term = self.terms.len();
+        self.terms.push(logs[&winner].last);
+        for id in voted {
+            logs.get_mut(id).unwrap().term = term;
+        }
+        self.running.get_mut(&winner).unwrap().leads = Some(term);
+        self.matched.clear();
+        let log = logs.get_mut(&winner).unwrap();
+        log.last = Spot {
+            term,
+            index: log.last.index + 1,
+        };
     }
 }

@@ -1,298 +1,436 @@
-//! The invariants, checked by a witness who sees the whole world and not only what the operator sees. The
-//! numbers are those of docs/architecture.md.
+//! The invariants, judged by somebody who sees the whole world and not only what the operator sees. The numbers are
+//! those of docs/architecture.md.
+//!
+//! A plan is judged by the world it was made from; a write by what it finds, whoever sends it and however late; and
+//! after each tick the logs are: no acknowledged write may be lost.
 
 use std::collections::BTreeSet;
 
-use cluster::observed::{Observed, Seen};
-use cluster::plan::Plan;
-use cluster::write::{Order, Start, State, Write};
+use cluster::write::{Change, Start, State, Write};
+use etcd::ClusterId;
 
-use crate::run::said;
-use crate::world::World;
-
-const TWO: &str = "two operators";
+use crate::etcd_model::{Data, Moved};
+use crate::read::list;
+use crate::world::{Power, World, tell};
+use crate::write::is_for_etcd;
 
 /// What has to be remembered to judge.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Witness {
+pub(crate) struct Memory {
+    /// What went wrong first.
+    pub(crate) broken: Option<String>,
     /// Members that ever had data.
     ran: BTreeSet<String>,
+    /// Names that were ever added.
+    added: BTreeSet<String>,
     /// Tokens whose cluster ID was ever recorded.
     recorded: BTreeSet<String>,
-    /// Members that were promoted and not seen healthy since.
-    in_flight: Option<u64>,
+    /// The cluster that acknowledged last, by its token.
+    pub(crate) writes_to: Option<String>,
+    /// The status was thrown away at some time.
+    pub(crate) thrown: bool,
+    /// The status was thrown away, and the cluster was not found again since.
+    status_lost: bool,
+    /// A member that was promoted and has not been seen healthy since.
+    pub(crate) in_flight: Option<u64>,
+    /// A second operator acts, or a write came late: there may be what no plan foresaw. It must do no harm.
+    pub(crate) second: bool,
+    /// What there was when the step was planned: everything with a number up to this.
+    pub(crate) seen: u64,
+    /// Nothing moved since the observation the step was planned from.
+    pub(crate) fresh: bool,
 }
 
-impl Witness {
-    /// Invariant 1: unknown is not empty. Without a member list nothing is destroyed and no member changed.
-    pub(crate) fn plan_is_careful(observed: &Observed, plan: &Plan, world: &World) {
-        if observed.cluster_id.is_none() {
-            return;
+macro_rules! demand {
+    ($world:expr, $holds:expr, $($text:tt)*) => {
+        if !$holds {
+            let text = format!($($text)*);
+            $world.broke(text);
         }
-        let writes = plan.step.orders.iter().flat_map(|order| match order {
-            Order::Writes(writes) => writes.clone(),
-            Order::Begin { .. } => panic!(
-                "invariant 7: a formed cluster is bootstrapped again\n{}",
-                said(plan)
-            ),
-            Order::Reserve { .. } | Order::Recover(_) => Vec::new(),
-        });
-        let destroys = |write: &Write| {
-            matches!(
-                write,
-                Write::DeletePod { .. } | Write::DeleteDisk { .. } | Write::DeleteService { .. }
-            )
-        };
-        if let Seen::Unknown(_) = observed.members {
-            assert!(
-                plan.step.change.is_none(),
-                "invariant 1: members are changed blindly\n{}",
-                said(plan)
-            );
-            assert!(
-                !writes.into_iter().any(|write| destroys(&write)),
-                "invariant 1: destroyed blindly\n{}",
-                said(plan)
-            );
-        }
-        assert!(world.size >= 1);
+    };
+}
+pub(crate) use demand;
+
+impl World {
+    pub(crate) fn broke(&mut self, text: String) {
+        tell!(self, "!! {text}");
+        self.memory.broken.get_or_insert(text);
     }
 
-    /// Invariants 5, 6 and 10: whose pod is made, and how it begins.
-    pub(crate) fn pod_is_created(start: &Start, world: &World) {
-        let intended = world
-            .intent
-            .as_ref()
-            .is_some_and(|intent| intent.members.contains(&start.member));
-        let listed = world
-            .clusters
-            .values()
-            .any(|cluster| cluster.by_name(&start.member).is_some());
-        let known = intended
-            || listed
-            || world.disks.contains_key(&start.member)
-            || world.witness.two_operators();
-        assert!(
-            known,
-            "invariant 10: {} stands nowhere but in memory",
-            start.member
-        );
-        if start.state == State::New {
-            assert!(
-                intended || world.witness.two_operators(),
-                "invariant 6: {} is started as new outside the bootstrap",
-                start.member
-            );
-        }
-    }
+    // ---- writes ----
 
-    /// Invariant 6: nobody starts twice on an empty disk under one name.
-    pub(crate) fn starts_empty(&mut self, name: &str, world: &World) {
-        let first_time = self.ran.insert(name.to_owned());
-        // A second operator that was asleep may start the pod of a member that was removed meanwhile: its ID is
-        // no member's, nobody talks to it, and it is cleared away as a leftover.
-        let listed = world
-            .recorded()
-            .is_some_and(|cluster| cluster.by_name(name).is_some());
-        let harmless = self.two_operators() && !listed;
-        assert!(
-            first_time || harmless,
-            "invariant 6: {name} is started empty again at {}",
-            world.now
-        );
-    }
-
-    /// Invariant 8 and the point of it all: what was acknowledged is in the log of whoever leads.
-    pub(crate) fn no_acknowledged_write_is_lost(&mut self, world: &World) {
-        if let (Some(_), Some(intent)) = (world.cluster_id, &world.intent) {
-            self.recorded.insert(intent.token.clone());
-        }
-        let Some(cluster) = world.recorded().filter(|cluster| cluster.serves()) else {
-            return;
-        };
-        let lead = &cluster.members[&cluster.leader.unwrap()].name;
-        let has = world.data(lead).map_or(0, |data| data.index);
-        assert!(
-            has >= cluster.acknowledged,
-            "a write is lost: {lead} leads with {has} of {}",
-            cluster.acknowledged
-        );
-        let settled = |id: &u64| {
-            cluster
-                .members
-                .get(id)
-                .is_none_or(|member| member.up_since.is_some())
-        };
-        self.in_flight = self.in_flight.filter(|id| !settled(id));
-    }
-
-    /// Judged before a write is applied. `fresh`: nothing moved since the observation it was planned from, and no
-    /// other operator is alive.
-    pub(crate) fn judge(&mut self, write: &Write, world: &World, fresh: bool) {
+    /// Before a write is applied, whoever sends it and however late it comes.
+    pub(crate) fn judge_write(&mut self, write: &Write) {
         match write {
             Write::RecordIntent {
                 intent,
                 cluster_id,
                 over,
-            } if *over == world.object_version.to_string() => {
-                self.judge_bootstrap(&intent.token, cluster_id.is_some(), world);
+            } if *over == self.object_version.to_string() => {
+                self.judge_bootstrap(&intent.token, cluster_id.is_some());
             }
-            Write::DeleteDisk { member, .. } | Write::DeletePod { member, .. } => {
-                let listed = world
-                    .recorded()
-                    .filter(|_| world.cluster_id.is_some())
-                    .and_then(|all| all.by_name(member));
-                let keeps = matches!(write, Write::DeletePod { .. })
-                    && world.pods.get(member).is_some_and(|pod| pod.start.durable);
-                // Invariants 5 and 8: a member's disk goes when the member has gone, never before.
-                assert!(
-                    listed.is_none() || keeps || !fresh,
-                    "invariant 5: {member} is a member and its disk is deleted"
+            Write::DeletePod { member, uid } => {
+                let pod = self
+                    .pods
+                    .get(member)
+                    .filter(|pod| pod.uid.to_string() == *uid);
+                if let Some((keeps, uid)) = pod.map(|pod| (pod.start.durable, pod.uid)) {
+                    self.judge_deletion(member, keeps);
+                    self.judge_seen(member, uid);
+                }
+            }
+            Write::DeleteDisk { member, uid } => {
+                let disk = self
+                    .disks
+                    .get(member)
+                    .filter(|disk| disk.uid.to_string() == *uid);
+                if let Some(uid) = disk.map(|disk| disk.uid) {
+                    self.judge_deletion(member, false);
+                    self.judge_seen(member, uid);
+                }
+            }
+            Write::LabelPod(label) | Write::LabelDisk(label) => {
+                let (name, id) = (&label.member, label.cluster_id);
+                let others = self
+                    .marks(name)
+                    .into_iter()
+                    .flatten()
+                    .find(|mark| Some(*mark) != id);
+                demand!(
+                    self,
+                    others.is_none(),
+                    "invariant 7: {name} is claimed and belongs to cluster {others:?}"
                 );
             }
-            Write::AddMember { learner, .. } => Self::judge_addition(*learner, world, fresh),
-            Write::Remove { id, .. } => self.judge_removal(id.0, world, fresh),
-            Write::Promote { id, .. } => self.judge_promotion(id.0, world, fresh),
+            Write::CreatePod(start) if !self.pods.contains_key(&start.member) => {
+                self.judge_pod(start)
+            }
+            Write::AddMember { member, learner } => {
+                let old = self.setup.version.starts_with("3.3");
+                demand!(
+                    self,
+                    *learner || old,
+                    "invariant 4: {member} joins with a vote"
+                );
+                let listed = self
+                    .recorded()
+                    .is_some_and(|cluster| cluster.by_name(member).is_some());
+                let used = self.memory.ran.contains(member) && !listed && !self.memory.second;
+                demand!(self, !used, "invariant 6: the name {member} is used again");
+                let kept = self.memory.second || self.services.contains_key(member);
+                demand!(
+                    self,
+                    kept,
+                    "invariant 10: {member} is added and stands nowhere but in memory"
+                );
+            }
             _ => {}
         }
     }
 
-    fn judge_bootstrap(&self, token: &str, found: bool, world: &World) {
-        // Invariant 7.
-        assert!(
-            world.cluster_id.is_none(),
+    /// Invariant 7: what carries another cluster's ID is not ours.
+    fn judge_foreign(&mut self, member: &str, what: &str) {
+        let foreign = self
+            .marks(member)
+            .into_iter()
+            .flatten()
+            .find(|id| Some(*id) != self.cluster_id);
+        // What is left of the cluster before a recovery is cleared away in the end; a start that was sent while the
+        // recovery was recorded does no harm, since clients are led to the new one alone.
+        let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
+        let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
+        demand!(
+            self,
+            foreign.is_none(),
+            "invariant 7: {member} is {what} and belongs to cluster {foreign:?}"
+        );
+    }
+
+    /// Invariant 11: what is deleted is what was seen, and not what has its name by now.
+    fn judge_seen(&mut self, member: &str, uid: u64) {
+        let seen = uid <= self.memory.seen;
+        demand!(
+            self,
+            seen,
+            "invariant 11: another object named {member} is deleted than the one that was seen"
+        );
+    }
+
+    /// Invariant 11: a change is made to the list it was planned from.
+    pub(crate) fn judge_change(&mut self, change: &Change) {
+        let now = self
+            .recorded()
+            .map(|cluster| list(cluster.id, cluster.members()));
+        let same = now.as_ref() == Some(&change.planned_from);
+        demand!(
+            self,
+            same,
+            "invariant 11: the members are changed, and their list is another one by now"
+        );
+    }
+
+    /// The cluster IDs on its pod and its disk.
+    fn marks(&self, member: &str) -> [Option<ClusterId>; 2] {
+        let pod = self.pods.get(member).and_then(|pod| pod.cluster_id);
+        let disk = self.disks.get(member).and_then(|disk| disk.cluster_id);
+        [pod, disk]
+    }
+
+    /// `keeps`: the data stays.
+    fn judge_deletion(&mut self, member: &str, keeps: bool) {
+        self.judge_foreign(member, "deleted");
+        // Invariant 9: what is left of the cluster before a recovery stays until the new one is whole.
+        let id = self
+            .disks
+            .get(member)
+            .and_then(|disk| disk.cluster_id)
+            .filter(|_| !keeps);
+        let former = id.is_some_and(|id| self.former() == Some(id.to_string().as_str()));
+        let whole = self.recorded().is_some_and(|all| {
+            all.voters().count() >= self.size && all.voters().all(|(id, _)| all.is_up(*id))
+        });
+        demand!(
+            self,
+            !former || whole || !self.memory.fresh,
+            "invariant 9: the disk of {member} is deleted before the new cluster is whole"
+        );
+        // Invariants 5 and 8: a member's disk goes when the member has gone, never before.
+        let listed = self
+            .recorded()
+            .filter(|_| self.cluster_id.is_some())
+            .and_then(|all| all.by_name(member));
+        demand!(
+            self,
+            listed.is_none() || keeps,
+            "invariant 5: {member} is a member and its disk is deleted"
+        );
+    }
+
+    /// Invariants 6 and 10: whose pod is made, and how it begins.
+    fn judge_pod(&mut self, start: &Start) {
+        let name = &start.member;
+        self.judge_foreign(name, "started");
+        let intended = self
+            .intent
+            .as_ref()
+            .is_some_and(|intent| intent.members.contains(name));
+        let listed = self
+            .clusters
+            .values()
+            .any(|cluster| cluster.by_name(name).is_some());
+        let seeds = self
+            .recovery
+            .record
+            .as_ref()
+            .is_some_and(|record| record.member == *name);
+        let known = seeds
+            || intended
+            || listed
+            || self.disks.contains_key(name)
+            || self.memory.added.contains(name);
+        demand!(
+            self,
+            known || self.memory.second,
+            "invariant 10: {name} stands nowhere but in memory"
+        );
+        let new = start.state == State::New;
+        demand!(
+            self,
+            !new || intended || self.memory.second,
+            "invariant 6: {name} is started as new outside the bootstrap"
+        );
+    }
+
+    fn judge_bootstrap(&mut self, token: &str, found: bool) {
+        let formed = self.cluster_id.is_some();
+        demand!(
+            self,
+            !formed,
             "invariant 7: a recorded cluster is bootstrapped again"
         );
-        let pods = world.pods.values().map(|pod| &pod.start.token);
-        let mut tokens = pods.chain(world.disks.values().map(|disk| &disk.token));
-        let beside = tokens.find(|other| *other != token && self.recorded.contains(*other));
-        assert!(
+        let pods = self.pods.values().map(|pod| &pod.start.token);
+        let mut tokens = pods.chain(self.disks.values().map(|disk| &disk.token));
+        let beside = tokens
+            .find(|other| *other != token && self.memory.recorded.contains(*other))
+            .cloned();
+        demand!(
+            self,
             found || beside.is_none(),
             "invariant 7: bootstrapped beside {beside:?}"
         );
-    }
-
-    fn judge_addition(learner: bool, world: &World, fresh: bool) {
-        let Some(cluster) = world.recorded() else {
-            return;
-        };
-        // Invariant 4.
-        let old = world.version.starts_with("3.3");
-        assert!(learner || old, "invariant 4: a member joins with a vote");
-        if fresh {
-            // Invariant 5.
-            let dead = cluster
-                .voters()
-                .find(|(_, member)| is_given_up(world, &member.name));
-            assert!(
-                dead.is_none(),
-                "invariant 5: a member is added before {dead:?} is removed"
-            );
+        // Somebody threw away the status, and all data: there is no cluster any more, and nobody to know that there was.
+        let before = self.memory.writes_to.clone().unwrap_or_default();
+        let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
+        if self.memory.status_lost && nothing_left {
+            self.memory.writes_to = None;
+            self.memory.recorded.clear();
         }
     }
 
-    fn judge_removal(&mut self, id: u64, world: &World, fresh: bool) {
-        let Some(cluster) = world.recorded() else {
-            return;
-        };
-        let Some(member) = cluster.members.get(&id).filter(|_| fresh) else {
-            return;
-        };
-        if member.learner {
+    /// After a write: it has not cost the cluster its way back.
+    pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
+        if let Write::AddMember { member, .. } = write {
+            self.memory.added.insert(member.clone());
             return;
         }
-        let stays = |(other, member): &(&u64, &crate::etcd_model::Member)| {
-            **other != id && member.up_since.is_some() && !is_given_up(world, &member.name)
-        };
-        let (healthy, voters) = (
-            cluster.voters().filter(stays).count(),
-            cluster.voters().count() - 1,
+        // What is recorded destroys nothing.
+        let records = matches!(
+            write,
+            Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        assert!(
-            healthy > voters / 2,
-            "invariant 3: {} is removed, {healthy} healthy of {voters} left",
-            member.name
+        let bound = !records && (self.memory.fresh || !is_for_etcd(write));
+        let lost = could && bound && !self.can_come_back();
+        demand!(
+            self,
+            !lost,
+            "invariant 3: after \"{write}\" the disks that are left are no quorum"
         );
-        if !is_given_up(world, &member.name) && world.data(&member.name).is_some() {
-            // Invariant 5: a member whose disk exists leaves only a cluster that is too large, or because its claim
-            // was deleted.
-            let asked = world
-                .disks
-                .get(&member.name)
-                .is_some_and(|disk| disk.terminating);
-            assert!(
-                asked || cluster.members.len() > world.size,
-                "invariant 5: {} is removed with its disk there",
-                member.name
-            );
-            assert_ne!(
-                cluster.leader,
-                Some(id),
-                "the leader {} is removed",
-                member.name
-            );
-            self.judge_in_flight("a removal", Some(id), world);
+        if is_for_etcd(write) {
+            self.judge_logs();
         }
     }
 
-    fn judge_promotion(&mut self, id: u64, world: &World, fresh: bool) {
-        let Some(cluster) = world.recorded() else {
+    /// So many voters have their data that they are a quorum, should all of them run.
+    pub(crate) fn can_come_back(&self) -> bool {
+        let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
+            return true;
+        };
+        let left = cluster
+            .voters()
+            .filter(|(_, one)| !is_lost(self, &one.name) && self.is_usable(&one.name));
+        left.count() >= crate::etcd_model::quorum(cluster.members())
+    }
+
+    /// There is data, etcd can read it, and the node it is bound to can come back.
+    pub(crate) fn is_usable(&self, name: &str) -> bool {
+        let bound = self.disks.get(name).and_then(|disk| disk.node);
+        let gone = bound.is_some_and(|node| self.nodes[node].power == Power::Gone);
+        !gone && self.data(name).is_some_and(|data| !data.corrupt)
+    }
+
+    // ---- what happens by itself ----
+
+    /// Invariant 6: nobody starts twice on an empty disk under one name.
+    pub(crate) fn starts_empty(&mut self, name: &str) {
+        let first_time = self.memory.ran.insert(name.to_owned());
+        // A second operator that was asleep may start the pod of a member that was removed meanwhile: its ID is
+        // no member's, nobody talks to it, and it is cleared away as a leftover.
+        let listed = self
+            .recorded()
+            .is_some_and(|cluster| cluster.by_name(name).is_some());
+        let harmless = self.memory.second && !listed;
+        demand!(
+            self,
+            first_time || harmless,
+            "invariant 6: {name} is started empty again"
+        );
+    }
+
+    /// Invariant 6 for the first member of a recovered cluster: until it is recorded it may begin anew.
+    pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
+        self.memory.ran.insert(start.member.clone());
+        let formed = self.memory.recorded.contains(&start.token);
+        demand!(
+            self,
+            !formed,
+            "invariant 6: {} is started with old data again",
+            start.member
+        );
+    }
+
+    /// A write was acknowledged: it stands after the one before, in the same cluster.
+    pub(crate) fn judge_move(&mut self, token: &str, moved: &Moved) {
+        let Some(after) = moved.acknowledged else {
             return;
         };
-        let Some(member) = cluster.members.get(&id).filter(|_| fresh) else {
-            return;
+        demand!(
+            self,
+            after,
+            "an acknowledged write is lost: another leader acknowledges without it"
+        );
+        let before = self
+            .memory
+            .writes_to
+            .replace(token.to_owned())
+            .filter(|before| before != token);
+        demand!(
+            self,
+            before.is_none(),
+            "an acknowledged write is lost: clients wrote to {before:?} and now write to {token}"
+        );
+    }
+
+    pub(crate) fn remember(&mut self) {
+        if let (Some(_), Some(intent)) = (self.cluster_id, &self.intent) {
+            self.memory.recorded.insert(intent.token.clone());
+            self.memory.status_lost = false;
+        }
+        let settled = |id: &u64| {
+            self.recorded()
+                .is_none_or(|all| all.is_up(*id) || !all.members().contains_key(id))
         };
-        // Invariant 4.
-        assert!(
-            member.joined && member.up_since.is_some(),
-            "invariant 4: {} votes before it runs",
-            member.name
-        );
-        self.judge_in_flight("a promotion", None, world);
-        // Invariant 2.
-        let down = cluster.voters().find(|(_, voter)| voter.up_since.is_none());
-        assert!(
-            down.is_none(),
-            "invariant 2: {} is promoted while {down:?} is down",
-            member.name
-        );
-        self.in_flight = Some(id);
+        self.memory.in_flight = self.memory.in_flight.filter(|id| !settled(id));
+        self.judge_logs();
     }
 
-    fn judge_in_flight(&self, what: &str, besides: Option<u64>, world: &World) {
-        let down = |id: &u64| {
-            let member = world.recorded().and_then(|cluster| cluster.members.get(id));
-            member.is_some_and(|member| member.up_since.is_none())
+    /// The point of it all: nobody who could ever lead lacks a write that was acknowledged. Judged by Raft's own rule
+    /// on all disks there are, as if all members ran and whoever answers first were asked.
+    pub(crate) fn judge_logs(&mut self) {
+        let mut lacking = None;
+        for (token, cluster) in &self.clusters {
+            let Some(acknowledged) = cluster.acknowledged else {
+                continue;
+            };
+            let logs: Vec<(&str, &Data)> = self.all_data(token).collect();
+            for (name, data) in &logs {
+                let others = logs.iter().map(|(_, other)| (other.member, other.last));
+                let could_lead = !cluster.contains(data.last, acknowledged)
+                    && cluster
+                        .electors(data.member, data.last, data.config, others)
+                        .is_some();
+                if could_lead {
+                    lacking = Some((*name).to_owned());
+                }
+            }
+        }
+        if let Some(name) = lacking {
+            self.broke(format!(
+                "an acknowledged write is lost: {name} could be elected without it"
+            ));
+        }
+    }
+
+    /// What lies on all disks and can be read.
+    pub(crate) fn all_data<'a>(
+        &'a self,
+        token: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a Data)> {
+        let disks = self
+            .disks
+            .iter()
+            .filter_map(|(name, disk)| Some((name, disk.data.as_ref()?)));
+        let pods = self
+            .pods
+            .iter()
+            .filter_map(|(name, pod)| Some((name, pod.data.as_ref()?)));
+        let usable = move |(_, data): &(&String, &Data)| {
+            data.token == token && !data.removed && !data.corrupt
         };
-        let other = self.in_flight.filter(|id| Some(*id) != besides && down(id));
-        assert!(
-            other.is_none(),
-            "invariant 2: {what} while {other:?} is in flight"
-        );
+        disks
+            .chain(pods)
+            .filter(usable)
+            .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// Set while a second operator acts: then only what is true of any history is asserted.
-    pub(crate) fn two_operators(&self) -> bool {
-        self.recorded.contains(TWO)
+    /// The status is thrown away. `unmarked`: not everything that is left carries the cluster's ID, so it was recorded a
+    /// moment ago, and no client has been let in yet.
+    pub(crate) fn forget(&mut self, unmarked: bool) {
+        self.memory.status_lost = true;
+        self.memory.thrown = true;
+        if unmarked {
+            self.memory.recorded.clear();
+        }
     }
-
-    pub(crate) fn forget(&mut self) {
-        self.recorded.retain(|token| token == TWO);
-    }
-
-    pub(crate) fn a_second_operator_acts(&mut self) {
-        self.recorded.insert(TWO.to_owned());
-    }
-}
-
-/// The member counts as gone: its data is, or cannot be reached for longer than the user waits, or read.
-pub(crate) fn is_given_up(world: &World, name: &str) -> bool {
-    // Two ticks are the six seconds of `spec.memberReplacement.after` here.
-    let away = world
-        .lost
-        .get(name)
-        .is_some_and(|since| world.now >= since + 2);
-    is_lost(world, name) || away || world.damaged.contains_key(name)
 }
 
 /// The member's data is gone or goes with its pod.

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::observed::{Cause, Disk, Ending, Observed, Pod, Recovery, Seen, Service, Trouble};
+use cluster::observed::{Cause, Disk, Ending, Kept, Observed, Pod, Seen, Service, Shared, Trouble};
 use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
 
-use crate::etcd_model::Cluster;
-use crate::world::{World, WorldPod};
+use crate::etcd_model::Config;
+use crate::world::{End, World, WorldPod};
 
 impl World {
     pub(crate) fn read_services(&self) -> BTreeMap<String, Service> {
@@ -28,18 +28,32 @@ impl World {
     }
 
     pub(crate) fn read_pods(&self) -> BTreeMap<String, Pod> {
-        self.pods
-            .iter()
-            .map(|(name, pod)| (name.clone(), self.read_pod(name, pod)))
+        let pods = self.pods.iter();
+        pods.map(|(name, pod)| (name.clone(), self.read_pod(name, pod)))
             .collect()
     }
 
     fn read_pod(&self, name: &str, pod: &WorldPod) -> Pod {
-        let held = self.held.contains(name) && !pod.running;
         let initial = match pod.start.state {
             State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
             State::New | State::Join => pod.start.initial.clone(),
         };
+        let shown = pod.shown;
+        let trouble = if pod.node.is_none() {
+            Some(Trouble::Unschedulable("no node".to_owned()))
+        } else {
+            shown
+                .failing
+                .then(|| Trouble::Failing("exit code 1".to_owned()))
+        };
+        let ending = shown.ended.map(|(end, at)| Ending {
+            at: seconds(at),
+            cause: match end {
+                End::Data => Cause::Data("checksum error".to_owned()),
+                End::Failed => Cause::Failed("exit code 1".to_owned()),
+                End::Ended => Cause::Ended,
+            },
+        });
         Pod {
             uid: pod.uid.to_string(),
             owned: pod.owned,
@@ -56,23 +70,17 @@ impl World {
                 .ends_in
                 .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
             failed: false,
-            addressed: pod.running,
-            running: pod.running,
-            running_since: pod.running_since.map(seconds),
-            ready: pod.running && !self.lost.contains_key(name),
-            restarts: pod.restarts,
+            addressed: shown.addressed,
+            running: shown.running_since.is_some(),
+            running_since: shown.running_since.map(seconds),
+            ready: shown.ready,
+            restarts: shown.restarts,
             role: Some(pod.role),
-            trouble: held.then(|| Trouble::Unschedulable("no node".to_owned())),
-            unready_since: self
-                .damaged
-                .get(name)
-                .map(|since| seconds(*since.max(&pod.created))),
-            lost_since: self.lost.get(name).map(|since| seconds(*since)),
-            ending: self.damaged.contains_key(name).then(|| Ending {
-                at: seconds(self.now),
-                cause: Cause::Data("walpb: crc mismatch".to_owned()),
-            }),
-            node: None,
+            trouble,
+            unready_since: (!shown.ready).then(|| seconds(shown.unready_since)),
+            lost_since: shown.lost_since.map(seconds),
+            ending,
+            node: pod.node.map(|node| format!("node-{node}")),
             created: seconds(pod.created),
         }
     }
@@ -90,7 +98,7 @@ impl World {
                 owned: disk.owned,
                 token: Some(disk.token.clone()),
                 cluster_id: disk.cluster_id,
-                version: Some(self.version.to_owned()),
+                version: Some(self.setup.version.to_owned()),
                 initial: disk.initial.clone(),
                 terminating: disk.terminating,
             };
@@ -109,51 +117,86 @@ impl World {
             pods,
             services,
             strangers: Vec::new(),
-            shared: self.shared.clone(),
+            shared: self.read_shared(),
             members: Seen::Unknown("no member runs".to_owned()),
             statuses: BTreeMap::new(),
-            recovery: Recovery::default(),
+            recovery: self.read_recovery(),
         };
         self.ask_etcd(&mut observed);
         observed
+    }
+
+    /// A client Service that selects another cluster's pods is not as it should be.
+    fn read_shared(&self) -> Shared {
+        let mut shared = self.shared.clone();
+        let token = self.intent.as_ref().map(|intent| &intent.token);
+        if shared.client != Kept::Missing && self.client_token.as_ref() != token {
+            shared.client = Kept::Drifted;
+        }
+        shared
     }
 
     fn ask_etcd(&self, observed: &mut Observed) {
         let Some(token) = observed.intent.as_ref().map(|intent| intent.token.clone()) else {
             return;
         };
-        let Some(cluster) = self.clusters.get(&token) else {
-            return;
-        };
-        let asked = observed
-            .pods
-            .iter()
-            .filter(|(_, pod)| pod.running && pod.stays() && pod.token.as_ref() == Some(&token));
-        for name in asked.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            let answer = self.status(cluster, &name).filter(|_| !self.deaf);
-            if answer.as_ref().is_some_and(|status| !status.is_learner) && cluster.serves() {
-                observed.members = Seen::Known(list(cluster));
-            }
+        let asked = observed.pods.iter();
+        let asked = asked
+            .filter(|(_, pod)| pod.addressed && pod.stays() && pod.token.as_ref() == Some(&token));
+        let names: Vec<String> = asked.map(|(name, _)| name.clone()).collect();
+        if let Some(list) = self.read_list(&token, &names) {
+            observed.members = Seen::Known(list);
+        }
+        for name in names {
+            let answer = self.status(&token, &name);
             let seen = answer.map_or(Seen::Unknown("no answer".to_owned()), Seen::Known);
             observed.statuses.insert(name, seen);
         }
+        if observed.cluster_id.is_some() && observed.members.known().is_none() {
+            let answered = observed
+                .statuses
+                .iter()
+                .filter(|(_, seen)| seen.known().is_some());
+            let answered: Vec<String> = answered.map(|(name, _)| name.clone()).collect();
+            self.ask_without_quorum(&token, &answered, &mut observed.recovery);
+        }
     }
 
-    fn status(&self, cluster: &Cluster, name: &str) -> Option<Status> {
-        let id = cluster.by_name(name)?;
-        let member = &cluster.members[&id];
-        member.up_since?;
-        let index = self.data(name)?.index;
+    /// The linearizable list, from the first member that can give one: it votes, and reaches the leader.
+    pub(crate) fn read_list(&self, token: &str, via: &[String]) -> Option<Members> {
+        let cluster = self.clusters.get(token)?;
+        via.iter().find_map(|name| {
+            let (id, process) = cluster
+                .running
+                .iter()
+                .find(|(_, process)| process.name == *name)?;
+            let leader = cluster
+                .leader(process.group)
+                .filter(|_| self.operator_reaches(name))?;
+            let known = &cluster.configs[self.data(&cluster.running[&leader].name)?.config];
+            let votes = known.get(id).is_some_and(|member| !member.learner);
+            votes.then(|| list(cluster.id, known))
+        })
+    }
+
+    pub(crate) fn status(&self, token: &str, name: &str) -> Option<Status> {
+        let cluster = self.clusters.get(token)?;
+        let data = self.data(name).filter(|_| self.operator_reaches(name))?;
+        let process = cluster
+            .running
+            .get(&data.member)
+            .filter(|process| process.name == name)?;
+        let member = cluster.configs[data.config].get(&data.member);
         Some(Status {
             cluster_id: ClusterId(cluster.id),
-            member_id: MemberId(id),
-            version: self.version.to_owned(),
-            leader: cluster.leader.map(MemberId),
-            is_learner: member.learner,
-            revision: i64::try_from(index).unwrap(),
-            raft_term: 1,
-            raft_index: index,
-            raft_applied_index: index,
+            member_id: MemberId(data.member),
+            version: self.setup.version.to_owned(),
+            leader: cluster.leader(process.group).map(MemberId),
+            is_learner: member.is_some_and(|member| member.learner),
+            revision: i64::try_from(data.last.index).unwrap(),
+            raft_term: u64::try_from(data.term).unwrap(),
+            raft_index: data.last.index,
+            raft_applied_index: data.last.index,
             db_size: 0,
             db_size_in_use: 0,
             errors: Vec::new(),
@@ -166,9 +209,9 @@ pub(crate) fn seconds(ticks: u64) -> Timestamp {
     Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }
 
-/// The linearizable list.
-pub(crate) fn list(cluster: &Cluster) -> Members {
-    let members = cluster.members.iter().map(|(id, member)| etcd::Member {
+/// A configuration as etcd lists it: who has not started has no name and no client URL.
+pub(crate) fn list(cluster_id: u64, config: &Config) -> Members {
+    let members = config.iter().map(|(id, member)| etcd::Member {
         id: MemberId(*id),
         name: if member.joined {
             member.name.clone()
@@ -184,7 +227,7 @@ pub(crate) fn list(cluster: &Cluster) -> Members {
         is_learner: member.learner,
     });
     Members {
-        cluster_id: ClusterId(cluster.id),
+        cluster_id: ClusterId(cluster_id),
         members: members.collect(),
     }
 }

@@ -1,75 +1,22 @@
-//! A run: events happen to the world, operators look, plan and write.
+//! A run: events happen to the world; operators look, plan and write.
 
 use std::collections::BTreeMap;
 
 use cluster::observed::{Kept, Observed, Pod, Seen, Service};
-use cluster::plan::{Plan, plan};
-use cluster::write::{Write, chains};
+use cluster::plan::{Plan, Reason, plan};
+use cluster::write::{Change, Write, chains};
+use etcd::ClusterId;
 
-use crate::etcd_model::Cluster;
-use crate::invariants::{Witness, is_lost};
-use crate::read::{list, seconds};
-use crate::world::World;
-use crate::write::Answer;
+use crate::etcd_model::voters;
+use crate::event::Event;
+pub(crate) use crate::event::Setup;
+use crate::invariants::is_lost;
+use crate::mutation::Mutation;
+use crate::read::seconds;
+use crate::world::{Late, World, tell};
+use crate::write::{Answer, is_for_etcd};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
-    pub(crate) size: usize,
-    pub(crate) seed: bool,
-    pub(crate) durable: bool,
-    pub(crate) version: &'static str,
-}
-
-/// Numbers choose among what there is at that moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Event {
-    /// The operator looks, plans and does the whole step.
-    Round,
-    /// Time passes: kubelets and members move.
-    Tick,
-    /// A round whose process dies after so many writes.
-    Crash { after: u8 },
-    /// A round in which one write is done and its answer is lost.
-    LoseReply { after: u8 },
-    /// A round in which the API server refuses one write for good.
-    Refuse { after: u8 },
-    /// A round whose writes come late: the world moves between plan and act.
-    ActLate { ticks: u8, after: u8 },
-    /// Somebody deletes a pod, gracefully.
-    DeletePod(u8),
-    /// A pod and what it holds are gone at once.
-    LosePod(u8),
-    /// A volume claim and its data are gone.
-    LoseDisk(u8),
-    /// The node of a pod is lost; what is on it stays where it is.
-    LoseNode(u8),
-    /// Somebody deletes a volume claim; it is held back as long as its pod lives.
-    DeleteClaim(u8),
-    /// What a member has on its disk cannot be read any more.
-    Damage(u8),
-    /// Nobody reaches a member.
-    Isolate(u8),
-    /// No node takes a pod.
-    Hold(u8),
-    /// All that is isolated, held or silent is as before.
-    Heal,
-    /// The user wants another size.
-    Resize(usize),
-    /// Somebody edits a member's Service.
-    DriftService(u8),
-    /// Somebody deletes the Services and the budget of the cluster.
-    DeleteShared,
-    /// etcd does not answer the operator.
-    Deafen,
-    /// The object is created again without its status.
-    ForgetStatus,
-    /// The second operator reads another part of the world; the third time it plans.
-    SecondLooks,
-    /// The second operator does one write of its step.
-    SecondWrites(u8),
-}
-
-/// The second operator: what it has read so far, and what it still means to write.
+/// What an operator has read so far, and what it still means to write.
 #[derive(Default)]
 struct Second {
     services: Option<BTreeMap<String, Service>>,
@@ -77,11 +24,14 @@ struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
+    /// What there was when it looked.
+    seen: u64,
 }
 
 pub(crate) struct Run {
-    world: World,
+    pub(crate) world: World,
     second: Option<Second>,
+    mutation: Option<Mutation>,
     rounds: usize,
 }
 
@@ -90,219 +40,330 @@ pub(crate) struct Run {
 struct Fault {
     crash_after: Option<usize>,
     lose_reply: Option<usize>,
+    delay: Option<(usize, u8)>,
     refuse: Option<usize>,
-    stale: bool,
+    api_fails: Option<(usize, u8)>,
+    /// Ticks between two reads.
+    slow_look: u8,
+    /// Ticks between plan and act.
+    slow_act: Option<u8>,
+}
+
+/// What became of one write.
+#[derive(PartialEq, Eq)]
+enum Sent {
+    Done,
+    Failed,
 }
 
 impl Run {
-    pub(crate) fn new(setup: &Setup) -> Self {
-        let world = World::new(setup.size, setup.seed, setup.durable, setup.version);
+    pub(crate) fn new(setup: &Setup, mutation: Option<Mutation>, telling: bool) -> Self {
+        let mut world = World::new(setup);
+        world.telling = telling;
+        world.memory.second = setup.two;
+        let second = setup.two.then(Second::default);
         Self {
             world,
-            second: None,
+            second,
+            mutation,
             rounds: 0,
         }
-    }
-
-    pub(crate) fn two_operators(&mut self) {
-        self.second = Some(Second::default());
-        self.world.witness.a_second_operator_acts();
     }
 
     pub(crate) fn rounds(&self) -> usize {
         self.rounds
     }
 
+    /// What went wrong, if anything did.
+    pub(crate) fn broken(&self) -> Option<&str> {
+        self.world.memory.broken.as_deref()
+    }
+
     pub(crate) fn event(&mut self, event: Event) {
+        let none = Fault::default();
+        let at = |after: u8| Some(usize::from(after));
         match event {
-            Event::Round => drop(self.round(Fault::default(), 0)),
             Event::Tick => self.world.tick(),
-            Event::Crash { after } => {
-                self.round(
-                    Fault {
-                        crash_after: Some(usize::from(after % 12)),
-                        ..Fault::default()
-                    },
-                    0,
-                );
+            Event::Round => drop(self.round(none)),
+            Event::Crash { after } => drop(self.round(Fault {
+                crash_after: at(after),
+                ..none
+            })),
+            Event::DieTogether { after, ticks } => {
+                self.round(Fault {
+                    crash_after: at(after),
+                    ..none
+                });
+                let newest = self.world.pods.iter().max_by_key(|(_, pod)| pod.uid);
+                let newest = newest.map(|(name, _)| name.clone());
+                self.ticks(ticks);
+                if let Some(name) = newest {
+                    self.world.lose_pod(&name);
+                }
             }
-            Event::LoseReply { after } => {
-                self.round(
-                    Fault {
-                        lose_reply: Some(usize::from(after % 12)),
-                        ..Fault::default()
-                    },
-                    0,
-                );
+            Event::LoseReply { after } => drop(self.round(Fault {
+                lose_reply: at(after),
+                ..none
+            })),
+            Event::Refuse { after } => drop(self.round(Fault {
+                refuse: at(after),
+                ..none
+            })),
+            Event::Delay { after, ticks } => {
+                self.round(Fault {
+                    delay: Some((usize::from(after), ticks)),
+                    ..none
+                });
             }
-            Event::Refuse { after } => {
-                self.round(
-                    Fault {
-                        refuse: Some(usize::from(after % 12)),
-                        ..Fault::default()
-                    },
-                    0,
-                );
+            Event::ApiFails { after, ticks } => {
+                self.round(Fault {
+                    api_fails: Some((usize::from(after), ticks)),
+                    ..none
+                });
             }
             Event::ActLate { ticks, after } => {
-                let fault = Fault {
-                    crash_after: Some(usize::from(after)),
-                    stale: true,
-                    ..Fault::default()
-                };
-                self.round(fault, ticks);
+                self.round(Fault {
+                    crash_after: at(after),
+                    slow_act: Some(ticks),
+                    ..none
+                });
             }
+            Event::LookSlowly { ticks } => drop(self.round(Fault {
+                slow_look: ticks,
+                ..none
+            })),
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
-            Event::Resize(size) => self.world.size = size,
-            Event::Heal => self.heal(),
-            Event::Deafen => self.world.deaf = true,
-            Event::ForgetStatus => self.forget_status(),
-            Event::DeleteShared => {
-                self.world.shared.headless = Kept::Missing;
-                self.world.shared.client = Kept::Missing;
-                self.world.shared.budget = Kept::Missing;
+            Event::ForgetStatus => {
+                // Reads that belong together take less time than a cluster to form and its status to be lost.
+                if let Some(second) = &mut self.second {
+                    (second.services, second.pods) = (None, None);
+                }
+                self.world.strike(event);
             }
-            Event::DeletePod(_)
-            | Event::LosePod(_)
-            | Event::LoseDisk(_)
-            | Event::LoseNode(_)
-            | Event::DeleteClaim(_)
-            | Event::Damage(_)
-            | Event::Isolate(_)
-            | Event::Hold(_)
-            | Event::DriftService(_) => self.strike(event),
+            _ => self.world.strike(event),
         }
     }
 
-    fn strike(&mut self, event: Event) {
-        let world = &mut self.world;
-        let pick = |names: Vec<String>, which: u8| {
-            let at = usize::from(which).checked_rem(names.len());
-            at.map(|at| names[at].clone())
-        };
-        let pods = world.pods.keys().cloned().collect::<Vec<_>>();
-        match event {
-            Event::DeletePod(which) => {
-                if let Some(pod) = pick(pods, which).and_then(|name| world.pods.get_mut(&name)) {
-                    pod.ends_in = pod.ends_in.or(Some(1 + which % 3));
-                }
-            }
-            Event::LosePod(which) => {
-                if let Some(name) = pick(pods, which) {
-                    world.pods.remove(&name);
-                }
-            }
-            Event::LoseDisk(which) => {
-                if let Some(name) = pick(world.disks.keys().cloned().collect(), which) {
-                    // The data is gone with the volume; the container that had it open is ended.
-                    world.disks.remove(&name);
-                    world.pods.remove(&name);
-                }
-            }
-            Event::LoseNode(which) => {
-                if let Some(name) = pick(pods, which) {
-                    let now = world.now;
-                    world.lost.entry(name).or_insert(now);
-                }
-            }
-            Event::DeleteClaim(which) => {
-                if let Some(name) = pick(world.disks.keys().cloned().collect(), which) {
-                    world.delete_claim(&name);
-                }
-            }
-            Event::Damage(which) => {
-                let started = pods.into_iter().filter(|name| world.data(name).is_some());
-                if let Some(name) = pick(started.collect(), which) {
-                    world.damage(&name);
-                }
-            }
-            Event::Isolate(which) => world.isolated.extend(pick(pods, which)),
-            Event::Hold(which) => world.held.extend(pick(pods, which)),
-            Event::DriftService(which) => {
-                let name = pick(world.services.keys().cloned().collect(), which);
-                if let Some(service) = name.and_then(|name| world.services.get_mut(&name)) {
-                    (service.drifted, service.version) = (true, service.version + 1_000_000);
-                }
-            }
-            _ => unreachable!(),
-        }
-    }
-
-    fn heal(&mut self) {
-        self.world.isolated.clear();
-        self.world.held.clear();
-        self.world.deaf = false;
-    }
-
-    /// Only where the cluster can be told from what is left: one token, or one that carries the cluster ID.
-    fn forget_status(&mut self) {
-        let world = &mut self.world;
-        let pods = world
-            .pods
-            .values()
-            .map(|pod| (&pod.start.token, pod.cluster_id));
-        let disks = world
-            .disks
-            .values()
-            .map(|disk| (&disk.token, disk.cluster_id));
-        let mut tokens: Vec<_> = pods.chain(disks).collect();
-        tokens.sort();
-        tokens.dedup_by_key(|(token, _)| (*token).clone());
-        let current = world.intent.as_ref().map(|intent| &intent.token);
-        if tokens.len() > 1
-            || tokens
-                .first()
-                .is_some_and(|(token, _)| Some(*token) != current)
-        {
-            return;
-        }
-        if tokens.iter().all(|(_, cluster_id)| cluster_id.is_none()) {
-            // Then nobody can know that the cluster ID was recorded a moment ago.
-            world.witness.forget();
-        }
-        world.intent = None;
-        world.cluster_id = None;
-        world.object_version += 1;
-    }
-
-    /// One round of the first operator; returns whether its plan had anything to do.
-    fn round(&mut self, fault: Fault, ticks: u8) -> Plan {
-        self.rounds += 1;
-        let world = &self.world;
-        let observed = world.observe(world.read_services(), world.read_pods());
-        let plan = self.plan(&observed);
+    fn ticks(&mut self, ticks: u8) {
         (0..ticks).for_each(|_| self.world.tick());
-        let mut written = 0;
-        let fresh = !fault.stale && self.second.is_none();
-        let mut chains = self.take_apart(&plan);
-        // Chains run beside each other: one write of each in turn, from another end each round.
+    }
+
+    /// One round of the first operator.
+    fn round(&mut self, fault: Fault) -> Option<Plan> {
+        self.rounds += 1;
+        if self.world.api_is_away() {
+            tell!(
+                self.world,
+                "round {}: the API server does not answer",
+                self.rounds
+            );
+            return None;
+        }
+        let services = self.world.read_services();
+        self.ticks(fault.slow_look);
+        let pods = self.world.read_pods();
+        self.ticks(fault.slow_look);
+        if self.world.api_is_away() {
+            return None;
+        }
+        let mut observed = self.world.observe(services, pods);
+        let seen = self.world.counter;
+        if let Some(mutation) = self.mutation {
+            mutation.read(&self.world, &mut observed);
+        }
+        let plan = self.plan(&observed, fault.slow_look == 0);
+        self.ticks(fault.slow_act.unwrap_or_default());
+        self.world.memory.seen = seen;
+        self.world.memory.fresh =
+            fault.slow_act.is_none() && fault.slow_look == 0 && self.second.is_none();
+        let survived = self.act(fault, &observed, &plan);
+        self.world.memory.fresh = false;
+        if survived && !self.world.api_is_away() {
+            self.report(&observed);
+        }
+        Some(plan)
+    }
+
+    /// Chains run beside each other: one write of each in turn, from another end each round. Returns whether the
+    /// process is still alive.
+    fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
+        let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
         chains.rotate_left(turn);
         let mut marked = BTreeMap::new();
+        let mut written = 0;
         while chains.iter().any(|chain| !chain.is_empty()) {
             for chain in &mut chains {
                 let Some(write) = (!chain.is_empty()).then(|| chain.remove(0)) else {
                     continue;
                 };
                 if fault.crash_after == Some(written) {
-                    return plan;
+                    tell!(self.world, "   the operator crashes {}", write.point());
+                    return false;
                 }
-                let refused = fault.refuse == Some(written);
-                let done = self.write(&write, &observed, &plan, &mut marked, fresh, refused);
-                if !done || fault.lose_reply == Some(written) {
+                if let Some((_, ticks)) = fault.api_fails.filter(|(after, _)| *after == written) {
+                    self.world.lose_api(ticks);
+                }
+                let sent = self.send(&write, observed, plan, &mut marked, (fault, written));
+                if sent == Sent::Failed {
                     chain.clear();
                 }
                 written += 1;
             }
         }
-        self.report(&observed);
-        plan
+        true
     }
 
-    fn plan(&mut self, observed: &Observed) -> Plan {
-        let plan = plan(&self.world.desired(), observed, seconds(self.world.now));
-        Witness::plan_is_careful(observed, &plan, &self.world);
+    /// One write with what may go wrong with it.
+    fn send(
+        &mut self,
+        write: &Write,
+        observed: &Observed,
+        plan: &Plan,
+        marked: &mut BTreeMap<String, u64>,
+        (fault, at): (Fault, usize),
+    ) -> Sent {
+        if fault.refuse == Some(at) && !is_for_etcd(write) {
+            tell!(self.world, "   the API server refuses to {write}");
+            self.take_back(write, marked);
+            return Sent::Failed;
+        }
+        if let Some((_, ticks)) = fault.delay.filter(|(after, _)| *after == at) {
+            let via = via(plan, write);
+            if self.is_still_true(write, plan) {
+                tell!(
+                    self.world,
+                    "   no answer to: {write} (it arrives {ticks} ticks later)"
+                );
+                let arrives = self.world.now + u64::from(ticks);
+                let seen = self.world.memory.seen;
+                self.world.late.push(Late {
+                    arrives,
+                    write: write.clone(),
+                    via,
+                    seen,
+                });
+            }
+            return Sent::Failed;
+        }
+        let sent = self.do_write(write, observed, plan, marked);
+        if sent == Sent::Done && fault.lose_reply == Some(at) {
+            tell!(self.world, "   the answer is lost");
+            return Sent::Failed;
+        }
+        sent
+    }
+
+    /// As `act` does it: a mark is taken back after a refusal.
+    fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>) {
+        if let Some(Write::MarkService {
+            member, started, ..
+        }) = write.after_refusal()
+        {
+            let over = marked.get(&member).map(u64::to_string);
+            self.world.write(
+                &Write::MarkService {
+                    member,
+                    started,
+                    over,
+                },
+                &[],
+            );
+        }
+    }
+
+    /// Invariant 11: the change is made only to the list it was planned from.
+    fn is_still_true(&self, write: &Write, plan: &Plan) -> bool {
+        let change = plan
+            .step
+            .change
+            .as_ref()
+            .filter(|change| change.writes.contains(write));
+        let Some(change) = change.filter(|change| change.writes.first() == Some(write)) else {
+            return true;
+        };
+        if self.mutation == Some(Mutation::ActsOnAChangedList) {
+            return true;
+        }
+        let token = self
+            .world
+            .intent
+            .as_ref()
+            .map(|intent| intent.token.clone())
+            .unwrap_or_default();
+        let now = match self.mutation {
+            Some(Mutation::ReadsALocalList) => self.world.local_list(&token, &change.via),
+            _ => self.world.read_list(&token, &change.via),
+        };
+        now.as_ref() == Some(&change.planned_from)
+    }
+
+    fn do_write(
+        &mut self,
+        write: &Write,
+        observed: &Observed,
+        plan: &Plan,
+        marked: &mut BTreeMap<String, u64>,
+    ) -> Sent {
+        if !self.is_still_true(write, plan) {
+            tell!(self.world, "   the member list has changed");
+            return Sent::Failed;
+        }
+        let first = |change: &&Change| change.writes.first() == Some(write);
+        if let Some(change) = plan.step.change.as_ref().filter(first) {
+            self.world.judge_change(change);
+        }
+        let fresh = observed.resource_version == self.world.object_version.to_string();
+        self.world.memory.fresh &= fresh;
+        let write = self
+            .mutation
+            .map_or_else(|| write.clone(), |one| one.write(&self.world, write));
+        tell!(self.world, "   the operator does: {write}");
+        match self.world.write(&write, &via(plan, &write)) {
+            Answer::Done(version) => {
+                if let (
+                    Some(version),
+                    Write::CreateService { member, .. } | Write::MarkService { member, .. },
+                ) = (version, &write)
+                {
+                    marked.insert(member.clone(), version);
+                }
+                Sent::Done
+            }
+            Answer::Failed => {
+                tell!(self.world, "   which fails");
+                Sent::Failed
+            }
+        }
+    }
+
+    fn plan(&mut self, observed: &Observed, atomic: bool) -> Plan {
+        let (desired, now) = (self.world.desired(), seconds(self.world.now));
+        let plan = match self.mutation {
+            Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),
+            None => plan(&desired, observed, now),
+        };
+        let codes = |all: &[Reason]| {
+            let all: Vec<&str> = all.iter().map(|one| one.code).collect();
+            if all.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", all.join(", "))
+            }
+        };
+        let next = plan.next.as_deref().unwrap_or(if plan.step.is_empty() {
+            "wait"
+        } else {
+            "go on"
+        });
+        let (waits, problems) = (codes(&plan.waiting_for), codes(&plan.problems));
+        tell!(
+            self.world,
+            "round {}: the operator means to {next}{waits}{problems}",
+            self.rounds
+        );
+        self.world.judge_plan(observed, &plan, atomic);
         plan
     }
 
@@ -312,73 +373,18 @@ impl Run {
             all.extend(chains(order, &mut self.world));
         }
         all.extend(plan.step.change.iter().map(|change| change.writes.clone()));
-        all
-    }
-
-    /// As `act` does it: the change is checked against its list, a mark is taken back after a refusal.
-    fn write(
-        &mut self,
-        write: &Write,
-        observed: &Observed,
-        plan: &Plan,
-        marked: &mut BTreeMap<String, u64>,
-        fresh: bool,
-        refused: bool,
-    ) -> bool {
-        if let Some(change) = plan
-            .step
-            .change
-            .as_ref()
-            .filter(|change| change.writes.contains(write))
-        {
-            let now = self
-                .world
-                .recorded()
-                .filter(|cluster| cluster.serves() && !self.world.deaf)
-                .map(list);
-            let first = change.writes.first() == Some(write);
-            if first && now.as_ref() != Some(&change.planned_from) {
-                return false;
-            }
-        }
-        if refused {
-            if let Some(Write::MarkService {
-                member, started, ..
-            }) = write.after_refusal()
-            {
-                let over = marked.get(&member).map(u64::to_string);
-                self.world.write(&Write::MarkService {
-                    member,
-                    started,
-                    over,
-                });
-            }
-            return false;
-        }
-        let mut witness = std::mem::take(&mut self.world.witness);
-        witness.judge(
-            write,
-            &self.world,
-            fresh && observed.resource_version == self.world.object_version.to_string(),
-        );
-        self.world.witness = witness;
-        match self.world.write(write) {
-            Answer::Done(version) => {
-                if let (
-                    Some(version),
-                    Write::CreateService { member, .. } | Write::MarkService { member, .. },
-                ) = (version, write)
-                {
-                    marked.insert(member.clone(), version);
-                }
-                true
-            }
-            Answer::Failed => false,
+        match self.mutation {
+            Some(mutation) => mutation.chains(all),
+            None => all,
         }
     }
 
     /// The part of the status that is read back.
     fn report(&mut self, observed: &Observed) {
+        let since = self.world.recovery.unavailable_since;
+        let unavailable = observed.members.known().is_none() && observed.cluster_id.is_some();
+        self.world.recovery.unavailable_since =
+            unavailable.then(|| since.unwrap_or(self.world.now));
         if let Seen::Known(list) = &observed.members {
             let voters = list.members.iter().filter(|member| !member.is_learner);
             let names = voters.filter_map(|member| api::names::member_of_url(&member.peer_urls[0]));
@@ -388,24 +394,34 @@ impl Run {
     }
 
     fn second_looks(&mut self) {
-        let Some(second) = &mut self.second else {
+        let Some(mut second) = self.second.take() else {
             return;
         };
-        match (&second.services, &second.pods) {
-            (None, _) => second.services = Some(self.world.read_services()),
-            (_, None) => second.pods = Some(self.world.read_pods()),
-            (Some(services), Some(pods)) => {
-                let observed = self.world.observe(services.clone(), pods.clone());
-                let plan = self.plan(&observed);
-                let chains = self.take_apart(&plan);
-                let planned = Some((observed, plan));
-                self.second = Some(Second {
-                    planned,
-                    chains,
-                    ..Second::default()
-                });
+        if self.world.api_is_away() {
+            second = Second::default();
+        } else if second.services.is_none() {
+            second.services = Some(self.world.read_services());
+        } else if second.pods.is_none() {
+            second.pods = Some(self.world.read_pods());
+        } else if let (Some(services), Some(pods)) = (second.services.take(), second.pods.take()) {
+            self.rounds += 1;
+            tell!(self.world, "the second operator has looked");
+            let mut observed = self.world.observe(services, pods);
+            let seen = self.world.counter;
+            if let Some(mutation) = self.mutation {
+                mutation.read(&self.world, &mut observed);
             }
+            let plan = self.plan(&observed, false);
+            let chains = self.take_apart(&plan);
+            let planned = Some((observed, plan));
+            second = Second {
+                planned,
+                chains,
+                seen,
+                ..Second::default()
+            };
         }
+        self.second = Some(second);
     }
 
     fn second_writes(&mut self, which: usize) {
@@ -417,7 +433,9 @@ impl Run {
             (&second.planned, which.checked_rem(second.chains.len()))
         {
             let write = second.chains[at].remove(0);
-            if !self.write(&write, observed, plan, &mut second.marked, false, false) {
+            self.world.memory.seen = second.seen;
+            tell!(self.world, "the second operator goes on");
+            if self.do_write(&write, observed, plan, &mut second.marked) == Sent::Failed {
                 second.chains[at].clear();
             }
         }
@@ -426,56 +444,87 @@ impl Run {
 
     /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
     pub(crate) fn converges(&mut self) {
-        self.heal();
-        if let Some(second) = &mut self.second {
-            *second = Second::default();
-        }
-        // Lost nodes and damaged disks are survived as they are by a cluster that serves without them.
-        let serves = |world: &World| {
-            world.cluster_id.is_some() && world.recorded().is_some_and(Cluster::serves)
-        };
+        self.world.heal();
+        self.second = None;
         let mut last = None;
-        for round in 0..200 {
-            if round == 0 && !serves(&self.world) || round == 100 {
-                self.world.mend();
-            }
-            let plan = self.round(Fault::default(), 0);
-            if plan.step.is_empty() && self.is_converged() {
+        for _ in 0..ROUNDS {
+            if self.broken().is_some() {
                 return;
             }
-            let rests = self
-                .world
-                .recorded()
-                .is_none_or(|cluster| !cluster.serves());
-            if plan.step.is_empty() && rests && self.is_lost() {
-                let problems: Vec<_> = plan.problems.iter().map(|problem| problem.code).collect();
-                assert!(
-                    problems.contains(&"QuorumLost") || self.knows_no_voters(),
-                    "{}\n{}",
-                    said(&plan),
-                    self.world
-                );
-                return;
+            let plan = self.round(Fault::default());
+            if let Some(plan) = plan {
+                if plan.step.is_empty() && self.rests(&plan) {
+                    return;
+                }
+                last = Some(plan);
             }
-            last = Some(plan);
             self.world.tick();
         }
-        panic!(
-            "does not converge: {}\n{}",
-            last.as_ref().map(said).unwrap_or_default(),
-            self.world
-        );
+        let text = last.as_ref().map(said).unwrap_or_default();
+        self.world
+            .broke(format!("does not converge within {ROUNDS} rounds: {text}"));
     }
 
-    /// Nothing was ever reported, so nobody can say how many voters there were.
-    fn knows_no_voters(&self) -> bool {
-        let reported = &self.world.reported_voters;
-        reported
-            .iter()
-            .filter(|name| !is_lost(&self.world, name))
-            .count()
-            > reported.len() / 2
-            || reported.is_empty()
+    /// The cluster is as it should be, or cannot be and says so.
+    fn rests(&mut self, plan: &Plan) -> bool {
+        if !self.world.late.is_empty() {
+            return false;
+        }
+        if self.is_converged() {
+            return true;
+        }
+        let says = |code: &str| plan.problems.iter().any(|problem| problem.code == code);
+        if self.world.recovers_by_itself() && !self.is_converged() {
+            return false;
+        }
+        // The status was thrown away and a write of the past came afterwards: nobody can tell the clusters apart, and
+        // nothing is done until somebody has.
+        let memory = &self.world.memory;
+        if memory.thrown && memory.second && says("IdentityUnknown") {
+            return true;
+        }
+        let serves = self
+            .world
+            .recorded()
+            .is_some_and(|cluster| cluster.serving().is_some());
+        if serves || self.world.can_come_back() {
+            return false;
+        }
+        if !says("QuorumLost") && !self.looks_recoverable() {
+            let text = crate::run::said(plan);
+            self.world
+                .broke(format!("a lost quorum is not called so: {text}"));
+        }
+        true
+    }
+
+    /// As far as an operator can know, a quorum of the voters may come back: their volumes are there, whatever lies on
+    /// them and wherever they are. Known are the report and what members say, which may differ.
+    fn looks_recoverable(&self) -> bool {
+        let left = |names: &mut dyn Iterator<Item = &String>| {
+            let (all, left) = names.fold((0, 0), |(all, left), name| {
+                (all + 1, left + usize::from(!is_lost(&self.world, name)))
+            });
+            left > all / 2 || all == 0
+        };
+        let cluster = self.world.recorded();
+        let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
+        if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
+            return true; // The report is of the cluster before the recovery.
+        }
+        // Somebody may know an older list.
+        let lists = cluster.into_iter().flat_map(|all| {
+            let token = self
+                .world
+                .intent
+                .as_ref()
+                .map_or("", |intent| intent.token.as_str());
+            self.world
+                .all_data(token)
+                .map(|(_, data)| voters(&all.configs[data.config]))
+        });
+        let mut lists = lists.map(|list| left(&mut list.map(|(_, member)| &member.name)));
+        left(&mut self.world.reported_voters.iter()) || lists.any(|left| left)
     }
 
     fn is_converged(&self) -> bool {
@@ -483,52 +532,64 @@ impl Run {
         let Some(cluster) = world.recorded() else {
             return false;
         };
-        let names = cluster.names();
-        // What is stuck on a lost node stays there, deleted and waiting for its kubelet.
-        let stuck = |name: &String| {
-            world.lost.contains_key(name)
-                && world
-                    .pods
-                    .get(name)
-                    .is_some_and(|pod| pod.ends_in.is_some())
+        let members = cluster.members();
+        let listed = |name: &String| cluster.by_name(name).is_some();
+        // What another cluster left is nobody's to clear away.
+        let foreign = |name: &String| {
+            let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
+            let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
+            let other = |id: ClusterId| {
+                Some(id) != world.cluster_id && world.former() != Some(&id.to_string())
+            };
+            [pod, disk].into_iter().flatten().any(other)
         };
-        let belongs = |name: &String| names.contains(name) || stuck(name);
+        let known = |name: &String| listed(name) || foreign(name);
         world.cluster_id.is_some()
-            && cluster.members.len() == world.size
-            && cluster
-                .members
-                .values()
-                .all(|member| !member.learner && member.up_since.is_some())
-            && names
+            && members.len() == world.size
+            && members
                 .iter()
-                .all(|name| world.pods.contains_key(name) && world.services.contains_key(name))
-            && world.pods.keys().chain(world.services.keys()).all(belongs)
-            && world.disks.keys().all(belongs)
-            && names
-                .iter()
-                .all(|name| world.disks.get(name).is_none_or(|disk| !disk.terminating))
+                .all(|(id, member)| !member.learner && cluster.is_up(*id))
+            && members.values().all(|member| {
+                world.pods.contains_key(&member.name) && world.services.contains_key(&member.name)
+            })
+            && world.pods.keys().all(known)
+            && world.services.keys().all(known)
+            && world.disks.keys().all(known)
             && world.shared.client == Kept::AsMade(true)
             && world.shared.headless == Kept::AsMade(())
             && world.shared.budget == Kept::AsMade(world.size / 2 + 1)
     }
+}
 
-    /// A recorded cluster whose voters' disks are gone, so that no quorum can come back.
-    fn is_lost(&self) -> bool {
-        let world = &self.world;
-        let Some(cluster) = world.recorded().filter(|_| world.cluster_id.is_some()) else {
-            return false;
-        };
-        let left = cluster.voters().filter(|(_, member)| {
-            !is_lost(world, &member.name) && world.data(&member.name).is_some()
-        });
-        left.count() < cluster.quorum()
+/// So many rounds after the last fault a cluster is as it should be.
+const ROUNDS: usize = 200;
+
+fn via(plan: &Plan, write: &Write) -> Vec<String> {
+    match &plan.step.change {
+        Some(change) if is_for_etcd(write) => change.via.clone(),
+        _ => Vec::new(),
     }
 }
 
 /// A plan in a few lines.
 pub(crate) fn said(plan: &Plan) -> String {
+    let Plan {
+        next,
+        waiting_for,
+        problems,
+        ..
+    } = plan;
+    let reasons = |all: &[Reason]| {
+        let all: Vec<String> = all
+            .iter()
+            .map(|one| format!("{} ({})", one.code, one.message))
+            .collect();
+        all.join("; ")
+    };
+    let next = next.as_deref().unwrap_or("nothing");
     format!(
-        "next: {:?}\nwaits: {:?}\nproblems: {:?}",
-        plan.next, plan.waiting_for, plan.problems
+        "next {next}, waits for [{}], problems [{}]",
+        reasons(waiting_for),
+        reasons(problems)
     )
 }

@@ -1,14 +1,28 @@
-//! The world: an API server with its controllers, kubelets, disks, and etcd. It moves when told to.
+//! The world: an API server with its controllers, nodes with their kubelets, disks, and etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Role, Shared};
-use cluster::write::{Draw, Start, State};
+use cluster::write::{Draw, Start, Write};
 use etcd::ClusterId;
 
-use crate::etcd_model::{Cluster, Data, Member};
-use crate::invariants::Witness;
+use crate::etcd_model::{Cluster, Data};
+use crate::invariants::Memory;
+use crate::recovery::Recorded;
+use crate::run::Setup;
+
+/// A line of the story; made only while somebody listens.
+macro_rules! tell {
+    ($world:expr, $($text:tt)*) => {
+        if $world.telling {
+            let line = format!($($text)*);
+            $world.story.push(line);
+        }
+    };
+}
+pub(crate) use tell;
 
 /// A pod with the kubelet's part of it.
 #[derive(Clone, Debug)]
@@ -18,13 +32,44 @@ pub(crate) struct WorldPod {
     pub(crate) role: Role,
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
+    pub(crate) node: Option<usize>,
+    /// A deletion was asked for; the kubelet confirms it in so many ticks.
     pub(crate) ends_in: Option<u8>,
+    /// Its etcd runs.
     pub(crate) running: bool,
-    pub(crate) running_since: Option<u64>,
-    pub(crate) restarts: i32,
+    /// What the kubelet has reported: it reports nothing while its node is away.
+    pub(crate) shown: Shown,
     /// What an `emptyDir` holds.
     pub(crate) data: Option<Data>,
     pub(crate) created: u64,
+    /// How many ticks its image and its volume still take.
+    pub(crate) starts_in: u8,
+}
+
+/// A pod's status in the API server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) addressed: bool,
+    pub(crate) running_since: Option<u64>,
+    pub(crate) ready: bool,
+    pub(crate) unready_since: u64,
+    /// Since when its node, or the node of its volume, has been away.
+    pub(crate) lost_since: Option<u64>,
+    pub(crate) restarts: i32,
+    /// How its container ended last, and when.
+    pub(crate) ended: Option<(End, u64)>,
+    pub(crate) failing: bool,
+}
+
+/// What the kubelet tells of the end of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// etcd's words about its data.
+    Data,
+    /// Any other failure.
+    Failed,
+    /// With its machine.
+    Ended,
 }
 
 #[derive(Clone, Debug)]
@@ -35,6 +80,8 @@ pub(crate) struct WorldDisk {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) terminating: bool,
+    /// The node it can be used on, where volumes are local.
+    pub(crate) node: Option<usize>,
     pub(crate) data: Option<Data>,
 }
 
@@ -48,39 +95,85 @@ pub(crate) struct WorldService {
     pub(crate) created: u64,
 }
 
+/// Where a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Power {
+    On,
+    /// Its machine is off; what is on its disks stays.
+    Off,
+    /// It runs what it runs, and nobody reaches it.
+    Cut,
+    /// The machine and its Node object are gone for good.
+    Gone,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct WorldNode {
+    pub(crate) power: Power,
+    /// Since when it has not reported.
+    pub(crate) silent_since: Option<u64>,
+}
+
+/// A write that was sent and has not arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Late {
+    pub(crate) arrives: u64,
+    pub(crate) write: Write,
+    pub(crate) via: Vec<String>,
+    /// What there was when it was planned.
+    pub(crate) seen: u64,
+}
+
+/// What the faults have done that can be undone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// Members on another side of a partition, and which.
+    pub(crate) cut: BTreeMap<String, usize>,
+    /// Members the operators do not reach, though others do.
+    pub(crate) hidden: BTreeSet<String>,
+    /// Pods no node takes.
+    pub(crate) held: BTreeSet<String>,
+    /// Members that get no more of the log than a quorum needs.
+    pub(crate) lagging: BTreeSet<String>,
+    /// Members whose container ends again and again, for a reason outside their data.
+    pub(crate) crashing: BTreeSet<String>,
+    /// etcd does not answer the operators.
+    pub(crate) deaf: bool,
+    /// Nobody reaches the API server until then.
+    pub(crate) api_away: u64,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) now: u64,
+    pub(crate) setup: Setup,
     pub(crate) size: usize,
-    pub(crate) seed: bool,
-    pub(crate) durable: bool,
-    pub(crate) version: &'static str,
     pub(crate) object_version: u64,
     pub(crate) intent: Option<Intent>,
     pub(crate) cluster_id: Option<ClusterId>,
+    pub(crate) recovery: Recorded,
     pub(crate) reported_voters: BTreeSet<String>,
     pub(crate) pods: BTreeMap<String, WorldPod>,
     pub(crate) disks: BTreeMap<String, WorldDisk>,
     pub(crate) services: BTreeMap<String, WorldService>,
     pub(crate) shared: Shared,
+    /// The token in the client Service's selector.
+    pub(crate) client_token: Option<String>,
+    pub(crate) nodes: Vec<WorldNode>,
     pub(crate) clusters: BTreeMap<String, Cluster>,
-    /// Pods whose node is lost, and since when; a pod on their disk runs nowhere else.
-    pub(crate) lost: BTreeMap<String, u64>,
-    /// Members whose data cannot be read, and since when.
-    pub(crate) damaged: BTreeMap<String, u64>,
-    /// Members nobody reaches.
-    pub(crate) isolated: BTreeSet<String>,
-    /// Pods no node takes.
-    pub(crate) held: BTreeSet<String>,
-    /// etcd does not answer the operators.
-    pub(crate) deaf: bool,
+    pub(crate) faults: Faults,
+    pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
-    pub(crate) witness: Witness,
+    pub(crate) drawn: u64,
+    pub(crate) memory: Memory,
+    pub(crate) telling: bool,
+    pub(crate) story: Vec<String>,
 }
 
 impl Draw for World {
     fn member(&mut self) -> String {
-        format!("db-{:010}", self.next())
+        self.drawn += 1;
+        member_name(self.drawn - 1)
     }
 
     fn token(&mut self) -> String {
@@ -88,17 +181,32 @@ impl Draw for World {
     }
 }
 
+/// The names of members in the order they are drawn: `db-a000000000`, `db-b000000000` and on.
+pub(crate) fn member_name(at: u64) -> String {
+    let letter = char::from(b'a' + u8::try_from(at % 26).unwrap());
+    format!("db-{letter}{:09}", at / 26)
+}
+
+/// The number a name was drawn with.
+pub(crate) fn place(name: &str) -> usize {
+    let (letter, round) = name.trim_start_matches("db-").split_at(1);
+    usize::from(letter.as_bytes()[0] - b'a') + 26 * round.parse::<usize>().unwrap()
+}
+
 impl World {
-    pub(crate) fn new(size: usize, seed: bool, durable: bool, version: &'static str) -> Self {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let node = WorldNode {
+            power: Power::On,
+            silent_since: None,
+        };
         Self {
             now: 0,
-            size,
-            seed,
-            durable,
-            version,
+            setup: setup.clone(),
+            size: setup.size,
             object_version: 1,
             intent: None,
             cluster_id: None,
+            recovery: Recorded::default(),
             reported_voters: BTreeSet::new(),
             pods: BTreeMap::new(),
             disks: BTreeMap::new(),
@@ -108,14 +216,16 @@ impl World {
                 client: Kept::Missing,
                 budget: Kept::Missing,
             },
+            client_token: None,
+            nodes: vec![node; setup.nodes],
             clusters: BTreeMap::new(),
-            lost: BTreeMap::new(),
-            damaged: BTreeMap::new(),
-            isolated: BTreeSet::new(),
-            held: BTreeSet::new(),
-            deaf: false,
+            faults: Faults::default(),
+            late: Vec::new(),
             counter: 0,
-            witness: Witness::default(),
+            drawn: 0,
+            memory: Memory::default(),
+            telling: false,
+            story: Vec::new(),
         }
     }
 
@@ -127,15 +237,15 @@ impl World {
     pub(crate) fn desired(&self) -> Desired {
         Desired {
             size: self.size,
-            first: if self.seed { 1 } else { self.size },
-            durable: self.durable,
-            version: self.version.to_owned(),
-            image: format!("etcd:v{}", self.version),
+            first: if self.setup.seed { 1 } else { self.size },
+            durable: self.setup.durable,
+            version: self.setup.version.to_owned(),
+            image: format!("etcd:v{}", self.setup.version),
             spec_hash: "hash".to_owned(),
-            replace_after: std::time::Duration::from_secs(6),
+            replace_after: Duration::from_secs(self.setup.patience * 3),
             recovery: RecoveryRule {
-                automatic: false,
-                after: std::time::Duration::from_secs(6),
+                automatic: self.setup.automatic,
+                after: Duration::from_secs(self.setup.patience * 3),
             },
             paused: false,
             budget: true,
@@ -149,221 +259,61 @@ impl World {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
 
-    /// The disk of a member, wherever it is.
+    /// The data of a member, wherever it is.
     pub(crate) fn data(&self, name: &str) -> Option<&Data> {
         let on_claim = self.disks.get(name).and_then(|disk| disk.data.as_ref());
-        on_claim.or(self.pods.get(name).and_then(|pod| pod.data.as_ref()))
+        on_claim.or_else(|| self.pods.get(name).and_then(|pod| pod.data.as_ref()))
     }
 
-    fn data_mut(&mut self, name: &str) -> Option<&mut Data> {
+    pub(crate) fn data_mut(&mut self, name: &str) -> Option<&mut Data> {
         if self.disks.get(name).is_some_and(|disk| disk.data.is_some()) {
             return self.disks.get_mut(name).and_then(|disk| disk.data.as_mut());
         }
         self.pods.get_mut(name).and_then(|pod| pod.data.as_mut())
     }
 
-    // ---- time ----
-
-    pub(crate) fn tick(&mut self) {
-        self.now += 1;
-        self.end_pods();
-        for name in self.pods.keys().cloned().collect::<Vec<_>>() {
-            self.run_pod(&name);
-        }
-        for token in self.clusters.keys().cloned().collect::<Vec<_>>() {
-            self.run_cluster(&token);
-        }
-        self.witness.no_acknowledged_write_is_lost(&self.clone());
+    pub(crate) fn api_is_away(&self) -> bool {
+        self.now < self.faults.api_away
     }
 
-    fn end_pods(&mut self) {
-        for (name, pod) in &mut self.pods {
-            // Nobody ends a pod on a lost node.
-            if !self.lost.contains_key(name) {
-                pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1));
-            }
-        }
-        self.pods.retain(|_, pod| pod.ends_in != Some(0));
-        let pods = &self.pods;
-        self.disks
-            .retain(|name, disk| !disk.terminating || pods.contains_key(name));
+    /// The Kubernetes API knows the node to be well.
+    pub(crate) fn is_ready(&self, node: usize) -> bool {
+        self.nodes[node].power != Power::Gone
+            && self.nodes[node]
+                .silent_since
+                .is_none_or(|since| self.now < since + NOTICED)
     }
 
-    /// The scheduler, the kubelet, and what etcd does at its start.
-    fn run_pod(&mut self, name: &str) {
-        let Some(pod) = self.pods.get(name).cloned() else {
-            return;
-        };
-        if pod.start.durable && !self.disks.contains_key(name)
-            || self.held.contains(name) && !pod.running
-            || self.lost.contains_key(name)
-        {
-            return;
+    pub(crate) fn power(&self, pod: &WorldPod) -> Power {
+        pod.node.map_or(Power::On, |node| self.nodes[node].power)
+    }
+
+    /// Who reaches whom: the same number. 0 is where operators and clients are.
+    pub(crate) fn group(&self, name: &str) -> usize {
+        let pod = self.pods.get(name);
+        let node = pod.and_then(|pod| pod.node).unwrap_or_default();
+        if self.nodes[node].power == Power::Cut {
+            return 100 + node;
         }
-        if self.damaged.contains_key(name) {
-            let pod = self.pods.get_mut(name).unwrap();
-            (pod.running, pod.running_since) = (false, None);
-            pod.restarts += 1;
-            return;
-        }
-        if self.data(name).is_some() {
-            self.set_running(name);
-            return;
-        }
-        let member = match pod.start.state {
-            State::New => Some(self.first_member(&pod.start)),
-            State::Join => self.joining_member(&pod.start),
-            State::OnDisk | State::FromSurvivor => None,
-        };
-        match member {
-            Some(member) => {
-                self.witness.starts_empty(name, &self.clone());
-                let data = Data {
-                    token: pod.start.token.clone(),
-                    member,
-                    index: 0,
-                };
-                match self.disks.get_mut(name) {
-                    Some(disk) if pod.start.durable => disk.data = Some(data),
-                    _ => self.pods.get_mut(name).unwrap().data = Some(data),
-                }
-                self.set_running(name);
-            }
-            None => self.pods.get_mut(name).unwrap().restarts += 1,
+        match self.services.get(name) {
+            // Nobody finds it, and it is alone.
+            None => 1000 + place(name),
+            Some(service) if service.closed => 1000 + place(name),
+            Some(_) => self.faults.cut.get(name).copied().unwrap_or_default(),
         }
     }
 
-    /// Somebody deletes a claim: it is gone when no pod holds it.
-    pub(crate) fn delete_claim(&mut self, name: &str) {
-        if !self.pods.contains_key(name) {
-            self.disks.remove(name);
-        } else if let Some(disk) = self.disks.get_mut(name) {
-            disk.terminating = true;
-        }
-    }
-
-    pub(crate) fn damage(&mut self, name: &str) {
-        self.damaged.entry(name.to_owned()).or_insert(self.now);
-        if let Some(pod) = self.pods.get_mut(name) {
-            (pod.running, pod.running_since) = (false, None);
-        }
-    }
-
-    /// Lost nodes come back, and damaged disks with what was on them.
-    pub(crate) fn mend(&mut self) {
-        self.lost.clear();
-        self.damaged.clear();
-    }
-
-    fn set_running(&mut self, name: &str) {
-        let now = self.now;
-        let pod = self.pods.get_mut(name).unwrap();
-        pod.running = true;
-        pod.running_since = pod.running_since.or(Some(now));
-    }
-
-    /// Static discovery: the cluster is made of the token and the first members.
-    fn first_member(&mut self, start: &Start) -> u64 {
-        if !self.clusters.contains_key(&start.token) {
-            let id = self.next() + 0xc000;
-            let members = start.initial.iter().map(|name| {
-                let member = Member {
-                    name: name.clone(),
-                    learner: false,
-                    joined: false,
-                    up_since: None,
-                };
-                (self.next(), member)
-            });
-            let members = members.collect();
-            let cluster = Cluster {
-                id,
-                members,
-                formed: false,
-                leader: None,
-                acknowledged: 0,
-            };
-            self.clusters.insert(start.token.clone(), cluster);
-        }
-        self.clusters[&start.token]
-            .by_name(&start.member)
-            .unwrap_or(u64::MAX)
-    }
-
-    /// A joining member compares its list with the cluster's, which a quorum has to give it.
-    fn joining_member(&self, start: &Start) -> Option<u64> {
-        let cluster = self
-            .clusters
-            .get(&start.token)
-            .filter(|cluster| cluster.serves())?;
-        (cluster.names() == start.initial)
-            .then(|| cluster.by_name(&start.member))
-            .flatten()
-    }
-
-    fn run_cluster(&mut self, token: &str) {
-        let mut cluster = self.clusters[token].clone();
-        for (id, member) in &mut cluster.members {
-            let runs = self.pods.get(&member.name).is_some_and(|pod| pod.running);
-            let has = self
-                .data(&member.name)
-                .is_some_and(|data| data.member == *id && data.token == token);
-            let closed = self
-                .services
-                .get(&member.name)
-                .is_some_and(|service| service.closed);
-            let away = self.lost.contains_key(&member.name) || self.isolated.contains(&member.name);
-            let is_up = runs && has && !closed && !away;
-            member.up_since = if is_up {
-                member.up_since.or(Some(self.now))
-            } else {
-                None
-            };
-        }
-        let quorum = cluster.up() >= cluster.quorum();
-        cluster.formed |= quorum;
-        let up = |id: &u64| {
-            cluster
-                .members
-                .get(id)
-                .is_some_and(|member| member.up_since.is_some() && !member.learner)
-        };
-        match cluster.leader {
-            Some(leader) if quorum && up(&leader) => {}
-            Some(_) => cluster.leader = None,
-            // An election: whoever has the longest log.
-            None if quorum => {
-                let voters = cluster
-                    .voters()
-                    .filter(|(_, member)| member.up_since.is_some());
-                let longest = voters
-                    .max_by_key(|(_, member)| self.data(&member.name).map_or(0, |data| data.index));
-                cluster.leader = longest.map(|(id, _)| *id);
-            }
-            None => {}
-        }
-        if cluster.serves() {
-            let writes = self.shared.client == Kept::AsMade(true);
-            let lead = cluster.members[&cluster.leader.unwrap()].name.clone();
-            let newest = self.data(&lead).map_or(0, |data| data.index) + u64::from(writes);
-            for member in cluster
-                .members
-                .values_mut()
-                .filter(|member| member.up_since.is_some())
-            {
-                member.joined = true;
-                if let Some(data) = self.data_mut(&member.name) {
-                    data.index = newest;
-                }
-            }
-            cluster.acknowledged = cluster.acknowledged.max(newest);
-        }
-        self.clusters.insert(token.to_owned(), cluster);
+    /// The operators get an answer from a member of this group.
+    pub(crate) fn operator_reaches(&self, name: &str) -> bool {
+        !self.faults.deaf && !self.faults.hidden.contains(name) && self.group(name) == 0
     }
 }
 
+/// How many ticks after its last word a node is known not to be ready.
+pub(crate) const NOTICED: u64 = 3;
+
 impl fmt::Display for World {
-    /// A world in a few lines, for the story of a failure.
+    /// A world in a few lines, for the end of a story.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             now,
@@ -374,48 +324,65 @@ impl fmt::Display for World {
         } = self;
         writeln!(
             f,
-            "at {now}: size {size}, cluster ID {cluster_id:?}, intent {intent:?}"
+            "tick {now}: size {size}, cluster ID {cluster_id:?}, intent {intent:?}"
         )?;
         for (token, cluster) in &self.clusters {
+            let (serving, acknowledged) = (cluster.serving(), cluster.acknowledged);
             writeln!(
                 f,
-                "etcd {token}: formed {}, leader {:?}, written {}",
-                cluster.formed, cluster.leader, cluster.acknowledged
+                "etcd {token}: serves in group {serving:?}, acknowledged {acknowledged:?}"
             )?;
-            for (id, member) in &cluster.members {
-                writeln!(f, "  {id} {member:?}")?;
+            for (id, member) in cluster.members() {
+                let process = cluster.running.get(id);
+                let role = if member.learner { "learner" } else { "voter" };
+                writeln!(
+                    f,
+                    "  {} ({id:x}): {role}, joined {}, {process:?}",
+                    member.name, member.joined
+                )?;
             }
         }
         for (name, pod) in &self.pods {
             let WorldPod {
                 uid,
                 start,
+                node,
                 ends_in,
                 running,
-                restarts,
                 data,
                 ..
             } = pod;
             let (state, token, durable) = (start.state, &start.token, start.durable);
+            write!(
+                f,
+                "pod {name} {uid}: {state:?} {token} durable {durable} node {node:?} "
+            )?;
             writeln!(
                 f,
-                "pod {name} {uid}: {state:?} {token} durable {durable} ends {ends_in:?} runs {running} restarts {restarts} {data:?}"
+                "ends {ends_in:?} runs {running} {:?} {data:?}",
+                pod.shown
             )?;
         }
         for (name, disk) in &self.disks {
-            writeln!(f, "disk {name}: ends {} {:?}", disk.terminating, disk.data)?;
-        }
-        for (name, service) in &self.services {
             writeln!(
                 f,
-                "service {name}: started {} drifted {} closed {}",
-                service.started, service.drifted, service.closed
+                "disk {name}: ends {} node {:?} {:?}",
+                disk.terminating, disk.node, disk.data
             )?;
         }
-        writeln!(
-            f,
-            "{:?} isolated {:?} held {:?} lost {:?} damaged {:?}",
-            self.shared, self.isolated, self.held, self.lost, self.damaged
-        )
+        for (name, service) in &self.services {
+            let WorldService {
+                started,
+                drifted,
+                closed,
+                ..
+            } = service;
+            writeln!(
+                f,
+                "service {name}: started {started} drifted {drifted} closed {closed}"
+            )?;
+        }
+        writeln!(f, "{:?}\n{:?}", self.shared, self.faults)?;
+        writeln!(f, "nodes {:?}", self.nodes)
     }
 }

@@ -7,8 +7,7 @@ use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::Member;
-use crate::invariants::Witness;
-use crate::world::{World, WorldDisk, WorldPod, WorldService};
+use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +17,37 @@ pub(crate) enum Answer {
     Failed,
 }
 
+/// A request to etcd and not to the API server.
+pub(crate) fn is_for_etcd(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::AddMember { .. }
+            | Write::Promote { .. }
+            | Write::Remove { .. }
+            | Write::MoveLeader { .. }
+    )
+}
+
 impl World {
-    /// Applies one write as the API server or etcd would.
-    pub(crate) fn write(&mut self, write: &Write) -> Answer {
+    /// Applies one write as the API server or etcd would; `via` are the members that are asked.
+    pub(crate) fn write(&mut self, write: &Write, via: &[String]) -> Answer {
+        if !is_for_etcd(write) && self.api_is_away() {
+            return Answer::Failed;
+        }
+        self.judge_write(write);
+        let could_come_back = self.can_come_back();
+        let answer = if is_for_etcd(write) {
+            self.write_members(write, via)
+        } else {
+            self.write_object(write)
+        };
+        if answer != Answer::Failed {
+            self.judge_after(write, could_come_back);
+        }
+        answer
+    }
+
+    fn write_object(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordIntent {
                 intent,
@@ -30,13 +57,14 @@ impl World {
             Write::RecordClusterId { cluster_id, over } => {
                 self.record(None, Some(*cluster_id), over)
             }
-            Write::RecordRecovery(_) => Answer::Failed,
+            Write::RecordRecovery(record) => self.record_recovery(record),
             Write::ApplyHeadless => {
                 self.shared.headless = Kept::AsMade(());
                 Answer::Done(None)
             }
             Write::ApplyClient { open } => {
                 self.shared.client = Kept::AsMade(*open);
+                self.client_token = self.intent.as_ref().map(|intent| intent.token.clone());
                 Answer::Done(None)
             }
             Write::ApplyBudget { quorum } => {
@@ -47,60 +75,14 @@ impl World {
                 self.shared.budget = Kept::Missing;
                 Answer::Done(None)
             }
-            Write::CreateService { .. }
-            | Write::OpenService { .. }
-            | Write::RepairService { .. }
-            | Write::MarkService { .. }
-            | Write::DeleteService { .. } => self.write_service(write),
             Write::CreateDisk(start) => self.create_disk(start),
-            Write::DeleteDisk { member, uid } => {
-                if let Some(disk) = self
-                    .disks
-                    .get_mut(member)
-                    .filter(|disk| disk.uid.to_string() == *uid)
-                {
-                    disk.terminating = true;
-                    if !self.pods.contains_key(member) {
-                        self.disks.remove(member);
-                    }
-                    return Answer::Done(None);
-                }
-                if self.disks.contains_key(member) {
-                    Answer::Failed
-                } else {
-                    Answer::Done(None)
-                }
-            }
+            Write::DeleteDisk { member, uid } => self.delete_disk(member, uid),
             Write::CreatePod(start) => self.create_pod(start),
-            Write::DeletePod { member, uid } => {
-                if let Some(pod) = self
-                    .pods
-                    .get_mut(member)
-                    .filter(|pod| pod.uid.to_string() == *uid)
-                {
-                    pod.ends_in = pod.ends_in.or(Some(2));
-                    return Answer::Done(None);
-                }
-                if self.pods.contains_key(member) {
-                    Answer::Failed
-                } else {
-                    Answer::Done(None)
-                }
-            }
-            Write::HurryPod { member, uid } => {
-                let pod = self.pods.get_mut(member);
-                let Some(pod) = pod.filter(|pod| pod.uid.to_string() == *uid) else {
-                    return Answer::Failed;
-                };
-                pod.ends_in = pod.ends_in.map(|ticks| ticks.min(1));
-                Answer::Done(None)
-            }
+            Write::DeletePod { member, uid } => self.delete_pod(member, uid),
+            Write::HurryPod { member, uid } => self.hurry_pod(member, uid),
             Write::LabelPod(label) => {
-                let pod = self
-                    .pods
-                    .get_mut(&label.member)
-                    .filter(|pod| pod.uid.to_string() == label.uid);
-                let Some(pod) = pod else {
+                let pod = self.pods.get_mut(&label.member);
+                let Some(pod) = pod.filter(|pod| pod.uid.to_string() == label.uid) else {
                     return Answer::Failed;
                 };
                 pod.role = label.role.unwrap_or(pod.role);
@@ -108,20 +90,14 @@ impl World {
                 Answer::Done(None)
             }
             Write::LabelDisk(label) => {
-                let disk = self
-                    .disks
-                    .get_mut(&label.member)
-                    .filter(|disk| disk.uid.to_string() == label.uid);
-                let Some(disk) = disk else {
+                let disk = self.disks.get_mut(&label.member);
+                let Some(disk) = disk.filter(|disk| disk.uid.to_string() == label.uid) else {
                     return Answer::Failed;
                 };
                 (disk.cluster_id, disk.owned) = (label.cluster_id, true);
                 Answer::Done(None)
             }
-            Write::AddMember { .. }
-            | Write::Promote { .. }
-            | Write::Remove { .. }
-            | Write::MoveLeader { .. } => self.write_members(write),
+            _ => self.write_service(write),
         }
     }
 
@@ -143,32 +119,36 @@ impl World {
         Answer::Done(None)
     }
 
-    fn write_service(&mut self, write: &Write) -> Answer {
+    fn create_service(&mut self, member: &str, started: bool, closed: bool) -> Answer {
+        if self.services.contains_key(member) {
+            return Answer::Failed;
+        }
         let version = self.next();
+        let (uid, created, drifted) = (version, self.now, false);
+        let service = WorldService {
+            uid,
+            version,
+            started,
+            drifted,
+            closed,
+            created,
+        };
+        self.services.insert(member.to_owned(), service);
+        Answer::Done(Some(version))
+    }
+
+    fn write_service(&mut self, write: &Write) -> Answer {
         match write {
             Write::CreateService {
                 member,
                 started,
                 closed,
-            } => {
-                if self.services.contains_key(member) {
-                    return Answer::Failed;
-                }
-                let created = self.now;
-                let service = WorldService {
-                    uid: version,
-                    version,
-                    started: *started,
-                    drifted: false,
-                    closed: *closed,
-                    created,
-                };
-                self.services.insert(member.clone(), service);
-                Answer::Done(Some(version))
-            }
+            } => self.create_service(member, *started, *closed),
             Write::OpenService { member, uid } | Write::RepairService { member, uid } => {
-                let seen = |service: &&mut WorldService| service.uid.to_string() == *uid;
-                let Some(service) = self.services.get_mut(member).filter(seen) else {
+                let version = self.next();
+                let service = self.services.get_mut(member);
+                let Some(service) = service.filter(|service| service.uid.to_string() == *uid)
+                else {
                     return Answer::Failed;
                 };
                 (service.version, service.drifted, service.closed) = (version, false, false);
@@ -179,6 +159,7 @@ impl World {
                 started,
                 over,
             } => {
+                let version = self.next();
                 let Some(service) = self.services.get_mut(member) else {
                     return Answer::Failed;
                 };
@@ -191,17 +172,14 @@ impl World {
                 (service.version, service.started) = (version, *started);
                 Answer::Done(Some(version))
             }
-            Write::DeleteService { member, uid } => {
-                if self
-                    .services
-                    .get(member)
-                    .is_some_and(|service| service.uid.to_string() == *uid)
-                {
+            Write::DeleteService { member, uid } => match self.services.get(member) {
+                Some(service) if service.uid.to_string() != *uid => Answer::Failed,
+                _ => {
                     self.services.remove(member);
+                    Answer::Done(None)
                 }
-                Answer::Done(None)
-            }
-            _ => unreachable!(),
+            },
+            other => panic!("the model does not know how to {other}"),
         }
     }
 
@@ -209,9 +187,10 @@ impl World {
         if self.disks.contains_key(&start.member) {
             return Answer::Failed;
         }
+        let first = start.state == State::New;
         let disk = WorldDisk {
             uid: self.next(),
-            initial: if start.state == State::New {
+            initial: if first {
                 start.initial.clone()
             } else {
                 BTreeSet::new()
@@ -220,9 +199,22 @@ impl World {
             cluster_id: start.cluster_id,
             owned: true,
             terminating: false,
+            node: None,
             data: None,
         };
         self.disks.insert(start.member.clone(), disk);
+        Answer::Done(None)
+    }
+
+    fn delete_disk(&mut self, member: &str, uid: &str) -> Answer {
+        match self.disks.get_mut(member) {
+            Some(disk) if disk.uid.to_string() == uid => disk.terminating = true,
+            Some(_) => return Answer::Failed,
+            None => return Answer::Done(None),
+        }
+        if !self.pods.contains_key(member) {
+            self.disks.remove(member);
+        }
         Answer::Done(None)
     }
 
@@ -230,78 +222,156 @@ impl World {
         if self.pods.contains_key(&start.member) {
             return Answer::Failed;
         }
-        Witness::pod_is_created(start, self);
+        let uid = self.next();
+        let slow = u64::from(self.setup.slow) + 1;
         let pod = WorldPod {
-            uid: self.next(),
+            uid,
             start: start.clone(),
             role: start.role,
             cluster_id: start.cluster_id,
             owned: true,
+            node: None,
             ends_in: None,
             running: false,
-            running_since: None,
-            restarts: 0,
+            shown: Shown {
+                unready_since: self.now,
+                ..Shown::default()
+            },
             data: None,
             created: self.now,
+            starts_in: u8::try_from(uid * 7 % slow).unwrap(),
         };
         self.pods.insert(start.member.clone(), pod);
         Answer::Done(None)
     }
 
-    fn write_members(&mut self, write: &Write) -> Answer {
-        let now = self.now;
-        let id = self.next();
+    fn delete_pod(&mut self, member: &str, uid: &str) -> Answer {
+        match self.pods.get_mut(member) {
+            Some(pod) if pod.uid.to_string() == uid => {
+                pod.ends_in = pod.ends_in.or(Some(2));
+                Answer::Done(None)
+            }
+            Some(_) => Answer::Failed,
+            None => Answer::Done(None),
+        }
+    }
+
+    fn hurry_pod(&mut self, member: &str, uid: &str) -> Answer {
+        let pod = self.pods.get_mut(member);
+        let Some(pod) = pod.filter(|pod| pod.uid.to_string() == uid) else {
+            return Answer::Failed;
+        };
+        pod.ends_in = pod.ends_in.map(|ticks| ticks.min(1));
+        Answer::Done(None)
+    }
+
+    fn write_members(&mut self, write: &Write, via: &[String]) -> Answer {
         let Some(token) = self.intent.as_ref().map(|intent| intent.token.clone()) else {
             return Answer::Failed;
         };
-        let Some(cluster) = self.clusters.get_mut(&token) else {
+        let Some(mut cluster) = self.clusters.remove(&token) else {
             return Answer::Failed;
         };
-        let allowed = match write {
-            Write::AddMember { .. } => cluster.takes_addition(now),
-            Write::Remove { id, .. } => cluster.takes_removal(id.0),
-            Write::Promote { id, .. } => {
-                cluster.serves()
-                    && cluster
-                        .members
-                        .get(&id.0)
-                        .is_some_and(|member| member.up_since.is_some() && member.joined)
+        let asked = via.iter().find_map(|name| {
+            let mut running = cluster.running.iter();
+            let (id, process) = running.find(|(_, process)| process.name == *name)?;
+            self.operator_reaches(name).then_some((*id, process.group))
+        });
+        let answer =
+            match asked.and_then(|(asked, group)| Some((asked, group, cluster.leader(group)?))) {
+                Some(asked) => self.ask(&token, &mut cluster, asked, write),
+                None => Err("no member answers"),
+            };
+        self.clusters.insert(token, cluster);
+        match answer {
+            Ok(()) => Answer::Done(None),
+            Err(why) => {
+                tell!(self, "   etcd refuses: {why}");
+                Answer::Failed
             }
-            Write::MoveLeader { id, .. } => {
-                cluster.serves()
-                    && cluster
-                        .members
-                        .get(&id.0)
-                        .is_some_and(|member| member.up_since.is_some())
-            }
-            _ => false,
-        };
-        if !allowed || self.deaf {
-            return Answer::Failed;
         }
-        match write {
-            Write::AddMember { member, learner } if cluster.by_name(member).is_none() => {
-                let member = Member {
-                    name: member.clone(),
-                    learner: *learner,
-                    joined: false,
-                    up_since: None,
-                };
-                cluster.members.insert(id, member);
+    }
+
+    /// `asked`: the member that was asked, its group, and the leader there.
+    fn ask(
+        &mut self,
+        token: &str,
+        cluster: &mut crate::etcd_model::Cluster,
+        (asked, group, leader): (u64, usize, u64),
+        write: &Write,
+    ) -> Result<(), &'static str> {
+        let (now, version, new) = (self.now, self.setup.version, self.next());
+        let lagging = self.lagging(cluster);
+        let mut logs = self.logs(token);
+        let mut config = cluster.configs[logs[&leader].config].clone();
+        let refused = match write {
+            Write::AddMember { member, .. } if config.values().any(|one| one.name == *member) => {
+                return Ok(());
             }
+            // Before 3.4 the request's wish for a learner is not understood.
+            Write::AddMember { member, learner } => {
+                let learner = *learner && has_learners(version);
+                let joined = Member {
+                    name: member.clone(),
+                    learner,
+                    joined: false,
+                };
+                let refused = cluster.refuses_addition(
+                    &config,
+                    group,
+                    (learner, most_learners(version)),
+                    now,
+                );
+                config.insert(new, joined);
+                refused
+            }
+            Write::Remove { id, .. } if !config.contains_key(&id.0) => return Ok(()),
             Write::Remove { id, .. } => {
-                cluster.members.remove(&id.0);
-                cluster.leader = cluster.leader.filter(|leader| *leader != id.0);
+                let refused = cluster.refuses_removal(&config, (id.0, asked), group, now);
+                config.remove(&id.0);
+                refused
             }
             Write::Promote { id, .. } => {
-                cluster
-                    .members
+                let refused = cluster.refuses_promotion(&config, id.0, logs[&leader].last);
+                config
                     .entry(id.0)
                     .and_modify(|member| member.learner = false);
+                refused
             }
-            Write::MoveLeader { id, .. } => cluster.leader = Some(id.0),
-            _ => {}
+            Write::MoveLeader { from, id, .. } => {
+                let able = cluster
+                    .running
+                    .get(&id.0)
+                    .is_some_and(|process| process.group == group);
+                let votes = config.get(&id.0).is_some_and(|member| !member.learner);
+                if cluster.running[&leader].name != *from
+                    || !able
+                    || !votes
+                    || lagging.contains(&id.0)
+                {
+                    return Err("not the leader, or a bad transferee");
+                }
+                cluster.hand_over(leader, id.0, &mut logs, &lagging);
+                return Ok(());
+            }
+            _ => Some("not a request to etcd"),
+        };
+        if let Some(why) = refused {
+            return Err(why);
         }
-        Answer::Done(None)
+        cluster.append(leader, &mut logs, &lagging, Some(config));
+        if let Write::Promote { id, .. } = write {
+            self.memory.in_flight = Some(id.0);
+        }
+        Ok(())
     }
+}
+
+fn has_learners(version: &str) -> bool {
+    !version.starts_with("3.3")
+}
+
+/// `--max-learners`, which came with 3.6; before, there was one at most.
+fn most_learners(version: &str) -> usize {
+    if version.starts_with("3.6") { 7 } else { 1 }
 }

@@ -1,0 +1,306 @@
+//! What may happen: events, drawn from a seed, and their words.
+
+use std::fmt;
+
+/// What a run begins with.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) size: usize,
+    /// `bootstrap: Seed`.
+    pub(crate) seed: bool,
+    pub(crate) durable: bool,
+    /// Volumes can be used on one node only.
+    pub(crate) local: bool,
+    pub(crate) version: &'static str,
+    pub(crate) nodes: usize,
+    /// After how many ticks of silence a node's pods are evicted.
+    pub(crate) evicts: u64,
+    /// `memberReplacement.after`, in ticks.
+    pub(crate) patience: u64,
+    /// How many ticks a pod takes to start at most.
+    pub(crate) slow: u8,
+    /// `recovery.policy: Automatic`.
+    pub(crate) automatic: bool,
+    pub(crate) two: bool,
+}
+
+/// Numbers choose among what there is at that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// The operator looks, plans and does the whole step.
+    Round,
+    /// Time passes: nodes, kubelets and members move.
+    Tick,
+    /// A round whose process dies after so many writes.
+    Crash { after: u8 },
+    /// The machine that the operator runs on dies in the middle of a round, and the newest pod with it.
+    DieTogether { after: u8, ticks: u8 },
+    /// A round in which one write is done and its answer is lost.
+    LoseReply { after: u8 },
+    /// A round in which one write is not answered and arrives so much later.
+    Delay { after: u8, ticks: u8 },
+    /// A round in which the API server refuses one write for good.
+    Refuse { after: u8 },
+    /// A round in the middle of which the API server goes away.
+    ApiFails { after: u8, ticks: u8 },
+    /// The API server is away.
+    ApiAway { ticks: u8 },
+    /// A round whose writes come late: the world moves between plan and act.
+    ActLate { ticks: u8, after: u8 },
+    /// A round in which the world moves between one read and the next.
+    LookSlowly { ticks: u8 },
+    /// Somebody deletes a pod, gracefully.
+    DeletePod(u8),
+    /// Somebody deletes all pods.
+    DeletePods,
+    /// A pod and what it holds are gone at once.
+    LosePod(u8),
+    /// A volume claim and its data are gone.
+    LoseDisk(u8),
+    /// Somebody deletes a volume claim; it stays until its pod is gone.
+    DeleteClaim(u8),
+    /// etcd cannot read a member's data any more.
+    Corrupt(u8),
+    /// A member's container ends again and again.
+    CrashLoop(u8),
+    /// Nobody reaches a member.
+    Isolate(u8),
+    /// The members are cut in two.
+    Partition(u8),
+    /// The operators do not reach a member; the others do.
+    Hide(u8),
+    /// A member gets no more of the log than a quorum needs.
+    Lag(u8),
+    /// No node takes a pod.
+    Hold(u8),
+    /// A node's machine is off.
+    NodeOff(u8),
+    /// A node cannot be reached; what it runs goes on.
+    NodeCut(u8),
+    /// All nodes are off at once, and on again.
+    Reboot,
+    /// A node is as it was.
+    NodeBack(u8),
+    /// A node is gone for good, and another one is there.
+    NodeGone(u8),
+    /// All that can be as before is as before.
+    Heal,
+    /// The user wants another size.
+    Resize(usize),
+    /// Somebody edits a member's Service.
+    DriftService(u8),
+    /// Somebody deletes a member's Service.
+    DeleteService(u8),
+    /// Somebody deletes the Services and the budget of the cluster.
+    DeleteShared,
+    /// Somebody hands the leadership to another member.
+    MoveLeader(u8),
+    /// A volume claim that belongs to another cluster of the same name comes to be nobody's.
+    Foreign,
+    /// A person approves a recovery, or takes it back.
+    Approve,
+    /// etcd does not answer the operators.
+    Deafen,
+    /// The object is created again without its status.
+    ForgetStatus,
+    /// The second operator reads another part of the world; the third time it plans.
+    SecondLooks,
+    /// The second operator does one write of its step.
+    SecondWrites(u8),
+}
+
+/// A source of numbers that is the same everywhere (SplitMix64).
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn byte(&mut self) -> u8 {
+        u8::try_from(self.below(256)).unwrap()
+    }
+
+    fn small(&mut self, end: u8) -> u8 {
+        self.byte() % end
+    }
+
+    fn size(&mut self) -> usize {
+        usize::try_from(1 + self.below(7)).unwrap()
+    }
+}
+
+/// The run a seed stands for.
+pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
+    let mut dice = Dice::new(seed);
+    let setup = setup(&mut dice, two);
+    // Each run has its own mixture: most kinds of fault are left out of it, so that the others come often.
+    let mut weights = [0; KINDS.len()];
+    for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
+        *weight = if dice.below(3) == 0 {
+            u64::from(often) * (1 + dice.below(3))
+        } else {
+            0
+        };
+    }
+    let faults: u64 = weights.iter().sum();
+    let total = 30 + 8 * u64::from(two) + faults;
+    let length = 10 + dice.below(70);
+    let events = (0..length).map(|_| {
+        let mut at = dice.below(total);
+        for (weight, (_, make)) in weights.iter().zip(KINDS) {
+            if at < *weight {
+                return make(&mut dice);
+            }
+            at -= weight;
+        }
+        match at {
+            0..16 => Event::Round,
+            16..30 => Event::Tick,
+            30..34 => Event::SecondLooks,
+            _ => Event::SecondWrites(dice.byte()),
+        }
+    });
+    (setup, events.collect())
+}
+
+fn setup(dice: &mut Dice, two: bool) -> Setup {
+    let version = match dice.below(8) {
+        0..4 => "3.6.16",
+        4..6 => "3.5.35",
+        6 => "3.4.40",
+        _ => "3.3.27",
+    };
+    // Three and one are what people have; the others come by themselves.
+    let size = match dice.below(4) {
+        0 | 1 => 3,
+        _ => dice.size(),
+    };
+    let durable = dice.below(2) == 0;
+    Setup {
+        size,
+        seed: dice.below(5) == 0,
+        durable,
+        local: durable && dice.below(3) == 0,
+        version,
+        nodes: 3 + usize::try_from(dice.below(5)).unwrap(),
+        evicts: 4 + dice.below(12),
+        patience: 1 + dice.below(8),
+        slow: dice.small(4),
+        automatic: dice.below(3) == 0,
+        two,
+    }
+}
+
+/// How often a kind of fault comes, if it comes at all, and how one is made.
+type Kind = (u8, fn(&mut Dice) -> Event);
+
+const KINDS: [Kind; 36] = [
+    (4, |dice| Event::Crash {
+        after: dice.small(12),
+    }),
+    (2, |dice| Event::DieTogether {
+        after: dice.small(12),
+        ticks: 1 + dice.small(3),
+    }),
+    (3, |dice| Event::LoseReply {
+        after: dice.small(12),
+    }),
+    (3, |dice| Event::Delay {
+        after: dice.small(12),
+        ticks: 1 + dice.small(6),
+    }),
+    (2, |dice| Event::Refuse {
+        after: dice.small(12),
+    }),
+    (2, |dice| Event::ApiFails {
+        after: dice.small(12),
+        ticks: 1 + dice.small(4),
+    }),
+    (1, |dice| Event::ApiAway {
+        ticks: 1 + dice.small(8),
+    }),
+    (3, |dice| Event::ActLate {
+        ticks: dice.small(4),
+        after: dice.byte(),
+    }),
+    (2, |dice| Event::LookSlowly {
+        ticks: 1 + dice.small(2),
+    }),
+    (3, |dice| Event::DeletePod(dice.byte())),
+    (1, |_| Event::DeletePods),
+    (2, |dice| Event::LosePod(dice.byte())),
+    (2, |dice| Event::LoseDisk(dice.byte())),
+    (2, |dice| Event::DeleteClaim(dice.byte())),
+    (2, |dice| Event::Corrupt(dice.byte())),
+    (2, |dice| Event::CrashLoop(dice.byte())),
+    (2, |dice| Event::Isolate(dice.byte())),
+    (2, |dice| Event::Partition(dice.byte())),
+    (2, |dice| Event::Hide(dice.byte())),
+    (3, |dice| Event::Lag(dice.byte())),
+    (2, |dice| Event::Hold(dice.byte())),
+    (2, |dice| Event::NodeOff(dice.byte())),
+    (2, |dice| Event::NodeCut(dice.byte())),
+    (1, |_| Event::Reboot),
+    (3, |dice| Event::NodeBack(dice.byte())),
+    (1, |dice| Event::NodeGone(dice.byte())),
+    (4, |_| Event::Heal),
+    (4, |dice| Event::Resize(dice.size())),
+    (2, |dice| Event::DriftService(dice.byte())),
+    (2, |dice| Event::DeleteService(dice.byte())),
+    (1, |_| Event::DeleteShared),
+    (2, |dice| Event::MoveLeader(dice.byte())),
+    (1, |_| Event::Foreign),
+    (2, |_| Event::Approve),
+    (2, |_| Event::Deafen),
+    (1, |_| Event::ForgetStatus),
+];
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            size,
+            version,
+            nodes,
+            evicts,
+            patience,
+            ..
+        } = self;
+        let volumes = match (self.durable, self.local) {
+            (false, _) => "without volumes",
+            (true, false) => "on volumes",
+            (true, true) => "on local volumes",
+        };
+        let begins = if self.seed {
+            "from a seed"
+        } else {
+            "all at once"
+        };
+        let recovers = if self.automatic {
+            "Automatic"
+        } else {
+            "Manual"
+        };
+        let operators = if self.two {
+            "two operators"
+        } else {
+            "one operator"
+        };
+        write!(
+            f,
+            "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}; pods are evicted \
+             after {evicts} ticks and members replaced after {patience}, recovery is {recovers}"
+        )
+    }
+}

@@ -1,0 +1,352 @@
+//! Faults strike the world.
+
+use cluster::observed::Kept;
+use etcd::ClusterId;
+
+use cluster::write::Draw;
+
+use crate::event::Event;
+use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
+
+impl World {
+    /// What happens to the world itself; what happens to the operators is in `run`.
+    pub(crate) fn strike(&mut self, event: Event) {
+        match event {
+            Event::Resize(size) => {
+                self.size = size;
+                tell!(self, "the user wants {size} members");
+            }
+            Event::Heal => self.heal(),
+            Event::Deafen => {
+                self.faults.deaf = true;
+                tell!(self, "the operators hear nothing of etcd");
+            }
+            Event::ForgetStatus => self.forget_status(),
+            Event::ApiAway { ticks } => self.lose_api(ticks),
+            Event::DeleteShared => {
+                self.shared.headless = Kept::Missing;
+                self.shared.client = Kept::Missing;
+                self.shared.budget = Kept::Missing;
+                tell!(
+                    self,
+                    "somebody deletes the Services and the budget of the cluster"
+                );
+            }
+            Event::Approve => self.approve(),
+            Event::Foreign => self.find_foreign(),
+            Event::Partition(sides) => self.partition(sides),
+            Event::DeletePods => {
+                for pod in self.pods.values_mut() {
+                    pod.ends_in = pod.ends_in.or(Some(1));
+                }
+                tell!(self, "somebody deletes all pods");
+            }
+            Event::Reboot => {
+                (0..self.nodes.len()).for_each(|node| self.node_off(node));
+                (0..self.nodes.len()).for_each(|node| self.node_back(node));
+                tell!(self, "all nodes are rebooted at once");
+            }
+            Event::NodeOff(_) | Event::NodeCut(_) | Event::NodeBack(_) | Event::NodeGone(_) => {
+                self.strike_node(event);
+            }
+            Event::LoseDisk(_)
+            | Event::DeleteClaim(_)
+            | Event::DriftService(_)
+            | Event::DeleteService(_) => self.strike_objects(event),
+            _ => self.strike_pod(event),
+        }
+        // Without a quorum nothing is committed from now on, noticed or not.
+        self.run_clusters();
+    }
+
+    pub(crate) fn lose_api(&mut self, ticks: u8) {
+        self.faults.api_away = self.now + u64::from(ticks);
+        tell!(self, "the API server is away for {ticks} ticks");
+    }
+
+    fn strike_pod(&mut self, event: Event) {
+        let (Event::DeletePod(which)
+        | Event::LosePod(which)
+        | Event::Corrupt(which)
+        | Event::CrashLoop(which)
+        | Event::Isolate(which)
+        | Event::Hide(which)
+        | Event::Lag(which)
+        | Event::Hold(which)
+        | Event::MoveLeader(which)) = event
+        else {
+            return;
+        };
+        let Some(name) = pick(self.pods.keys(), which) else {
+            return;
+        };
+        match event {
+            Event::DeletePod(_) => {
+                let pod = self.pods.get_mut(&name).unwrap();
+                pod.ends_in = pod.ends_in.or(Some(1 + which % 3));
+                tell!(self, "somebody deletes the pod of {name}");
+            }
+            Event::LosePod(_) => {
+                self.lose_pod(&name);
+            }
+            Event::Corrupt(_) => {
+                if let Some(data) = self.data_mut(&name) {
+                    data.corrupt = true;
+                    tell!(self, "the data of {name} cannot be read any more");
+                }
+            }
+            Event::CrashLoop(_) => {
+                self.faults.crashing.insert(name.clone());
+                tell!(self, "the container of {name} ends again and again");
+            }
+            Event::Isolate(_) => {
+                let side = 10 + place(&name);
+                self.faults.cut.insert(name.clone(), side);
+                tell!(self, "nobody reaches {name}");
+            }
+            Event::Hide(_) => {
+                self.faults.hidden.insert(name.clone());
+                tell!(self, "the operators do not reach {name}");
+            }
+            Event::Lag(_) => {
+                self.faults.lagging.insert(name.clone());
+                tell!(self, "{name} lags behind");
+            }
+            Event::Hold(_) => {
+                self.faults.held.insert(name.clone());
+                tell!(self, "no node takes a pod of {name}");
+            }
+            _ => self.hand_leadership(&name),
+        }
+    }
+
+    pub(crate) fn lose_pod(&mut self, name: &str) {
+        self.pods.remove(name);
+        tell!(self, "the pod of {name} is gone");
+        self.run_clusters();
+    }
+
+    fn hand_leadership(&mut self, name: &str) {
+        let Some(token) = self.intent.as_ref().map(|intent| intent.token.clone()) else {
+            return;
+        };
+        let Some(mut cluster) = self.clusters.remove(&token) else {
+            return;
+        };
+        let found = cluster
+            .running
+            .iter()
+            .find(|(_, process)| process.name == name);
+        let to = found.map(|(id, process)| (*id, cluster.leader(process.group)));
+        if let Some((to, Some(leader))) = to.filter(|(to, leader)| *leader != Some(*to)) {
+            let lagging = self.lagging(&cluster);
+            cluster.hand_over(leader, to, &mut self.logs(&token), &lagging);
+            tell!(self, "somebody hands the leadership to {name}");
+        }
+        self.clusters.insert(token, cluster);
+    }
+
+    fn strike_objects(&mut self, event: Event) {
+        match event {
+            Event::LoseDisk(which) => {
+                let Some(name) = pick(self.disks.keys(), which) else {
+                    return;
+                };
+                // The data is gone with the volume; the container that had it open is ended.
+                self.disks.remove(&name);
+                self.pods.remove(&name);
+                tell!(self, "the volume of {name} is gone");
+            }
+            Event::DeleteClaim(which) => {
+                let Some(name) = pick(self.disks.keys(), which) else {
+                    return;
+                };
+                self.disks.get_mut(&name).unwrap().terminating = true;
+                if !self.pods.contains_key(&name) {
+                    self.disks.remove(&name);
+                }
+                tell!(self, "somebody deletes the volume claim of {name}");
+            }
+            Event::DriftService(which) => {
+                let Some(name) = pick(self.services.keys(), which) else {
+                    return;
+                };
+                let version = self.next();
+                let service = self.services.get_mut(&name).unwrap();
+                (service.drifted, service.version) = (true, version);
+                tell!(self, "somebody edits the Service of {name}");
+            }
+            // During a bootstrap a first member whose Service and pod are both taken away looks like one that was
+            // never made. No client was let in yet; nobody is asked to survive that.
+            Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
+            Event::DeleteService(which) => {
+                let Some(name) = pick(self.services.keys(), which) else {
+                    return;
+                };
+                self.services.remove(&name);
+                tell!(self, "somebody deletes the Service of {name}");
+            }
+            _ => {}
+        }
+    }
+
+    fn strike_node(&mut self, event: Event) {
+        let (Event::NodeOff(which)
+        | Event::NodeCut(which)
+        | Event::NodeBack(which)
+        | Event::NodeGone(which)) = event
+        else {
+            return;
+        };
+        let node = usize::from(which) % self.nodes.len();
+        if self.nodes[node].power == Power::Gone {
+            return;
+        }
+        match event {
+            Event::NodeOff(_) => {
+                self.node_off(node);
+                tell!(self, "node-{node} is off");
+            }
+            Event::NodeCut(_) => {
+                self.nodes[node].power = Power::Cut;
+                tell!(self, "nobody reaches node-{node}");
+            }
+            Event::NodeBack(_) => {
+                self.node_back(node);
+                tell!(self, "node-{node} is back");
+            }
+            _ => {
+                self.node_off(node);
+                self.nodes[node].power = Power::Gone;
+                self.nodes.push(WorldNode {
+                    power: Power::On,
+                    silent_since: None,
+                });
+                tell!(
+                    self,
+                    "node-{node} is gone for good, and node-{} is new",
+                    self.nodes.len() - 1
+                );
+            }
+        }
+    }
+
+    fn node_off(&mut self, node: usize) {
+        if self.nodes[node].power == Power::Gone {
+            return;
+        }
+        self.nodes[node].power = Power::Off;
+        for pod in self.pods.values_mut().filter(|pod| pod.node == Some(node)) {
+            pod.running = false;
+        }
+    }
+
+    fn node_back(&mut self, node: usize) {
+        if self.nodes[node].power == Power::Gone {
+            return;
+        }
+        let was_off = self.nodes[node].power == Power::Off;
+        self.nodes[node] = WorldNode {
+            power: Power::On,
+            silent_since: None,
+        };
+        let now = self.now;
+        for pod in self.pods.values_mut().filter(|pod| pod.node == Some(node)) {
+            pod.shown.lost_since = None;
+            if was_off {
+                // The kubelet starts its containers again, on the `emptyDir`s and volumes there are.
+                pod.shown.restarts += 1;
+                pod.shown.running_since = None;
+                pod.shown.ended = Some((End::Ended, now));
+            }
+        }
+    }
+
+    fn partition(&mut self, sides: u8) {
+        let names: Vec<String> = self.services.keys().cloned().collect();
+        for (at, name) in names.into_iter().enumerate() {
+            if sides >> (at % 8) & 1 == 1 {
+                self.faults.cut.insert(name, 1);
+            } else {
+                self.faults.cut.remove(&name);
+            }
+        }
+        tell!(
+            self,
+            "the members are cut in two: on the other side are {:?}",
+            self.faults.cut.keys()
+        );
+    }
+
+    pub(crate) fn heal(&mut self) {
+        self.faults = crate::world::Faults::default();
+        for node in 0..self.nodes.len() {
+            self.node_back(node);
+        }
+        tell!(self, "all that can be as before is as before");
+    }
+
+    fn find_foreign(&mut self) {
+        if self.cluster_id.is_none() {
+            return;
+        }
+        let name = self.member();
+        let disk = WorldDisk {
+            uid: self.next(),
+            initial: std::collections::BTreeSet::new(),
+            token: "another".to_owned(),
+            cluster_id: Some(ClusterId(0xf00)),
+            owned: false,
+            terminating: false,
+            node: None,
+            data: None,
+        };
+        tell!(
+            self,
+            "the claim of {name} is left by another cluster of this name"
+        );
+        self.disks.insert(name, disk);
+    }
+
+    /// Only where the cluster can be told from what is left: one token, or one that carries the cluster ID. While two
+    /// operators act, one of whom may have looked before, only a cluster that was formed can be.
+    fn forget_status(&mut self) {
+        let pods = self
+            .pods
+            .values()
+            .map(|pod| (&pod.start.token, pod.cluster_id));
+        let disks = self
+            .disks
+            .values()
+            .map(|disk| (&disk.token, disk.cluster_id));
+        let mut tokens: Vec<_> = pods.chain(disks).collect();
+        tokens.sort();
+        let unmarked = tokens.iter().any(|(_, cluster_id)| cluster_id.is_none());
+        if self.setup.two && unmarked {
+            return;
+        }
+        tokens.dedup_by_key(|(token, _)| (*token).clone());
+        let current = self.intent.as_ref().map(|intent| &intent.token);
+        if tokens.len() > 1
+            || tokens
+                .first()
+                .is_some_and(|(token, _)| Some(*token) != current)
+        {
+            return;
+        }
+        self.forget(unmarked);
+        self.intent = None;
+        self.cluster_id = None;
+        self.recovery = crate::recovery::Recorded {
+            approval: self.recovery.approval.take(),
+            ..Default::default()
+        };
+        self.object_version += 1;
+        tell!(self, "the object is created again without its status");
+    }
+}
+
+fn pick<'a>(names: impl ExactSizeIterator<Item = &'a String>, which: u8) -> Option<String> {
+    let at = usize::from(which).checked_rem(names.len())?;
+    names.into_iter().nth(at).cloned()
+}

@@ -1,0 +1,446 @@
+//! Deliberate mistakes, made from outside: what the planner sees, what it plans, what is sent, and what is checked is
+//! changed on its way. The planner itself knows nothing of them.
+
+use cluster::observed::{Cause, Desired, Ending, Observed, Role, Seen};
+use cluster::plan::{Data, Fate, Plan, VersionRules, View, plan};
+use cluster::write::{Change, Draw, Order, Start, State, Write};
+use etcd::Members;
+use jiff::Timestamp;
+
+use crate::world::World;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// A member is added before the dead one is removed.
+    AddsBeforeRemoving,
+    /// The dead are removed without asking the quorum guard.
+    RemovesWithoutQuorum,
+    /// No answer is taken for an empty list.
+    TakesUnknownForEmpty,
+    /// Leftovers are deleted while the list is unknown.
+    DeletesBlindly,
+    /// A learner is promoted as soon as it is listed.
+    PromotesTooEarly,
+    /// Members join with a vote.
+    AddsVoters,
+    /// A second learner is promoted together with the first.
+    ChangesTwoVotersAtOnce,
+    /// A cluster whose status is lost is bootstrapped again.
+    BootstrapsWithoutStatus,
+    /// No pods and no disks mean no cluster.
+    BootstrapsWithoutPods,
+    /// A member without a pod is replaced though its disk is there.
+    ReplacesMembersWithDisks,
+    /// A member that ran is started again as a new one, on an empty disk.
+    StartsNewTwice,
+    /// A first member that lost its disk is started again.
+    RestartsEmptyFirstMembers,
+    /// A leader is removed before it hands over.
+    RemovesTheLeader,
+    /// The intent is recorded after the first pods are made.
+    RecordsLate,
+    /// A member is added under a name that stands nowhere.
+    AddsUnreserved,
+    /// The pod is made before the mark that it may have been.
+    MarksLate,
+    /// The change is made whatever the list is by now.
+    ActsOnAChangedList,
+    /// The list of any member is taken for the cluster's.
+    ReadsALocalList,
+    /// What belongs to another cluster is deleted.
+    DeletesForeignObjects,
+    /// Clients are let in before the cluster ID is recorded.
+    LetsClientsInEarly,
+    /// The status is written over whatever version there is.
+    RecordsOverAnyVersion,
+    /// A disk is deleted before its member is removed.
+    DeletesDisksFirst,
+    /// A removed member's name is used again.
+    ReusesNames,
+    /// A member that does not answer counts as damaged.
+    TakesSilenceForDamage,
+    /// A recovery begins without approval.
+    RecoversUnasked,
+    /// A recovery goes on from the member that has least.
+    RecoversFromTheLast,
+}
+
+impl Mutation {
+    pub(crate) const ALL: [Self; 26] = [
+        Self::AddsBeforeRemoving,
+        Self::RemovesWithoutQuorum,
+        Self::TakesUnknownForEmpty,
+        Self::DeletesBlindly,
+        Self::PromotesTooEarly,
+        Self::AddsVoters,
+        Self::ChangesTwoVotersAtOnce,
+        Self::BootstrapsWithoutStatus,
+        Self::BootstrapsWithoutPods,
+        Self::ReplacesMembersWithDisks,
+        Self::StartsNewTwice,
+        Self::RestartsEmptyFirstMembers,
+        Self::RemovesTheLeader,
+        Self::RecordsLate,
+        Self::AddsUnreserved,
+        Self::MarksLate,
+        Self::ActsOnAChangedList,
+        Self::ReadsALocalList,
+        Self::DeletesForeignObjects,
+        Self::LetsClientsInEarly,
+        Self::RecordsOverAnyVersion,
+        Self::DeletesDisksFirst,
+        Self::ReusesNames,
+        Self::TakesSilenceForDamage,
+        Self::RecoversUnasked,
+        Self::RecoversFromTheLast,
+    ];
+
+    /// Only a second operator brings it to light.
+    pub(crate) fn needs_two(self) -> bool {
+        matches!(self, Self::ActsOnAChangedList | Self::RecordsOverAnyVersion)
+    }
+
+    // ---- what the planner sees ----
+
+    pub(crate) fn read(self, world: &World, observed: &mut Observed) {
+        match self {
+            Self::TakesUnknownForEmpty => {
+                if let (Seen::Unknown(_), Some(cluster_id)) =
+                    (&observed.members, observed.cluster_id)
+                {
+                    observed.members = Seen::Known(Members {
+                        cluster_id,
+                        members: Vec::new(),
+                    });
+                }
+            }
+            Self::ReadsALocalList => {
+                let token = observed
+                    .intent
+                    .as_ref()
+                    .map_or("", |intent| intent.token.as_str());
+                let names: Vec<String> = observed.pods.keys().cloned().collect();
+                if let Some(list) = world.local_list(token, &names) {
+                    observed.members = Seen::Known(list);
+                }
+            }
+            Self::TakesSilenceForDamage => {
+                let silent = observed
+                    .statuses
+                    .iter()
+                    .filter(|(_, seen)| seen.known().is_none());
+                for name in silent.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+                    if let Some(pod) = observed.pods.get_mut(&name) {
+                        let at = Timestamp::MAX;
+                        pod.ending = Some(Ending {
+                            at,
+                            cause: Cause::Data("silent".to_owned()),
+                        });
+                        pod.restarts = pod.restarts.max(9);
+                        pod.unready_since = pod.unready_since.or(Some(Timestamp::UNIX_EPOCH));
+                    }
+                }
+            }
+            Self::DeletesForeignObjects => {
+                let ours = observed.cluster_id;
+                observed
+                    .pods
+                    .values_mut()
+                    .for_each(|pod| pod.cluster_id = ours);
+                observed
+                    .disks
+                    .values_mut()
+                    .for_each(|disk| disk.cluster_id = ours);
+            }
+            Self::RecoversUnasked if observed.members.known().is_none() => {
+                let cluster_id = observed.cluster_id;
+                observed.recovery.approval = cluster_id.map(|id| id.to_string());
+                observed.recovery.stale_approval = None;
+            }
+            Self::RecoversFromTheLast if observed.members.known().is_none() => {
+                for seen in observed.statuses.values_mut() {
+                    if let Seen::Known(status) = seen {
+                        status.raft_index = u64::MAX - status.raft_index;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // ---- what it plans ----
+
+    pub(crate) fn plan(
+        self,
+        world: &mut World,
+        desired: &Desired,
+        observed: &Observed,
+        now: Timestamp,
+    ) -> Plan {
+        let mut planned = plan(desired, observed, now);
+        match self {
+            Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
+                self.bootstraps(desired, observed, &mut planned);
+            }
+            Self::RestartsEmptyFirstMembers => restart_first(desired, observed, &mut planned),
+            Self::DeletesBlindly => delete_blindly(observed, &mut planned),
+            Self::LetsClientsInEarly => {
+                let open = Write::ApplyClient { open: true };
+                planned.step.orders.push(Order::Writes(vec![open]));
+            }
+            _ => {
+                if let Seen::Known(list) = &observed.members {
+                    let view = View::new(list, (desired, observed, now));
+                    self.changes(world, (desired, observed), &view, &mut planned);
+                }
+            }
+        }
+        planned
+    }
+
+    fn bootstraps(self, desired: &Desired, observed: &Observed, planned: &mut Plan) {
+        let lost = match self {
+            Self::BootstrapsWithoutStatus => observed.intent.is_none(),
+            _ => {
+                observed.cluster_id.is_some()
+                    && observed.pods.is_empty()
+                    && observed.disks.is_empty()
+            }
+        };
+        if lost {
+            let over = observed.resource_version.clone();
+            planned.step.orders = vec![Order::Begin {
+                count: desired.first,
+                over,
+            }];
+        }
+    }
+
+    /// Other changes of the members than those planned.
+    fn changes(
+        self,
+        world: &mut World,
+        (desired, observed): (&Desired, &Observed),
+        view: &View,
+        planned: &mut Plan,
+    ) {
+        let lost = view
+            .voters()
+            .find(|seat| matches!(seat.fate, Fate::Lost(_)));
+        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+            member: seat.name.clone(),
+            id: seat.id(),
+        };
+        let reserved = || {
+            let mut services = observed.services.iter();
+            let free = services.find(|(name, service)| {
+                !service.started
+                    && !view.names().contains(*name)
+                    && !observed.pods.contains_key(*name)
+            });
+            free.map(|(name, _)| name.clone())
+        };
+        let learner = VersionRules::new(observed, &desired.version).learners;
+        let write = match self {
+            Self::AddsBeforeRemoving => lost
+                .and_then(|_| reserved())
+                .map(|member| Write::AddMember { member, learner }),
+            Self::RemovesWithoutQuorum => lost.map(remove),
+            Self::PromotesTooEarly => view.learners().next().map(|seat| Write::Promote {
+                member: seat.name.clone(),
+                id: seat.id(),
+            }),
+            Self::ReplacesMembersWithDisks => view
+                .voters()
+                .find(|seat| seat.pod.is_none() && seat.data == Data::There)
+                .map(remove),
+            Self::RemovesTheLeader if planned_removal(planned) => view
+                .voters()
+                .find(|seat| Some(seat.id()) == view.leader)
+                .map(remove),
+            Self::AddsUnreserved if view.seats.len() < desired.size => Some(Write::AddMember {
+                member: world.member(),
+                learner,
+            }),
+            Self::ReusesNames if view.seats.len() < desired.size => {
+                let used = observed.intent.iter().flat_map(|intent| &intent.members);
+                let removed = used.filter(|name| !view.names().contains(*name)).min();
+                removed.map(|member| Write::AddMember {
+                    member: member.clone(),
+                    learner,
+                })
+            }
+            Self::DeletesDisksFirst => {
+                delete_disk_first(observed, planned);
+                None
+            }
+            Self::ChangesTwoVotersAtOnce => {
+                promote_all(view, planned);
+                None
+            }
+            _ => None,
+        };
+        if let Some(write) = write {
+            let planned_from = view.list.clone();
+            planned.step.change = Some(Change {
+                writes: vec![write],
+                via: view.via(None),
+                planned_from,
+            });
+        }
+    }
+
+    // ---- what is sent ----
+
+    /// In which order.
+    pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
+        match self {
+            Self::MarksLate => {
+                for chain in &mut chains {
+                    let marked = matches!(
+                        chain.first(),
+                        Some(Write::MarkService { started: true, .. })
+                    );
+                    if marked && chain.len() > 1 {
+                        chain.rotate_left(1);
+                    }
+                }
+            }
+            Self::RecordsLate => {
+                for chain in &mut chains {
+                    if let [
+                        Write::RecordIntent {
+                            intent,
+                            cluster_id: None,
+                            ..
+                        },
+                    ] = &chain[..]
+                    {
+                        let first = intent.members.iter().map(|name| first_pod(intent, name));
+                        let first: Vec<Write> = first.collect();
+                        chain.splice(0..0, first);
+                    }
+                }
+            }
+            _ => {}
+        }
+        chains
+    }
+
+    /// One write.
+    pub(crate) fn write(self, world: &World, write: &Write) -> Write {
+        let mut write = write.clone();
+        match (self, &mut write) {
+            (
+                Self::RecordsOverAnyVersion,
+                Write::RecordIntent { over, .. } | Write::RecordClusterId { over, .. },
+            ) => *over = world.object_version.to_string(),
+            (Self::AddsVoters, Write::AddMember { learner, .. }) => *learner = false,
+            (Self::StartsNewTwice, Write::CreatePod(start)) => start.state = State::New,
+            _ => {}
+        }
+        write
+    }
+}
+
+fn planned_removal(planned: &Plan) -> bool {
+    let change = planned.step.change.as_ref();
+    change.is_some_and(|change| {
+        change
+            .writes
+            .iter()
+            .any(|write| matches!(write, Write::Remove { .. }))
+    })
+}
+
+fn promote_all(view: &View, planned: &mut Plan) {
+    if let Some(change) = &mut planned.step.change
+        && matches!(change.writes[..], [Write::Promote { .. }])
+    {
+        let learners = view.learners().filter(|seat| seat.serves());
+        change.writes = learners
+            .map(|seat| Write::Promote {
+                member: seat.name.clone(),
+                id: seat.id(),
+            })
+            .collect();
+    }
+}
+
+fn delete_disk_first(observed: &Observed, planned: &mut Plan) {
+    let removed = planned.step.change.iter().flat_map(|change| &change.writes);
+    let disks = removed.filter_map(|write| {
+        let Write::Remove { member, .. } = write else {
+            return None;
+        };
+        let uid = observed.disks.get(member)?.uid.clone();
+        Some(Order::Writes(vec![Write::DeleteDisk {
+            member: member.clone(),
+            uid,
+        }]))
+    });
+    let disks: Vec<Order> = disks.collect();
+    planned.step.orders.extend(disks);
+}
+
+fn delete_blindly(observed: &Observed, planned: &mut Plan) {
+    if observed.members.known().is_some() || observed.cluster_id.is_none() {
+        return;
+    }
+    let running = |name: &String| observed.pods.get(name).is_some_and(|pod| pod.running);
+    for (name, disk) in observed.disks.iter().filter(|(name, _)| !running(name)) {
+        let (member, uid) = (name.clone(), disk.uid.clone());
+        planned
+            .step
+            .orders
+            .push(Order::Writes(vec![Write::DeleteDisk { member, uid }]));
+    }
+    for (name, pod) in observed.pods.iter().filter(|(name, _)| !running(name)) {
+        let (member, uid) = (name.clone(), pod.uid.clone());
+        planned
+            .step
+            .orders
+            .push(Order::Writes(vec![Write::DeletePod { member, uid }]));
+    }
+}
+
+fn restart_first(desired: &Desired, observed: &Observed, planned: &mut Plan) {
+    let Some(intent) = observed
+        .intent
+        .as_ref()
+        .filter(|_| observed.cluster_id.is_none())
+    else {
+        return;
+    };
+    for name in intent
+        .members
+        .iter()
+        .filter(|name| !observed.pods.contains_key(*name))
+    {
+        let Write::CreatePod(start) = first_pod(intent, name) else {
+            return;
+        };
+        let start = Start {
+            durable: desired.durable,
+            ..start
+        };
+        let mut writes = vec![Write::CreatePod(start.clone())];
+        if start.durable && !observed.disks.contains_key(name) {
+            writes.insert(0, Write::CreateDisk(start));
+        }
+        planned.step.orders.push(Order::Writes(writes));
+    }
+}
+
+fn first_pod(intent: &cluster::observed::Intent, name: &str) -> Write {
+    Write::CreatePod(Start {
+        member: name.to_owned(),
+        state: State::New,
+        initial: intent.members.clone(),
+        role: Role::Voter,
+        durable: false,
+        version: "3.6.16".to_owned(),
+        token: intent.token.clone(),
+        cluster_id: None,
+    })
+}

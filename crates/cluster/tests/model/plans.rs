@@ -1,0 +1,201 @@
+//! Plans are judged by the world they were made from, before anything of them is sent.
+
+use cluster::observed::{Observed, Seen};
+use cluster::plan::Plan;
+use cluster::write::{Order, Write};
+
+use crate::etcd_model::{Cluster, Member};
+use crate::invariants::{demand, is_lost};
+use crate::run::said;
+use crate::world::{Power, World};
+
+impl World {
+    /// `atomic`: the world has not moved while it was read.
+    pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
+        self.judge_caution(observed, plan);
+        if atomic {
+            self.judge_recovery(plan);
+        }
+        let Some(change) = &plan.step.change else {
+            return;
+        };
+        // Invariant 2.
+        let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
+        let single = change.writes.len() == 1 || change.writes.iter().all(learners);
+        demand!(
+            self,
+            single,
+            "invariant 2: several changes of the voters at once: {}",
+            said(plan)
+        );
+        let Some(cluster) = self.recorded().cloned().filter(|_| atomic) else {
+            return;
+        };
+        for write in &change.writes {
+            match write {
+                Write::AddMember { .. } => self.judge_addition(&cluster),
+                Write::Remove { id, .. } => self.judge_removal(id.0, &cluster),
+                Write::Promote { id, .. } => self.judge_promotion(id.0, &cluster),
+                _ => {}
+            }
+        }
+    }
+
+    /// Invariant 1: unknown is not empty. Without a member list nothing is destroyed and no member changed.
+    fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
+        if observed.cluster_id.is_none() {
+            return;
+        }
+        let begins = plan
+            .step
+            .orders
+            .iter()
+            .any(|order| matches!(order, Order::Begin { .. }));
+        demand!(
+            self,
+            !begins,
+            "invariant 7: a formed cluster is bootstrapped again: {}",
+            said(plan)
+        );
+        let Seen::Unknown(_) = observed.members else {
+            return;
+        };
+        demand!(
+            self,
+            plan.step.change.is_none(),
+            "invariant 1: members are changed blindly: {}",
+            said(plan)
+        );
+        let destroys = plan.step.orders.iter().any(|order| match order {
+            Order::Writes(writes) => writes.iter().any(destroys),
+            Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,
+        });
+        demand!(
+            self,
+            !destroys,
+            "invariant 1: destroyed blindly: {}",
+            said(plan)
+        );
+    }
+
+    fn judge_addition(&mut self, cluster: &Cluster) {
+        // Invariant 5.
+        let dead =
+            |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
+        let dead = cluster
+            .voters()
+            .find(dead)
+            .map(|(_, member)| member.name.clone());
+        demand!(
+            self,
+            dead.is_none(),
+            "invariant 5: a member is added before {dead:?} is removed"
+        );
+    }
+
+    fn judge_removal(&mut self, id: u64, cluster: &Cluster) {
+        let Some(member) = cluster.members().get(&id).filter(|member| !member.learner) else {
+            return;
+        };
+        let stays = |(other, member): &(&u64, &Member)| {
+            **other != id && cluster.is_up(**other) && !is_lost(self, &member.name)
+        };
+        let (healthy, voters) = (
+            cluster.voters().filter(stays).count(),
+            cluster.voters().count() - 1,
+        );
+        let name = member.name.clone();
+        demand!(
+            self,
+            healthy > voters / 2,
+            "invariant 3: {name} is removed, {healthy} healthy voters are left of {voters}"
+        );
+        let leads = cluster
+            .running
+            .get(&id)
+            .is_some_and(|process| process.leads.is_some());
+        demand!(
+            self,
+            !leads || healthy == 0,
+            "invariant 3: {name} leads and is removed before it hands over"
+        );
+        if is_lost(self, &name) || self.data(&name).is_none() {
+            return;
+        }
+        // Invariant 5: a member whose disk can be used leaves only a cluster that is too large.
+        let too_large = cluster.members().len() > self.size;
+        demand!(
+            self,
+            too_large || self.is_excused(&name),
+            "invariant 5: {name} is removed and its disk is there"
+        );
+        if !self.is_excused(&name) {
+            self.judge_in_flight("a removal", Some(id), cluster);
+        }
+    }
+
+    /// Its node is away, its data cannot be read, its container fails, or its volume is on its way out.
+    fn is_excused(&self, name: &str) -> bool {
+        let pod = self.pods.get(name);
+        let fails = |pod: &crate::world::WorldPod| {
+            pod.shown.failing || pod.shown.lost_since.is_some() || self.power(pod) != Power::On
+        };
+        pod.is_some_and(fails)
+            || self.data(name).is_some_and(|data| data.corrupt)
+            || self.disks.get(name).is_some_and(|disk| disk.terminating)
+    }
+
+    fn judge_promotion(&mut self, id: u64, cluster: &Cluster) {
+        let Some(member) = cluster.members().get(&id) else {
+            return;
+        };
+        // Invariant 4.
+        let name = &member.name;
+        demand!(
+            self,
+            cluster.is_up(id),
+            "invariant 4: {name} gets a vote before it runs"
+        );
+        let newest = cluster
+            .running
+            .values()
+            .filter_map(|process| self.data(&process.name));
+        let newest = newest.map(|data| data.last.index).max().unwrap_or_default();
+        let has = self.data(name).map_or(0, |data| data.last.index);
+        demand!(
+            self,
+            has * 10 >= newest * 9,
+            "invariant 4: {name} gets a vote with {has} entries of {newest}"
+        );
+        self.judge_in_flight("a promotion", None, cluster);
+        // Invariant 2.
+        let down = cluster.voters().find(|(id, _)| !cluster.is_up(**id));
+        let down = down.map(|(_, voter)| voter.name.clone());
+        demand!(
+            self,
+            down.is_none(),
+            "invariant 2: {name} is promoted while {down:?} is down"
+        );
+    }
+
+    fn judge_in_flight(&mut self, what: &str, besides: Option<u64>, cluster: &Cluster) {
+        let down = |id: &u64| cluster.members().contains_key(id) && !cluster.is_up(*id);
+        let other = self
+            .memory
+            .in_flight
+            .filter(|id| Some(*id) != besides && down(id));
+        let other = other.map(|id| cluster.members()[&id].name.clone());
+        demand!(
+            self,
+            other.is_none(),
+            "invariant 2: {what} while {other:?} is in flight"
+        );
+    }
+}
+
+fn destroys(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::DeletePod { .. } | Write::DeleteDisk { .. } | Write::DeleteService { .. }
+    )
+}

@@ -1,0 +1,254 @@
+//! Seeds are played, one after the other and beside each other; one that fails becomes a story.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crate::event::{Event, draw};
+use crate::mutation::Mutation;
+use crate::run::{Run, Setup};
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Played {
+    pub(crate) rounds: usize,
+    pub(crate) broken: Option<String>,
+    /// How many events it took to break.
+    events: usize,
+    pub(crate) story: Vec<String>,
+}
+
+/// Plays events, and then lets the faults stop.
+pub(crate) fn play(
+    setup: &Setup,
+    events: &[Event],
+    mutation: Option<Mutation>,
+    telling: bool,
+) -> Played {
+    let mut run = Run::new(setup, mutation, telling);
+    let mut played = 0;
+    let whole = catch_unwind(AssertUnwindSafe(|| {
+        for event in events {
+            played += 1;
+            run.event(*event);
+            if run.broken().is_some() {
+                return;
+            }
+        }
+        run.converges();
+    }));
+    let panicked = whole.err().map(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        format!("panicked: {}", text.unwrap_or_default())
+    });
+    let broken = run.broken().map(str::to_owned).or(panicked);
+    let mut story = std::mem::take(&mut run.world.story);
+    if telling && broken.is_some() && std::env::var_os("MODEL_WORLD").is_some() {
+        story.extend(run.world.to_string().lines().map(str::to_owned));
+    }
+    Played {
+        rounds: run.rounds(),
+        broken,
+        events: played,
+        story,
+    }
+}
+
+pub(crate) fn play_seed(seed: u64, two: bool, mutation: Option<Mutation>) -> Played {
+    let (setup, events) = draw(seed, two);
+    play(&setup, &events, mutation, false)
+}
+
+/// Plays seeds from 0 on until a mutation is found: which seed found it, after how many rounds of all, and what it broke.
+pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, String)> {
+    let mut played = 0;
+    for seed in 0.. {
+        let run = play_seed(seed, mutation.needs_two(), Some(mutation));
+        played += run.rounds;
+        // Not to converge is one way to be found; something worse is a better one.
+        if let Some(broken) = run
+            .broken
+            .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
+        {
+            return Some((seed, played, broken));
+        }
+        if played >= rounds {
+            return None;
+        }
+    }
+    None
+}
+
+/// A seed that fails, told.
+pub(crate) struct Failure {
+    seed: u64,
+    setup: Setup,
+    what: String,
+    story: Vec<String>,
+}
+
+/// Plays seeds from `first` on until there were so many rounds; what was counted, or the first that fails.
+pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usize), Box<Failure>> {
+    let (next, count, failed) = (
+        AtomicU64::new(first),
+        AtomicUsize::new(0),
+        AtomicBool::new(false),
+    );
+    let worker = || {
+        let mut found = Vec::new();
+        while count.load(Ordering::Relaxed) < rounds && !failed.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let played = play_seed(seed, two, None);
+            count.fetch_add(played.rounds, Ordering::Relaxed);
+            if played.broken.is_some() {
+                failed.store(true, Ordering::Relaxed);
+                found.push(seed);
+            }
+        }
+        found
+    };
+    let mut found = std::thread::scope(|scope| {
+        let workers = [scope.spawn(worker), scope.spawn(worker)];
+        let found = workers.into_iter().map(|worker| worker.join().unwrap());
+        found.flatten().collect::<Vec<_>>()
+    });
+    found.sort_unstable();
+    match found.first() {
+        Some(seed) => Err(Box::new(tell(*seed, two, None))),
+        None => Ok((next.into_inner() - first, count.into_inner())),
+    }
+}
+
+/// Shrinks a seed that fails, and tells what is left of it. Of one that does not fail everything is told.
+pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure {
+    let (setup, mut events) = draw(seed, two);
+    let first = play(&setup, &events, mutation, false);
+    let mut what = "nothing is wrong".to_owned();
+    if let Some(broken) = first.broken {
+        events.truncate(first.events);
+        events = shrink(&setup, events, mutation, kind(&broken));
+        what = play(&setup, &events, mutation, false)
+            .broken
+            .unwrap_or_default();
+    }
+    let story = play(&setup, &events, mutation, true).story;
+    Failure {
+        seed,
+        setup,
+        what,
+        story,
+    }
+}
+
+/// Leaves out events, in halves, quarters and so on, as long as it fails the same way.
+fn shrink(
+    setup: &Setup,
+    mut events: Vec<Event>,
+    mutation: Option<Mutation>,
+    of: &str,
+) -> Vec<Event> {
+    let same = |events: &[Event]| {
+        play(setup, events, mutation, false)
+            .broken
+            .is_some_and(|broken| kind(&broken) == of)
+    };
+    let mut size = events.len().div_ceil(2);
+    loop {
+        let before = events.len();
+        let mut at = 0;
+        while at < events.len() {
+            let mut fewer = events.clone();
+            fewer.drain(at..(at + size).min(events.len()));
+            if same(&fewer) {
+                events = fewer;
+            } else {
+                at += size;
+            }
+        }
+        if size == 1 && events.len() == before {
+            return events;
+        }
+        size = size.div_ceil(2);
+    }
+}
+
+/// The same way: the same invariant, the same first words.
+pub(crate) fn kind(broken: &str) -> &str {
+    let words = broken
+        .match_indices(' ')
+        .nth(1)
+        .map_or(broken.len(), |(at, _)| at);
+    broken[..words].trim_end_matches(':')
+}
+
+impl Failure {
+    pub(crate) fn is_well(&self) -> bool {
+        self.what == "nothing is wrong"
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            seed,
+            setup,
+            what,
+            story,
+        } = self;
+        let test = if setup.two { "two" } else { "no_fault" };
+        writeln!(f, "seed {seed}: {}", short(what))?;
+        writeln!(f, "{setup}")?;
+        for (at, line) in condensed(story).iter().enumerate() {
+            writeln!(f, "{:>4}  {}", at + 1, short(line))?;
+        }
+        write!(
+            f,
+            "again: MODEL_SEED={seed} cargo test -p cluster --test model {test} -- --nocapture"
+        )
+    }
+}
+
+/// Rounds in which nothing new happens are one line.
+fn condensed(story: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut same: Option<(&str, &str)> = None;
+    for line in story {
+        let round = line
+            .strip_prefix("round ")
+            .and_then(|rest| rest.split_once(": "));
+        match (same, round) {
+            (Some((first, before)), Some((last, what))) if before == what => {
+                lines.pop();
+                lines.push(format!("rounds {first} to {last}: {what}"));
+            }
+            _ => {
+                same = round;
+                lines.push(line.clone());
+            }
+        }
+    }
+    lines
+}
+
+/// Member names as people say them: `a`, `b`, and `a1` when the letters have been used.
+fn short(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some(at) = rest.find("db-") {
+        text.push_str(&rest[..at]);
+        let name = &rest[at + 3..];
+        let drawn = name
+            .get(..10)
+            .filter(|name| name[1..].bytes().all(|byte| byte.is_ascii_digit()));
+        let Some(drawn) = drawn else {
+            text.push_str("db-");
+            rest = name;
+            continue;
+        };
+        text.push_str(&drawn[..1]);
+        text.push_str(drawn[1..].trim_start_matches('0'));
+        rest = &name[10..];
+    }
+    text + rest
+}

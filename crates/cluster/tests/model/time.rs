@@ -1,0 +1,380 @@
+//! Time passes: nodes and their kubelets, the controllers of Kubernetes, and etcd move by one tick.
+
+use cluster::observed::Kept;
+use cluster::write::{Start, State};
+
+use crate::etcd_model::{Cluster, Config, Data, Logs, Member, Moved, Process};
+use crate::world::{End, Late, Power, World, WorldPod, tell};
+
+impl World {
+    pub(crate) fn tick(&mut self) {
+        self.now += 1;
+        self.move_nodes();
+        if !self.api_is_away() {
+            self.end_pods();
+        }
+        for name in self.pods.keys().cloned().collect::<Vec<_>>() {
+            self.run_pod(&name);
+        }
+        self.run_clusters();
+        self.deliver();
+        self.remember();
+    }
+
+    /// Writes whose answer nobody waits for any more.
+    fn deliver(&mut self) {
+        let now = self.now;
+        let all = std::mem::take(&mut self.late).into_iter();
+        let (arrived, late): (Vec<Late>, Vec<Late>) = all.partition(|one| one.arrives <= now);
+        self.late = late;
+        for one in arrived {
+            tell!(self, "arrives late: {}", one.write);
+            self.memory.second = true;
+            self.memory.seen = one.seen;
+            self.write(&one.write, &one.via);
+        }
+    }
+
+    /// Silent nodes are noticed, and their pods are evicted: a deletion is asked for and nobody confirms it.
+    fn move_nodes(&mut self) {
+        let now = self.now;
+        for node in &mut self.nodes {
+            match node.power {
+                Power::On => node.silent_since = None,
+                Power::Off | Power::Cut | Power::Gone => {
+                    node.silent_since = node.silent_since.or(Some(now));
+                }
+            }
+        }
+        if self.api_is_away() {
+            return;
+        }
+        let evicts = self.setup.evicts;
+        let silent: Vec<bool> = self
+            .nodes
+            .iter()
+            .map(|node| node.silent_since.is_some_and(|since| now >= since + evicts))
+            .collect();
+        let ready: Vec<bool> = (0..self.nodes.len())
+            .map(|node| self.is_ready(node))
+            .collect();
+        for (name, pod) in &mut self.pods {
+            let own = self
+                .disks
+                .get(name)
+                .and_then(|disk| disk.node)
+                .filter(|_| pod.start.durable);
+            let Some(node) = pod.node.or(own) else {
+                continue;
+            };
+            if ready[node] {
+                // A deletion that nobody confirms tells as well.
+                let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
+                pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
+                continue;
+            }
+            pod.shown.lost_since = pod.shown.lost_since.or(Some(now));
+            if std::mem::take(&mut pod.shown.ready) {
+                pod.shown.unready_since = now;
+            }
+            if silent[node] && pod.node.is_some() && pod.ends_in.is_none() {
+                pod.ends_in = Some(2);
+            }
+        }
+    }
+
+    fn end_pods(&mut self) {
+        let nodes = &self.nodes;
+        for pod in self.pods.values_mut() {
+            let power = pod.node.map_or(Power::On, |node| nodes[node].power);
+            match power {
+                Power::On => pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1)),
+                // Without its Node object a pod is collected.
+                Power::Gone => pod.ends_in = Some(0),
+                Power::Off | Power::Cut => {}
+            }
+        }
+        self.pods.retain(|_, pod| pod.ends_in != Some(0));
+        let pods = &self.pods;
+        self.disks
+            .retain(|name, disk| !disk.terminating || pods.contains_key(name));
+    }
+
+    /// The scheduler, the kubelet, and what etcd does at its start.
+    fn run_pod(&mut self, name: &str) {
+        let pod = &self.pods[name];
+        let off = matches!(self.power(pod), Power::Off | Power::Gone);
+        if off {
+            self.pods.get_mut(name).unwrap().running = false;
+            return;
+        }
+        if pod.node.is_none() && !self.schedule(name) {
+            return;
+        }
+        let (api_is_away, power) = (self.api_is_away(), self.power(&self.pods[name]));
+        let pod = self.pods.get_mut(name).unwrap();
+        if !pod.running && pod.starts_in > 0 {
+            pod.starts_in -= 1;
+            return;
+        }
+        let was = pod.running;
+        let end = self.start_etcd(name);
+        let (now, shows, runs) = (self.now, !api_is_away && power == Power::On, end.is_none());
+        let pod = self.pods.get_mut(name).unwrap();
+        pod.running = runs;
+        pod.shown.restarts += i32::from(!runs);
+        if shows {
+            let shown = &mut pod.shown;
+            shown.addressed = true;
+            shown.running_since = runs.then(|| shown.running_since.unwrap_or(now));
+            if shown.ready && !runs {
+                shown.unready_since = now;
+            }
+            (shown.ready, shown.failing) = (runs, !runs);
+            shown.ended = end.map(|end| (end, now)).or(shown.ended);
+        }
+        if was != runs {
+            tell!(
+                self,
+                "the etcd of {name} {}",
+                if runs { "runs" } else { "has ended" }
+            );
+        }
+    }
+
+    /// The node that has the fewest pods; a local volume has its own.
+    fn schedule(&mut self, name: &str) -> bool {
+        let pod = &self.pods[name];
+        let bound = self.disks.get(name);
+        let unbound = pod.start.durable && bound.is_none();
+        if unbound || self.faults.held.contains(name) || self.api_is_away() {
+            return false;
+        }
+        let local = bound.and_then(|disk| disk.node);
+        let load = |node: usize| {
+            self.pods
+                .values()
+                .filter(|pod| pod.node == Some(node))
+                .count()
+        };
+        let fits = |node: &usize| self.is_ready(*node) && local.is_none_or(|own| own == *node);
+        let Some(node) = (0..self.nodes.len())
+            .filter(fits)
+            .min_by_key(|node| load(*node))
+        else {
+            return false;
+        };
+        if self.setup.local
+            && let Some(disk) = self.disks.get_mut(name)
+        {
+            disk.node = Some(node);
+        }
+        self.pods.get_mut(name).unwrap().node = Some(node);
+        true
+    }
+
+    /// The container comes up and stays up, or how it ends.
+    fn start_etcd(&mut self, name: &str) -> Option<End> {
+        if self.faults.crashing.contains(name) {
+            return Some(End::Failed);
+        }
+        if let Some(data) = self.data(name) {
+            return (data.removed || data.corrupt).then_some(if data.corrupt {
+                End::Data
+            } else {
+                End::Failed
+            });
+        }
+        let start = self.pods[name].start.clone();
+        if start.state == State::FromSurvivor {
+            let Some(data) = self.seed_member(&start) else {
+                return Some(End::Failed);
+            };
+            self.starts_from_survivor(&start);
+            self.keep_data(&start, data);
+            return None;
+        }
+        let found = match start.state {
+            State::New => self.first_member(&start),
+            State::Join => self.joining_member(&start),
+            // It is told of nobody but itself, and finds nobody to ask.
+            State::OnDisk | State::FromSurvivor => None,
+        };
+        let Some((member, config)) = found else {
+            return Some(if start.state == State::OnDisk {
+                End::Data
+            } else {
+                End::Failed
+            });
+        };
+        self.starts_empty(name);
+        self.keep_data(&start, Data::empty(&start.token, member, config));
+        None
+    }
+
+    fn keep_data(&mut self, start: &Start, data: Data) {
+        match self.disks.get_mut(&start.member) {
+            Some(disk) if start.durable => disk.data = Some(data),
+            _ => self.pods.get_mut(&start.member).unwrap().data = Some(data),
+        }
+    }
+
+    /// Static discovery: the cluster is made of the token and the first members. A member that another one knows
+    /// to have been started is refused (`isMemberBootstrapped`).
+    fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
+        if !self.clusters.contains_key(&start.token) {
+            let id = self.next() + 0xc000;
+            let mut first = Config::new();
+            for name in &start.initial {
+                let member = Member {
+                    name: name.clone(),
+                    learner: false,
+                    joined: false,
+                };
+                first.insert(self.next(), member);
+            }
+            self.clusters
+                .insert(start.token.clone(), Cluster::new(id, first));
+        }
+        let known = self.remote_config(start).is_some_and(|config| {
+            let cluster = &self.clusters[&start.token];
+            cluster.configs[config]
+                .values()
+                .any(|member| member.name == start.member && member.joined)
+        });
+        let cluster = &self.clusters[&start.token];
+        let own = cluster.configs[0]
+            .iter()
+            .find(|(_, member)| member.name == start.member);
+        own.filter(|_| !known).map(|(id, _)| (*id, 0))
+    }
+
+    /// The first of the others that answers tells its list; `--initial-cluster` is compared with it, as etcd does.
+    fn joining_member(&self, start: &Start) -> Option<(u64, usize)> {
+        let config = self.remote_config(start)?;
+        let members = &self.clusters[&start.token].configs[config];
+        let same = members.len() == start.initial.len()
+            && members
+                .values()
+                .all(|member| start.initial.contains(&member.name));
+        let own = members
+            .iter()
+            .find(|(_, member)| member.name == start.member);
+        own.filter(|_| same).map(|(id, _)| (*id, config))
+    }
+
+    /// What the first peer that answers knows; not linearizable, as in etcd.
+    fn remote_config(&self, start: &Start) -> Option<usize> {
+        let cluster = self.clusters.get(&start.token)?;
+        let group = self.group(&start.member);
+        let answers = |name: &&String| {
+            let found = cluster
+                .running
+                .values()
+                .any(|process| process.name == **name && process.group == group);
+            found && **name != start.member && self.pods.get(*name).is_some_and(|pod| pod.running)
+        };
+        let peer = start.initial.iter().find(answers)?;
+        self.data(peer).map(|data| data.config)
+    }
+
+    pub(crate) fn run_clusters(&mut self) {
+        for token in self.clusters.keys().cloned().collect::<Vec<_>>() {
+            self.run_cluster(&token);
+        }
+    }
+
+    fn run_cluster(&mut self, token: &str) {
+        let mut cluster = self.clusters.remove(token).unwrap();
+        self.connect(token, &mut cluster);
+        let mut groups: Vec<usize> = cluster
+            .running
+            .values()
+            .map(|process| process.group)
+            .collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            let writes = group == 0 && self.client_reaches(token);
+            let lagging = self.lagging(&cluster);
+            let moved = cluster.step((group, self.now), &mut self.logs(token), &lagging, writes);
+            self.tell_move(&cluster, &moved);
+            self.judge_move(token, &moved);
+        }
+        self.clusters.insert(token.to_owned(), cluster);
+    }
+
+    /// Which processes run, and who reaches whom.
+    fn connect(&mut self, token: &str, cluster: &mut Cluster) {
+        let mut before = std::mem::take(&mut cluster.running);
+        for (name, pod) in &self.pods {
+            let data = self
+                .data(name)
+                .filter(|data| pod.running && data.token == token);
+            let Some(data) = data.filter(|data| !data.removed && !data.corrupt) else {
+                continue;
+            };
+            let group = self.group(name);
+            let process = match before
+                .remove(&data.member)
+                .filter(|process| process.group == group)
+            {
+                Some(process) => process,
+                None => Process {
+                    name: name.clone(),
+                    group,
+                    since: self.now,
+                    leads: None,
+                },
+            };
+            cluster.running.insert(data.member, process);
+        }
+    }
+
+    /// All data of a cluster that a process uses at the moment.
+    pub(crate) fn logs(&mut self, token: &str) -> Logs<'_> {
+        let mut logs = Logs::new();
+        let mut disks = self.disks.iter_mut().peekable();
+        for (name, pod) in self.pods.iter_mut().filter(|(_, pod)| pod.running) {
+            while disks.next_if(|(other, _)| *other < name).is_some() {}
+            let disk = disks
+                .next_if(|(other, _)| *other == name)
+                .and_then(|(_, disk)| disk.data.as_mut());
+            if let Some(data) = disk
+                .or(pod.data.as_mut())
+                .filter(|data| data.token == token)
+            {
+                logs.insert(data.member, data);
+            }
+        }
+        logs
+    }
+
+    pub(crate) fn lagging(&self, cluster: &Cluster) -> Vec<u64> {
+        let slow = cluster
+            .running
+            .iter()
+            .filter(|(_, process)| self.faults.lagging.contains(&process.name));
+        slow.map(|(id, _)| *id).collect()
+    }
+
+    /// The client Service has endpoints of this cluster: a client writes through it. A pod that is being deleted is
+    /// none.
+    fn client_reaches(&self, token: &str) -> bool {
+        let serves =
+            |pod: &WorldPod| pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token;
+        let selected = self.client_token.as_deref() == Some(token);
+        selected && self.shared.client == Kept::AsMade(true) && self.pods.values().any(serves)
+    }
+
+    fn tell_move(&mut self, cluster: &Cluster, moved: &Moved) {
+        if let Some(elected) = moved.elected {
+            let name = &cluster.running[&elected].name;
+            tell!(
+                self,
+                "{name} is elected in group {}",
+                cluster.running[&elected].group
+            );
+        }
+    }
+}
