@@ -283,15 +283,15 @@ mod tests {
         })
     }
 
-    fn at(text: &str) -> Option<Timestamp> {
-        Some(text.parse().unwrap())
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
     }
 
     #[test]
     fn a_lost_node_is_seen_on_the_pod() {
         let none = json!({});
         let lost = seen(&none, &conditions("False", None, "True"));
-        assert_eq!(lost.lost_since, at("2026-11-21T00:10:00Z"));
+        assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
         assert!(
             !lost.ready && lost.running,
             "the kubelet's last word is older"
@@ -315,12 +315,12 @@ mod tests {
         let pod = seen(&ends, &conditions("True", None, "True"));
         assert_eq!(
             (pod.terminating, pod.lost_since),
-            (true, at("2026-11-21T00:20:30Z"))
+            (true, Some(at("2026-11-21T00:20:30Z")))
         );
         let lost = seen(&ends, &conditions("False", None, "True"));
         assert_eq!(
             lost.lost_since,
-            at("2026-11-21T00:10:00Z"),
+            Some(at("2026-11-21T00:10:00Z")),
             "the node was lost before"
         );
     }
