@@ -242,7 +242,7 @@ pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Auth, MemberTls, StaticTls, TlsPolicy};
+    use crate::cluster::{Auth, MemberTls, Recovery, StaticTls, TlsPolicy};
 
     fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
         EtcdCluster::new("main", spec)
@@ -275,6 +275,10 @@ mod tests {
                 extra_args: vec!["--data-dir=/x".into()],
                 ..PodPolicy::default()
             }),
+            recovery: Some(Recovery {
+                policy: Some(RecoveryPolicy::from("Perhaps")),
+                after: Some(DurationText("soon".into())),
+            }),
             ..EtcdClusterSpec::default()
         };
         let problems = validate(&EtcdCluster::new("1main", spec));
@@ -287,7 +291,9 @@ mod tests {
                 "spec.bootstrap",
                 "spec.hibernate",
                 "spec.pod.labels",
-                "spec.pod.extraArgs"
+                "spec.pod.extraArgs",
+                "spec.recovery.after",
+                "spec.recovery.policy"
             ]
         );
         assert!(problems.iter().all(|problem| !problem.remedy.is_empty()));
