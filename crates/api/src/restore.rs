@@ -201,6 +201,10 @@ pub struct BackupReference {
     /// Name of the EtcdBackup.
     #[schemars(schema_with = "object_name")]
     pub name: String,
+    /// Take the newest of its backups that was complete by this time, of those its status lists. Without it the
+    /// newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Time>,
 }
 
 /// What is known about an EtcdRestore.

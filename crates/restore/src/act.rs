@@ -245,7 +245,7 @@ async fn join(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen) -> Result<(
         .status
         .as_ref()
         .and_then(|status| status.cluster_id.as_ref());
-    let labels = names::cluster_labels(&restore.spec.etcd_cluster.name);
+    let labels = names::cluster_labels(naming::target(restore));
     let joined = json!({ "labels": labels, "annotations": { ANNOTATION_CLUSTER_ID: id } });
     let api: Api<Pod> = hands.api(&restore.namespace().unwrap_or_default());
     apply::merge_metadata(&api, MANAGER_RESTORE, pod, joined).await?;
@@ -284,7 +284,7 @@ fn cluster_with_claim(
     spec: api::EtcdClusterSpec,
 ) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
-    let mut cluster = EtcdCluster::new(&target.name, spec);
+    let mut cluster = EtcdCluster::new(naming::target(restore), spec);
     cluster.metadata.namespace = Some(namespace.to_owned());
     if let Some(metadata) = target
         .template

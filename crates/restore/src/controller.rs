@@ -21,7 +21,7 @@ use crate::act::{self, Hands, act};
 use crate::observe::{Eyes, observe};
 use crate::plan::expiry::expire;
 use crate::plan::{Step, plan};
-use crate::status;
+use crate::{naming, status};
 
 /// How soon to look again at what somebody else changed meanwhile.
 const SOON: Option<Duration> = Some(Duration::from_millis(200));
@@ -76,8 +76,7 @@ fn watch_targets(
             move |cluster| {
                 let (namespace, name) = (cluster.namespace(), cluster.name_any());
                 concerned(&of_cluster, |restore| {
-                    restore.metadata.namespace == namespace
-                        && restore.spec.etcd_cluster.name == name
+                    restore.metadata.namespace == namespace && naming::target(restore) == name
                 })
             },
         )

@@ -10,13 +10,23 @@ pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
+/// The name of the EtcdCluster: as it was when the restore began, whatever the spec says by now.
+pub fn target(restore: &EtcdRestore) -> &str {
+    let seed = restore
+        .status
+        .as_ref()
+        .and_then(|status| status.seed.as_ref());
+    let recorded = seed.and_then(|seed| names::cluster_of_member(&seed.member));
+    recorded.unwrap_or(&restore.spec.etcd_cluster.name)
+}
+
 /// The seed member's name and the new cluster's token. A UID is never used again, so neither are these.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     let digest = Sha256::digest(uid(restore));
     let mut random = [0; MEMBER_SUFFIX];
     random.copy_from_slice(&digest[..MEMBER_SUFFIX]);
     SeedStatus {
-        member: names::member_name(&restore.spec.etcd_cluster.name, random),
+        member: names::member_name(target(restore), random),
         token: format!("restore-{}", uid(restore)),
     }
 }
@@ -39,6 +49,17 @@ mod tests {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
         assert_ne!(seed(&restore("a")).member, seed(&restore("b")).member);
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
+    }
+
+    /// Invariant 10: a claim is found again by what was recorded, not by what the spec says later.
+    #[test]
+    fn another_name_in_the_spec_does_not_move_a_restore_that_has_begun() {
+        let mut restore = restore("a");
+        let begun = seed(&restore);
+        restore.status.get_or_insert_default().seed = Some(begun.clone());
+        restore.spec.etcd_cluster.name = "another".into();
+        assert_eq!(target(&restore), "main");
+        assert_eq!(seed(&restore), begun);
     }
 
     #[test]

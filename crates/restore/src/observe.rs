@@ -14,6 +14,7 @@ use api::version::EtcdVersion;
 use api::{EtcdBackup, EtcdCluster, EtcdRestore};
 use etcd::Etcd;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Secret, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::member::Members;
@@ -88,7 +89,7 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         return seen;
     }
     let namespace = restore.namespace().unwrap_or_default();
-    match read::<EtcdCluster>(eyes.client, &namespace, &restore.spec.etcd_cluster.name).await {
+    match read::<EtcdCluster>(eyes.client, &namespace, naming::target(restore)).await {
         Err(why) => seen.observed.cluster = Cluster::Unknown(why),
         Ok(None) => {
             if in_place::gives_up(restore) {
@@ -266,11 +267,11 @@ async fn place(
             );
             Trouble::new(Reason::BackupMissing, message)
         })?;
-    place_of(&backup)
+    place_of(&backup, reference.before.as_ref())
 }
 
-/// Where the newest complete backup of an EtcdBackup lies.
-fn place_of(backup: &EtcdBackup) -> Result<StorageBlock, Trouble> {
+/// Where the newest complete backup of an EtcdBackup lies, or the newest that was complete by a time.
+fn place_of(backup: &EtcdBackup, before: Option<&Time>) -> Result<StorageBlock, Trouble> {
     let name = backup.name_any();
     let selected = backup
         .spec
@@ -286,10 +287,13 @@ fn place_of(backup: &EtcdBackup) -> Result<StorageBlock, Trouble> {
         );
         return Err(Trouble::new(Reason::NotSupported, message));
     }
-    let location = backup
-        .status
-        .as_ref()
-        .and_then(|status| status.location.as_deref());
+    let location = match before {
+        None => backup
+            .status
+            .as_ref()
+            .and_then(|status| status.location.as_deref()),
+        Some(before) => Some(newest_by(backup, before)?),
+    };
     let none = || {
         let message = format!(
             "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
@@ -309,6 +313,24 @@ fn place_of(backup: &EtcdBackup) -> Result<StorageBlock, Trouble> {
         return Err(Trouble::new(Reason::BackupMissing, message));
     }
     Ok(block.at(path.to_owned()))
+}
+
+/// Of the backups that the EtcdBackup's status lists, the newest that was complete by then.
+fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
+    let listed = backup.status.iter().flat_map(|status| &status.backups);
+    let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
+    let newest = timed
+        .filter(|(time, _)| *time <= before.0)
+        .max_by_key(|(time, _)| *time);
+    newest.map(|(_, one)| one.location.as_str()).ok_or_else(|| {
+        let message = format!(
+            "spec.backup.before: status.backups of the EtcdBackup {} lists none that was complete by {}: take a later \
+             time, or give the place of an older backup in the EtcdRestore itself",
+            backup.name_any(),
+            before.0
+        );
+        Trouble::new(Reason::BackupMissing, message)
+    })
 }
 
 /// Looks at the backup before anything is created for it.

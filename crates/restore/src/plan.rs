@@ -249,7 +249,7 @@ fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
 
 /// Invariant 9: a cluster that is not this restore's is not touched.
 fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
-    let name = &restore.spec.etcd_cluster.name;
+    let name = naming::target(restore);
     Plan::halt(
         Reason::ClusterExists,
         format!(
@@ -261,7 +261,7 @@ fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
 
 fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     if verified(restore).is_some() {
-        let name = &restore.spec.etcd_cluster.name;
+        let name = naming::target(restore);
         let message = format!(
             "the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore"
         );

@@ -138,7 +138,7 @@ fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
 
 /// What the user is told in Events.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
-    let target = &restore.spec.etcd_cluster.name;
+    let target = crate::naming::target(restore);
     let step = match &plan.step {
         Step::CreateCluster(_) => Some(Notice::normal(
             "ClusterCreated",

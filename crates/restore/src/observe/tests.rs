@@ -106,9 +106,10 @@ fn backup(status: Value) -> EtcdBackup {
 
 #[test]
 fn an_etcd_backup_tells_where_its_newest_backup_lies() {
-    let place = place_of(&backup(
-        json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" }),
-    ))
+    let place = place_of(
+        &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
+        None,
+    )
     .unwrap();
     let StorageBlock::S3(place) = place else {
         panic!("{place:?}")
@@ -119,14 +120,43 @@ fn an_etcd_backup_tells_where_its_newest_backup_lies() {
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(
-            place_of(&moved).unwrap_err().reason,
+            place_of(&moved, None).unwrap_err().reason,
             Reason::BackupMissing,
             "{elsewhere}"
         );
     }
     assert_eq!(
-        place_of(&backup(json!({}))).unwrap_err().reason,
+        place_of(&backup(json!({})), None).unwrap_err().reason,
         Reason::BackupMissing
+    );
+}
+
+#[test]
+fn the_newest_backup_by_a_time_is_found_among_those_the_status_lists() {
+    let kept = |day: u8| {
+        json!({ "location": format!("s3://b/k_v{day}_2026-01-0{day}-00:00:00"),
+                "completionTime": format!("2026-01-0{day}T00:00:00Z") })
+    };
+    let listed = backup(json!({ "location": "s3://b/k_v3_2026-01-03-00:00:00",
+        "backups": [kept(3), kept(2), kept(1)] }));
+    let found = |before: &str| {
+        let before: Time = serde_json::from_value(json!(before)).unwrap();
+        place_of(&listed, Some(&before)).map(|block| block.source().path().to_owned())
+    };
+    assert_eq!(
+        found("2026-01-02T12:00:00Z").unwrap(),
+        "b/k_v2_2026-01-02-00:00:00"
+    );
+    assert_eq!(
+        found("2026-01-02T00:00:00Z").unwrap(),
+        "b/k_v2_2026-01-02-00:00:00"
+    );
+    let trouble = found("2025-12-31T00:00:00Z").unwrap_err();
+    assert_eq!(trouble.reason, Reason::BackupMissing);
+    assert!(
+        trouble.message.contains("spec.backup.before"),
+        "{}",
+        trouble.message
     );
 }
 
