@@ -1,11 +1,11 @@
 //! Google Cloud Storage: one bucket, one identity.
 //!
-//! Content is written (resumable) and read by Google's own client, which checks the CRC32C of the whole. What that
-//! client does over gRPC alone, looking up, listing and deleting, is done over the JSON API in [`json`].
+//! Content is read, and written in one request, by Google's own client, which resumes and checks the CRC32C. What
+//! that client does over gRPC alone (looking up, listing, deleting) or not well enough (uploads in chunks) is done over
+//! the JSON API.
 //!
-//! A resumable upload has no parts that could be sent side by side: its chunks follow each other, each repeated
-//! alone. One that is not finalised is seen by nobody, costs nothing, and is removed by Google after a week
-//! (<https://cloud.google.com/storage/docs/resumable-uploads>).
+//! A resumable upload has no parts that could be sent side by side. One that is not ended is seen by nobody, costs
+//! nothing, and is removed by Google after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ use json::Json;
 /// The longest silence of a connection.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Attempts of one transfer that fail. Each success of a chunk counts as well, so this is for all of an object.
-const ATTEMPTS: u32 = 12;
+/// Attempts of one request.
+const ATTEMPTS: u32 = json::ATTEMPTS;
 
 /// A bucket of Google Cloud Storage.
 #[derive(Clone)]
@@ -56,9 +56,10 @@ impl GcsStore {
             .clamp();
         let content = Storage::builder()
             .with_endpoint(place.endpoint.clone())
-            .with_credentials(access::at(&endpoint, credentials.clone()))
+            .with_credentials(credentials.clone())
             .with_retry_policy(RetryableErrors.with_attempt_limit(ATTEMPTS))
             .with_backoff_policy(backoff)
+            .with_resumable_upload_threshold(usize::MAX)
             .build()
             .await
             .map_err(|error| Error::Other(format!("no client: {}", chain(&error))))?;
@@ -72,6 +73,18 @@ impl GcsStore {
     /// The bucket as Google's client names it.
     fn bucket(&self) -> String {
         format!("projects/_/buckets/{}", self.place.bucket)
+    }
+
+    async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
+        let write = self
+            .content
+            .write_object(self.bucket(), key, content)
+            // The same content under the same key: to write it twice does no harm.
+            .with_idempotency(true);
+        Box::pin(write.send_buffered())
+            .await
+            .map(|_| ())
+            .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
     }
 
     fn explain(&self, key: &str, error: &google_cloud_storage::Error) -> Error {
@@ -115,19 +128,11 @@ impl Store for GcsStore {
     }
 
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
-        Ok(Box::new(upload::GcsUpload::begin(self.clone(), key)))
+        Ok(Box::new(upload::GcsUpload::new(self.clone(), key)))
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let write = self
-            .content
-            .write_object(self.bucket(), key, content)
-            // The same content under the same key: to write it twice does no harm.
-            .with_idempotency(true);
-        Box::pin(write.send_buffered())
-            .await
-            .map(|_| ())
-            .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
+        self.put_whole(key, content).await
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {

@@ -74,7 +74,10 @@ pub enum Error {
     #[error("the store refuses the request's time: set this node's clock ({0})")]
     ClockSkew(String),
     /// The server's certificate is not trusted.
-    #[error("the store's certificate is not trusted: {0}; set caSecret to its CA")]
+    #[error(
+        "the store's certificate is not trusted: {0}; for S3 set caSecret to its CA, for other stores add the CA to \
+         the operator's certificates (SSL_CERT_FILE)"
+    )]
     Certificate(String),
     /// Nothing answered.
     #[error("the store at {endpoint} cannot be reached: {detail}")]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use api::storage::{ObjectLock, ObjectLockMode, ServerSideEncryption};
 use bytes::Bytes;
-use store::testing::{S3Server, content, download, upload};
+use store::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
 use store::{Error, S3Access, S3Config, S3Keys, S3Store, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -243,20 +244,80 @@ async fn says_what_is_wrong_and_what_to_do() {
     }
 }
 
+/// A client as the bucket's owner has one.
+fn owner(server: &S3Server) -> aws_sdk_s3::Client {
+    use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
+    let credentials = Credentials::new(ACCESS_KEY, SECRET_KEY, None, None, "test");
+    let config = aws_sdk_s3::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .endpoint_url(&server.endpoint)
+        .region(Region::new("us-east-1"))
+        .force_path_style(true)
+        .credentials_provider(credentials)
+        .build();
+    aws_sdk_s3::Client::from_conf(config)
+}
+
 #[tokio::test]
-async fn a_certificate_that_is_not_trusted_is_named() {
-    // Something that speaks TLS with a certificate nobody knows is enough; here, something that does not.
-    let server = S3Server::start(&["bucket"]);
-    let config = S3Config {
-        endpoint: Some(server.endpoint.replace("http://", "https://")),
-        ..server.config("bucket")
-    };
+async fn what_is_stored_is_locked_for_its_days() {
+    let server = S3Server::start(&[]);
+    let owner = owner(&server);
+    let created = owner
+        .create_bucket()
+        .bucket("locked")
+        .object_lock_enabled_for_bucket(true);
+    created.send().await.unwrap();
+    let mut config = server.config("locked");
+    config.protection.lock = Some(ObjectLock {
+        mode: ObjectLockMode::Governance,
+        days: 3,
+    });
     let store = reach(config).await;
-    let error = store.put("key", content(1)).await.unwrap_err();
-    assert!(
-        matches!(error, Error::Certificate(_) | Error::Unreachable { .. }),
-        "{error}"
-    );
+    for (key, size) in [("small", 10), ("large", 20 * MIB)] {
+        upload(&store, key, &content(size), MIB).await.unwrap();
+        let held = owner.head_object().bucket("locked").key(key).send();
+        let held = held.await.unwrap();
+        assert_eq!(held.object_lock_mode().unwrap().as_str(), "GOVERNANCE");
+        let until = held.object_lock_retain_until_date().unwrap().secs();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap();
+        let hours = (until - i64::try_from(now.as_secs()).unwrap()) / 3600;
+        assert!((70..=72).contains(&hours), "{hours} hours");
+    }
+    // And where the bucket has no locks, that is an error and not an unlocked backup.
+    let plain = S3Server::start(&["bucket"]);
+    let mut config = plain.config("bucket");
+    config.protection.lock = Some(ObjectLock {
+        mode: ObjectLockMode::Governance,
+        days: 3,
+    });
+    let store = reach(config).await;
+    for size in [10, 20 * MIB] {
+        let stored = upload(&store, "key", &content(size), MIB).await;
+        assert!(stored.is_err(), "{size}: stored without a lock");
+    }
+    assert_eq!(store.list("").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_encrypt_gets_nothing_to_store() {
+    let server = S3Server::start(&["bucket"]);
+    let mut config = server.config("bucket");
+    config.protection.encryption = Some(ServerSideEncryption::Aes256);
+    let store = reach(config).await;
+    for size in [10, 20 * MIB] {
+        let error = upload(&store, "key", &content(size), MIB)
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("serverSideEncryption"),
+            "{error}"
+        );
+    }
+    assert_eq!(store.list("").await.unwrap(), []);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(server.unfinished("bucket").is_empty());
 }
 
 /// Invariant 12.

@@ -7,7 +7,7 @@ use google_cloud_auth::credentials::{
     user_account,
 };
 use google_cloud_auth::errors::CredentialsError;
-use http::header::{AUTHORIZATION, HOST};
+use http::header::AUTHORIZATION;
 use http::{Extensions, HeaderMap, HeaderValue};
 use reqwest::Url;
 
@@ -134,41 +134,6 @@ impl CredentialsProvider for Token {
 
     async fn universe_domain(&self) -> Option<String> {
         None
-    }
-}
-
-/// Names the endpoint's port in the Host header, where Google's client leaves it out: a service that tells where an
-/// upload goes on tells it by that header. Of all headers of that client, those of the credentials are the last.
-#[derive(Debug)]
-struct AtPort {
-    host: HeaderValue,
-    inner: Credentials,
-}
-
-/// Credentials for Google's client at this endpoint.
-pub(super) fn at(endpoint: &Url, inner: Credentials) -> Credentials {
-    let port = endpoint.port().zip(endpoint.host_str());
-    let host = port.and_then(|(port, host)| HeaderValue::from_str(&format!("{host}:{port}")).ok());
-    match host {
-        Some(host) => Credentials::from(AtPort { host, inner }),
-        None => inner,
-    }
-}
-
-impl CredentialsProvider for AtPort {
-    async fn headers(
-        &self,
-        extensions: Extensions,
-    ) -> Result<CacheableResource<HeaderMap>, CredentialsError> {
-        let mut headers = self.inner.headers(extensions).await?;
-        if let CacheableResource::New { data, .. } = &mut headers {
-            data.insert(HOST, self.host.clone());
-        }
-        Ok(headers)
-    }
-
-    async fn universe_domain(&self) -> Option<String> {
-        self.inner.universe_domain().await
     }
 }
 

@@ -1,10 +1,11 @@
-//! The part of Google's JSON API that its client only has over gRPC
+//! Google's JSON API, for what its client has over gRPC alone, and for uploads
 //! (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
 
 use std::time::Duration;
 
 use google_cloud_auth::credentials::{CacheableResource, Credentials};
-use reqwest::{Method, StatusCode, Url};
+use reqwest::header::HeaderMap;
+use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -13,15 +14,19 @@ use crate::http;
 use crate::port::{Error, Object};
 
 /// Attempts of one request.
-const ATTEMPTS: u32 = 5;
+pub(super) const ATTEMPTS: u32 = 6;
 
-/// How long one request may take.
+/// How long a request may take, and how long one with content.
 const PATIENCE: Duration = Duration::from_secs(20);
+const BULK_PATIENCE: Duration = Duration::from_mins(5);
 
-/// Calls that are answered at once.
+/// A bucket, and who asks.
 #[derive(Clone)]
 pub(super) struct Json {
-    client: reqwest::Client,
+    /// For everything that is answered at once.
+    pub(super) client: reqwest::Client,
+    /// For content: as patient as a slow line needs.
+    pub(super) bulk: reqwest::Client,
     endpoint: Url,
     credentials: Credentials,
     place: Place,
@@ -38,6 +43,22 @@ pub(super) struct Resource {
     /// The CRC32C of the content, big endian, in base64.
     #[serde(default)]
     pub(super) crc32c: Option<String>,
+}
+
+/// Where objects are.
+const OBJECTS: &[&str] = &["storage", "v1", "b"];
+
+/// What was answered, if it is no refusal.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
 }
 
 #[derive(Deserialize)]
@@ -84,6 +105,7 @@ impl Json {
     ) -> Result<Self, Error> {
         Ok(Self {
             client: http::client(|builder| builder.timeout(PATIENCE))?,
+            bulk: http::client(|builder| builder.timeout(BULK_PATIENCE))?,
             endpoint,
             credentials,
             place,
@@ -91,12 +113,14 @@ impl Json {
     }
 
     pub(super) async fn object(&self, key: &str) -> Result<Resource, Error> {
-        let body = self.call(Method::GET, key, self.url(Some(key))?).await?;
-        read(&body)
+        let url = self.url(OBJECTS, Some(key))?;
+        let answer = self.call(key, |client| client.get(url.clone())).await?;
+        read(&answer.body)
     }
 
     pub(super) async fn delete(&self, key: &str) -> Result<(), Error> {
-        self.call(Method::DELETE, key, self.url(Some(key))?)
+        let url = self.url(OBJECTS, Some(key))?;
+        self.call(key, |client| client.delete(url.clone()))
             .await
             .map(|_| ())
     }
@@ -105,7 +129,7 @@ impl Json {
         let mut objects = Vec::new();
         let mut token: Option<String> = None;
         loop {
-            let mut url = self.url(None)?;
+            let mut url = self.url(OBJECTS, None)?;
             url.query_pairs_mut()
                 .append_pair("prefix", prefix)
                 .append_pair("maxResults", "1000")
@@ -113,11 +137,11 @@ impl Json {
             if let Some(token) = &token {
                 url.query_pairs_mut().append_pair("pageToken", token);
             }
-            let body = self
-                .call(Method::GET, "", url)
+            let answer = self
+                .call("", |client| client.get(url.clone()))
                 .await
                 .map_err(|error| self.place.about_bucket(error))?;
-            let page: Page = read(&body)?;
+            let page: Page = read(&answer.body)?;
             for item in &page.items {
                 objects.push(item.described()?);
             }
@@ -128,64 +152,72 @@ impl Json {
         }
     }
 
-    /// The bucket's objects, or one of them.
-    fn url(&self, key: Option<&str>) -> Result<Url, Error> {
+    /// The bucket's objects below a path of the API, or one of them.
+    pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
             .map_err(|()| Error::Other("an endpoint without a path".to_owned()))?
             .pop_if_empty()
-            .extend(["storage", "v1", "b", &self.place.bucket, "o"])
+            .extend(path)
+            .extend([&self.place.bucket, "o"])
             .extend(key);
         Ok(url)
     }
 
     /// Calls until there is an answer that would not change.
-    async fn call(&self, method: Method, key: &str, url: Url) -> Result<Vec<u8>, Error> {
+    pub(super) async fn call(
+        &self,
+        key: &str,
+        request: impl Fn(&reqwest::Client) -> RequestBuilder + Send + Sync,
+    ) -> Result<Answer, Error> {
         let mut failures = 0;
         loop {
-            let (error, lasting) = match self.attempt(&method, key, url.clone()).await {
-                Ok(body) => return Ok(body),
+            let (error, lasting) = match self.once(key, request(&self.client)).await {
+                Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
             failures += 1;
             if lasting || failures >= ATTEMPTS {
                 return Err(error);
             }
-            tokio::time::sleep(Duration::from_millis(100) * 3_u32.pow(failures - 1)).await;
+            tokio::time::sleep(pause(failures)).await;
         }
     }
 
     /// One attempt; a failure comes with whether it would be the same again.
-    async fn attempt(
+    pub(super) async fn once(
         &self,
-        method: &Method,
         key: &str,
-        url: Url,
-    ) -> Result<Vec<u8>, (Error, bool)> {
+        request: RequestBuilder,
+    ) -> Result<Answer, (Error, bool)> {
         let headers = match self.credentials.headers(::http::Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => data,
-            Ok(CacheableResource::NotModified) => ::http::HeaderMap::new(),
+            Ok(CacheableResource::NotModified) => HeaderMap::new(),
             Err(error) => {
                 let lasting = !error.is_transient();
                 return Err((Error::AccessDenied(chain(&error)), lasting));
             }
         };
-        let request = self.client.request(method.clone(), url).headers(headers);
         let broken = |error: reqwest::Error| {
             let error = if error.is_timeout() {
                 Error::Timeout(self.place.endpoint.clone())
             } else {
-                // The address holds nothing secret, but is long.
+                // The address of an upload is as good as its credentials.
                 self.place.unreachable(&chain(&error.without_url()))
             };
             let lasting = matches!(error, Error::Certificate(_));
             (error, lasting)
         };
-        let answer = request.send().await.map_err(broken)?;
+        let answer = request.headers(headers).send().await.map_err(broken)?;
         let status = answer.status();
+        let headers = answer.headers().clone();
         let body = answer.bytes().await.map_err(broken)?;
-        if status.is_success() {
-            return Ok(body.to_vec());
+        if status.is_success() || status == StatusCode::PERMANENT_REDIRECT {
+            return Ok(Answer {
+                status,
+                headers,
+                body: body.to_vec(),
+            });
         }
         let passing = status.is_server_error()
             || matches!(
@@ -203,7 +235,12 @@ impl Json {
     }
 }
 
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+/// How long to wait after so many failures.
+pub(super) fn pause(failures: u32) -> Duration {
+    Duration::from_millis(100) * 3_u32.pow(failures.clamp(1, 5) - 1)
+}
+
+pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body)
         .map_err(|error| Error::Other(format!("something unreadable: {error}")))
 }

@@ -20,6 +20,11 @@ pub struct S3Protection {
 }
 
 impl S3Protection {
+    /// Whether there is any.
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.encryption.is_some() || self.lock.is_some()
+    }
+
     pub(super) fn encryption(&self) -> Option<ServerSideEncryption> {
         let encryption = self.encryption.as_ref()?;
         Some(ServerSideEncryption::from(encryption.to_string().as_str()))

@@ -226,6 +226,12 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
+            // Whether it encrypts and locks, a store says when an upload begins; else only when the object is there.
+            Written::Whole(content) if self.sink.store.protection.is_asked_for() => {
+                self.sink.begin().await?;
+                let part = self.sink.send(1, content).await?;
+                self.complete(&[part]).await?
+            }
             Written::Whole(content) => {
                 let md5 = hexadecimal(&md5_of(&content));
                 let store = &self.sink.store;

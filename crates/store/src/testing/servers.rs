@@ -208,12 +208,6 @@ pub struct GoogleServer {
 impl GoogleServer {
     /// Starts the server with the buckets named.
     pub fn start(buckets: &[&str]) -> Self {
-        Self::start_behind(None, buckets)
-    }
-
-    /// As [`GoogleServer::start`], for clients that reach it at another address: it tells them where an upload goes
-    /// on.
-    pub fn start_behind(seen_at: Option<SocketAddr>, buckets: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program(
             "fake-gcs-server-",
@@ -235,9 +229,7 @@ impl GoogleServer {
                         "error",
                     ])
                     .args(["-host", &address.ip().to_string()])
-                    .args(["-port", &address.port().to_string()])
-                    .arg("-external-url")
-                    .arg(format!("http://{}", seen_at.unwrap_or(address)));
+                    .args(["-port", &address.port().to_string()]);
                 command
             },
         );

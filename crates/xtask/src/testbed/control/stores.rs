@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Testbed, start};
+use super::{Testbed, daemon_runs, start};
 use crate::{progress, shell};
 
 /// The port of the S3 server.
@@ -86,21 +86,24 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Waits until all answer.
+/// Waits until those answer that run.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.slot.gateway();
-    let patience = Duration::from_secs(30);
-    for (port, name) in [
-        (S3_PORT, "S3 (logs/versitygw.log)"),
-        (GCS_PORT, "Google Cloud Storage (logs/fake-gcs-server.log)"),
+    let listens = |port: u16| {
+        TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
+    };
+    for (daemon, port) in [
+        ("versitygw", S3_PORT),
+        ("fake-gcs-server", GCS_PORT),
+        ("azurite", ABS_PORT),
     ] {
-        shell::wait_for(name, patience, || {
-            TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
-        })?;
-    }
-    if azurite(testbed).is_some() {
-        shell::wait_for("Azure Blob Storage (logs/azurite.log)", patience, || {
-            testbed.run_folder.join("azurite/ready").exists()
+        if !daemon_runs(testbed, daemon) {
+            continue;
+        }
+        let shown = format!("{daemon} (logs/{daemon}.log)");
+        shell::wait_for(&shown, Duration::from_secs(30), || {
+            let prepared = daemon != "azurite" || testbed.run_folder.join("azurite/ready").exists();
+            listens(port) && prepared
         })?;
     }
     Ok(())

@@ -1,0 +1,280 @@
+//! What goes wrong between a client and its store. Whatever it is, the end is success after repetition or an error
+//! that says what to do, never a false success, and nothing is left behind.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod proxy;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proxy::{Fault, Harm, Proxy, Request};
+use store::testing::{AzureServer, GoogleServer, S3Server, content, download, upload};
+use store::{AbsConfig, AbsStore, Error, GcsConfig, GcsStore, S3Config, S3Store, Store};
+
+const MIB: usize = 1 << 20;
+const KEY: &str = "a/backup";
+const ALWAYS: usize = usize::MAX;
+
+/// One kind of store, reached through the proxy and beside it.
+struct Rig {
+    name: &'static str,
+    proxy: Proxy,
+    through: Arc<dyn Store>,
+    beside: Arc<dyn Store>,
+    s3: Option<S3Server>,
+    _google: Option<GoogleServer>,
+    _azure: Option<AzureServer>,
+}
+
+impl Rig {
+    async fn s3() -> Self {
+        let server = S3Server::start(&["bucket"]);
+        let proxy = Proxy::start(&server.endpoint).await;
+        let beside = server.config("bucket");
+        let through = S3Config {
+            endpoint: Some(proxy.url(&server.endpoint)),
+            ..beside.clone()
+        };
+        Self {
+            name: "S3",
+            through: Arc::new(S3Store::new(through).await.unwrap()),
+            beside: Arc::new(S3Store::new(beside).await.unwrap()),
+            proxy,
+            s3: Some(server),
+            _google: None,
+            _azure: None,
+        }
+    }
+
+    async fn google() -> Self {
+        let server = GoogleServer::start(&["bucket"]);
+        let proxy = Proxy::start(&server.endpoint).await;
+        let beside = server.config("bucket");
+        let through = GcsConfig {
+            endpoint: Some(proxy.url(&server.endpoint)),
+            ..beside.clone()
+        };
+        Self {
+            name: "Google",
+            through: Arc::new(GcsStore::new(through).await.unwrap()),
+            beside: Arc::new(GcsStore::new(beside).await.unwrap()),
+            proxy,
+            s3: None,
+            _google: Some(server),
+            _azure: None,
+        }
+    }
+
+    async fn azure() -> Self {
+        let server = AzureServer::start(&["bucket"]);
+        let proxy = Proxy::start(&server.endpoint).await;
+        let beside = server.config("bucket");
+        let through = AbsConfig {
+            endpoint: Some(proxy.url(&server.endpoint)),
+            ..beside.clone()
+        };
+        Self {
+            name: "Azure",
+            through: Arc::new(AbsStore::new(&through).unwrap()),
+            beside: Arc::new(AbsStore::new(&beside).unwrap()),
+            proxy,
+            s3: None,
+            _google: None,
+            _azure: Some(server),
+        }
+    }
+
+    /// Uploads as the backup operator does: what fails is aborted.
+    async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
+        let mut upload = self.through.begin(KEY).await?;
+        for chunk in content.chunks(300_007) {
+            if let Err(error) = upload.write(content.slice_ref(chunk)).await {
+                let _ = upload.abort().await;
+                return Err(error);
+            }
+        }
+        upload.commit().await.map(|committed| committed.size)
+    }
+
+    /// With this fault the upload succeeds, and what is stored is what was sent.
+    async fn survives(&self, fault: Fault) {
+        for size in [100_000, 30 * MIB] {
+            let case = format!("{} {:?} {size}", self.name, fault.harm);
+            let content = content(size);
+            self.proxy.harm(std::slice::from_ref(&fault));
+            let stored = self.upload(&content).await;
+            let stored = stored.unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert_eq!(stored, size as u64, "{case}");
+            assert!(self.proxy.done() > 0, "{case}: the fault was not met");
+            assert!(
+                download(self.beside.as_ref(), KEY).await.unwrap() == content,
+                "{case}"
+            );
+            self.clean(&case).await;
+        }
+    }
+
+    /// With this fault the upload fails soon, saying `expected`, and nothing is stored.
+    async fn fails(&self, fault: Fault, expected: &[&str]) {
+        for size in [100_000, 30 * MIB] {
+            let case = format!("{} {:?} {size}", self.name, fault.harm);
+            self.proxy.harm(std::slice::from_ref(&fault));
+            let begun = Instant::now();
+            let error = self.upload(&content(size)).await;
+            let Err(error) = error else {
+                panic!("{case}: a false success");
+            };
+            let text = error.to_string();
+            assert!(
+                expected.iter().any(|expected| text.contains(expected)),
+                "{case}: {text:?}"
+            );
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(90), "{case}: took {took:?}");
+            self.proxy.harm(&[]);
+            assert_eq!(self.beside.head(KEY).await.unwrap(), None, "{case}");
+            self.clean(&case).await;
+        }
+    }
+
+    /// Nothing but the object is there, and that goes.
+    async fn clean(&self, case: &str) {
+        self.proxy.harm(&[]);
+        if let Some(server) = &self.s3 {
+            // What a dropped upload has left is removed at once, but not before the drop returns.
+            let end = Instant::now() + Duration::from_secs(10);
+            while !server.unfinished("bucket").is_empty() && Instant::now() < end {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert!(server.unfinished("bucket").is_empty(), "{case}");
+        }
+        self.beside.delete(KEY).await.unwrap();
+        assert_eq!(self.beside.list("").await.unwrap(), [], "{case}");
+    }
+}
+
+/// A request with content, whatever the store.
+fn data(request: &Request) -> bool {
+    request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
+}
+
+/// The request that makes the object.
+fn commit(request: &Request) -> bool {
+    let range = request.header("content-range").unwrap_or_default();
+    let google = !range.is_empty() && !range.ends_with("/*") && !range.starts_with("bytes */*");
+    let amazon = request.method == "POST" && request.target.contains("uploadId=");
+    let azure = request.method == "PUT" && request.target.contains("comp=blocklist");
+    let parted = request.target.contains("partNumber=") || request.target.contains("comp=block&");
+    let whole = request.method == "PUT"
+        && range.is_empty()
+        && !parted
+        && !request.target.ends_with("comp=block");
+    let multipart = request.target.contains("uploadType=multipart");
+    google || multipart || amazon || azure || whole
+}
+
+fn any(_: &Request) -> bool {
+    true
+}
+
+fn get(request: &Request) -> bool {
+    request.method == "GET"
+}
+
+fn listing(request: &Request) -> bool {
+    request.target.contains("list") || request.target.contains("prefix=")
+}
+
+const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
+    Fault { on, times, harm }
+}
+
+async fn store_faults(rig: Rig) {
+    // What passes.
+    for (on, times, harm) in [
+        (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
+        (data, 2, Harm::Answer(503, "")),
+        (data, 2, Harm::CutRequest(50_000)),
+        (any, 2, Harm::CutRequest(0)),
+        (data, 2, Harm::CutAnswer(0)),
+        (commit, 1, Harm::CutAnswer(0)),
+        (commit, 1, Harm::CutAnswer(20)),
+        (commit, 1, Harm::Answer(500, "")),
+        (any, 4, Harm::Late(Duration::from_millis(400))),
+    ] {
+        rig.survives(fault(on, times, harm)).await;
+    }
+    // What lasts.
+    for (harm, expected) in [
+        (Harm::Answer(403, ""), &["access denied"][..]),
+        (Harm::Answer(404, ""), &["does not exist: create it"]),
+        (Harm::Answer(500, ""), &["500"]),
+        (Harm::CutRequest(10), &["cannot be reached"]),
+    ] {
+        rig.fails(fault(any, ALWAYS, harm), expected).await;
+    }
+    reads_go_on(&rig).await;
+    stale_listings(&rig).await;
+}
+
+/// A read that breaks goes on where it was; one that cannot is an error.
+async fn reads_go_on(rig: &Rig) {
+    let content = content(20 * MIB);
+    upload(rig.beside.as_ref(), KEY, &content, MIB)
+        .await
+        .unwrap();
+    rig.proxy.harm(&[fault(get, 3, Harm::CutAnswer(3 * MIB))]);
+    assert!(
+        download(rig.through.as_ref(), KEY).await.unwrap() == content,
+        "{}",
+        rig.name
+    );
+    assert_eq!(rig.proxy.done(), 3, "{}", rig.name);
+    rig.proxy.harm(&[fault(get, ALWAYS, Harm::CutAnswer(400))]);
+    let read = tokio::time::timeout(Duration::from_secs(90), async {
+        let object = rig.through.get(KEY).await?;
+        let chunks: Vec<Bytes> = futures::TryStreamExt::try_collect(object.chunks).await?;
+        Ok::<_, Error>(chunks)
+    });
+    assert!(read.await.unwrap().is_err(), "{}", rig.name);
+    rig.clean("reads").await;
+}
+
+/// What an upload says does not come from a listing.
+async fn stale_listings(rig: &Rig) {
+    assert_eq!(rig.through.list("a/").await.unwrap(), []);
+    rig.proxy.harm(&[fault(listing, ALWAYS, Harm::Stale)]);
+    let content = content(20 * MIB);
+    assert_eq!(rig.upload(&content).await.unwrap(), 20 << 20);
+    assert_eq!(rig.through.list("a/").await.unwrap(), [], "{}", rig.name);
+    assert_eq!(rig.through.head(KEY).await.unwrap().unwrap().size, 20 << 20);
+    rig.clean("stale").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_faults_s3() {
+    store_faults(Rig::s3().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_faults_google() {
+    store_faults(Rig::google().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_faults_azure() {
+    store_faults(Rig::azure().await).await;
+}
+
+/// Invariant 12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invariant_12_damage_on_the_way_is_found_by_every_store() {
+    for rig in [Rig::s3().await, Rig::google().await, Rig::azure().await] {
+        for size in [100_000, 30 * MIB] {
+            rig.proxy.harm(&[fault(data, ALWAYS, Harm::Damage)]);
+            let stored = rig.upload(&content(size)).await;
+            assert!(stored.is_err(), "{} {size}: a false success", rig.name);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! An HTTP proxy between a store's client and its server that does harm on demand. One request a connection: each is
+//! read whole, and its answer too, so that a fault can be put anywhere in either.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What is done to a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Harm {
+    /// Answered at once, with this status and body; the server sees nothing of it.
+    Answer(u16, &'static str),
+    /// The connection breaks when this many bytes of the request are read; the server sees nothing of it.
+    CutRequest(usize),
+    /// Done by the server; the connection breaks after this many bytes of the answer.
+    CutAnswer(usize),
+    /// Done by the server; the answer comes later.
+    Late(Duration),
+    /// One bit in the middle of the body is turned over on the way.
+    Damage,
+    /// Answered as the same request was answered the first time.
+    Stale,
+}
+
+/// What is done to which requests, and how often.
+#[derive(Clone)]
+pub(crate) struct Fault {
+    pub(crate) on: fn(&Request) -> bool,
+    pub(crate) times: usize,
+    pub(crate) harm: Harm,
+}
+
+/// A request as faults are chosen by.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) target: String,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// A header's value.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+#[derive(Default)]
+struct Script {
+    faults: Vec<Fault>,
+    done: usize,
+    first: Vec<(String, Vec<u8>)>,
+    sessions: Vec<(String, Vec<u8>)>,
+}
+
+impl Script {
+    /// What Google answers when it is asked how far a resumable upload has come
+    /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server takes that
+    /// question for the end of the upload, so it is answered here, from the server's last answer about the upload.
+    fn progress(&self, request: &Request) -> Option<Vec<u8>> {
+        if request.header("content-range") != Some("bytes */*") {
+            return None;
+        }
+        let session = self
+            .sessions
+            .iter()
+            .find(|(target, _)| *target == request.target);
+        Some(session.map_or_else(
+            || b"HTTP/1.1 308 Resume\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            |(_, answer)| answer.clone(),
+        ))
+    }
+
+    fn keep_progress(&mut self, request: &Request, answer: &[u8]) {
+        let taken = answer.starts_with(b"HTTP/1.1 308") || answer.starts_with(b"HTTP/1.1 200");
+        if taken && request.header("content-range").is_some() {
+            self.sessions
+                .retain(|(target, _)| *target != request.target);
+            self.sessions
+                .push((request.target.clone(), answer.to_vec()));
+        }
+    }
+}
+
+/// The proxy; it ends with the test's runtime.
+#[derive(Clone)]
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Proxy {
+    /// In front of `http://host:port/...`.
+    pub(crate) async fn start(server: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap(),
+            script: Arc::default(),
+        };
+        let target = server.split('/').nth(2).unwrap().to_owned();
+        let own = proxy.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (own, target) = (own.clone(), target.clone());
+                tokio::spawn(async move { Box::pin(own.serve(client, &target)).await });
+            }
+        });
+        proxy
+    }
+
+    /// The server's URL, through the proxy.
+    pub(crate) fn url(&self, server: &str) -> String {
+        let rest = server.splitn(4, '/').nth(3).unwrap_or_default();
+        format!("http://{}/{rest}", self.address)
+            .trim_end_matches('/')
+            .to_owned()
+    }
+
+    /// From now on this and nothing else.
+    pub(crate) fn harm(&self, faults: &[Fault]) {
+        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        script.faults = faults.to_vec();
+        script.done = 0;
+    }
+
+    /// How often harm was done since.
+    pub(crate) fn done(&self) -> usize {
+        self.script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .done
+    }
+
+    fn chosen(&self, request: &Request) -> Option<Harm> {
+        let mut script = self.script.lock().unwrap();
+        let fault = script
+            .faults
+            .iter_mut()
+            .find(|fault| fault.times > 0 && (fault.on)(request))?;
+        fault.times = fault
+            .times
+            .saturating_sub(usize::from(fault.times < usize::MAX));
+        let harm = fault.harm.clone();
+        script.done += 1;
+        Some(harm)
+    }
+
+    async fn serve(&self, mut client: TcpStream, target: &str) -> Option<()> {
+        let (mut request, expects) = read_head(&mut client).await?;
+        let harm = self.chosen(&request);
+        if expects {
+            client
+                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+                .await
+                .ok()?;
+        }
+        let limit = match harm {
+            Some(Harm::CutRequest(bytes)) => bytes,
+            _ => usize::MAX,
+        };
+        read_body(&mut client, &mut request, limit).await?;
+        match &harm {
+            Some(Harm::CutRequest(_)) => return None,
+            Some(Harm::Answer(status, body)) => {
+                let answer = format!(
+                    "HTTP/1.1 {status} Fault\r\nconnection: close\r\ncontent-type: application/xml\r\n\
+                     content-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                client.write_all(answer.as_bytes()).await.ok()?;
+                client.shutdown().await.ok()?;
+                return Some(());
+            }
+            Some(Harm::Damage) if !request.body.is_empty() => {
+                let middle = request.body.len() / 2;
+                request.body[middle] ^= 1;
+            }
+            _ => {}
+        }
+        let progress = self.script.lock().unwrap().progress(&request);
+        let answer = match progress {
+            Some(answer) => answer,
+            None => forward(&request, target).await?,
+        };
+        let asked = format!("{} {}", request.method, request.target);
+        let answer = {
+            let mut script = self.script.lock().unwrap();
+            script.keep_progress(&request, &answer);
+            let first = script.first.iter().find(|(known, _)| *known == asked);
+            match (first, &harm) {
+                (Some((_, first)), Some(Harm::Stale)) => first.clone(),
+                (Some(_), _) => answer,
+                (None, _) => {
+                    // Contents are not kept, only what is listed and looked up.
+                    if request.method == "GET" && answer.len() < 1 << 20 {
+                        script.first.push((asked, answer.clone()));
+                    }
+                    answer
+                }
+            }
+        };
+        match harm {
+            Some(Harm::Late(by)) => tokio::time::sleep(by).await,
+            Some(Harm::CutAnswer(bytes)) => {
+                client
+                    .write_all(&answer[..bytes.min(answer.len())])
+                    .await
+                    .ok()?;
+                return None;
+            }
+            _ => {}
+        }
+        client.write_all(&answer).await.ok()?;
+        client.shutdown().await.ok()
+    }
+}
+
+/// The head of a request, and whether the client waits before it sends the body.
+async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
+    let mut read = Vec::new();
+    let end = loop {
+        let mut piece = vec![0; 16_384];
+        let length = client.read(&mut piece).await.ok()?;
+        if length == 0 {
+            return None;
+        }
+        read.extend_from_slice(&piece[..length]);
+        if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end;
+        }
+    };
+    let body = read.split_off(end + 4);
+    let head = String::from_utf8(read).ok()?;
+    let mut words = head.split_whitespace();
+    let request = Request {
+        method: words.next()?.to_owned(),
+        target: words.next()?.to_owned(),
+        body,
+        head: head.clone(),
+    };
+    let expects = request.header("expect").is_some();
+    Some((request, expects))
+}
+
+/// The rest of the body, as it comes on the line; chunks are not taken apart.
+async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
+    let length: Option<usize> = request
+        .header("content-length")
+        .and_then(|text| text.parse().ok());
+    let chunked = request
+        .header("transfer-encoding")
+        .is_some_and(|text| text.eq_ignore_ascii_case("chunked"));
+    loop {
+        let read = request.body.len();
+        let whole = match length {
+            Some(length) => read >= length,
+            None => !chunked || request.body.ends_with(b"0\r\n\r\n"),
+        };
+        if whole || read >= limit {
+            return Some(());
+        }
+        let mut piece = vec![0; 262_144];
+        let now = client.read(&mut piece).await.ok()?;
+        if now == 0 {
+            return None;
+        }
+        request.body.extend_from_slice(&piece[..now]);
+    }
+}
+
+async fn forward(request: &Request, target: &str) -> Option<Vec<u8>> {
+    let mut server = TcpStream::connect(target).await.ok()?;
+    let mut head = String::new();
+    for line in request.head.trim_end().split("\r\n") {
+        let name = line.split(':').next().unwrap_or_default();
+        if !["expect", "connection"]
+            .iter()
+            .any(|hop| name.eq_ignore_ascii_case(hop))
+        {
+            head.push_str(line);
+            head.push_str("\r\n");
+        }
+    }
+    head.push_str("connection: close\r\n\r\n");
+    server.write_all(head.as_bytes()).await.ok()?;
+    // A server that refuses may not read all of it.
+    let _ = server.write_all(&request.body).await;
+    let mut answer = Vec::new();
+    let _ = server.read_to_end(&mut answer).await;
+    (!answer.is_empty()).then_some(answer)
+}
