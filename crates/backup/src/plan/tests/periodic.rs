@@ -1,0 +1,391 @@
+//! Backups that are made again and again, what is kept of them, and what goes with the object.
+
+use api::backup::name;
+
+use super::*;
+use crate::observed::{Kept, Listed};
+
+fn periodic(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+    with(|object| {
+        object["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": 3600, "maxBackups": 3 });
+        change(object);
+    })
+}
+
+fn location(second: i64) -> String {
+    let parts = name::Numbered {
+        time: at(second),
+        revision: 40,
+    };
+    format!("s3://bucket/{}", name::name("key", parts))
+}
+
+/// One backup was complete at second 5, and what it left to do is not done yet.
+fn once(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+    let backup = periodic(change);
+    let first = plan(&backup, &Observed::default(), at(0));
+    assert_eq!(first.step, Step::RecordIntent);
+    let backup = after(backup, &first, at(0));
+    let stored = Stored {
+        location: location(0),
+        ..stored()
+    };
+    let done = plan(
+        &backup,
+        &known(Work::Ended(Ok(stored)), Place::NotAsked),
+        at(5),
+    );
+    assert!(matches!(done.verdict, Verdict::Succeeded(_)));
+    after(backup, &done, at(5))
+}
+
+fn tidied(backup: EtcdBackup) -> EtcdBackup {
+    let kept = Kept {
+        backups: vec![
+            Listed {
+                location: location(0),
+                parts: name::Numbered {
+                    time: at(0),
+                    revision: 40,
+                },
+            },
+            Listed {
+                location: location(-3600),
+                parts: name::Numbered {
+                    time: at(-3600),
+                    revision: 30,
+                },
+            },
+        ],
+        deleted: 1,
+    };
+    let mut observed = Observed::default();
+    observed.removal.work = Work::Ended(Ok(kept));
+    let done = plan(&backup, &observed, at(8));
+    assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
+    assert!(
+        notices(&backup, &done)
+            .iter()
+            .any(|notice| notice.reason == "BackupsRemoved")
+    );
+    after(backup, &done, at(8))
+}
+
+#[test]
+fn the_next_of_a_periodic_backup_is_due_after_the_interval_whatever_process_looks() {
+    let backup = tidied(once(|_| ()));
+    assert!(backup.status.as_ref().unwrap().succeeded);
+    for second in [9, 600, 3599] {
+        let resting = plan(&backup, &Observed::default(), at(second));
+        assert_eq!(resting.step, Step::Nothing);
+        assert!(
+            matches!(resting.verdict, Verdict::Scheduled(Some(time)) if time >= at(3600) && time <= at(3631)),
+            "{resting:?}"
+        );
+        assert!(resting.requeue.is_some());
+    }
+    // However many were missed, one is made up.
+    for second in [3640, 1_000_000] {
+        let due = plan(&backup, &Observed::default(), at(second));
+        assert_eq!(due.step, Step::RecordIntent);
+        let again = after(backup.clone(), &due, at(second));
+        // While it runs, the conditions say how the last one went.
+        assert!(is_true(again.conditions(), &ConditionType::Complete));
+        assert!(is_true(again.conditions(), &ConditionType::Progressing));
+        assert!(again.status.as_ref().unwrap().succeeded);
+        assert_eq!(crate::plan::intent(&again), Some(at(second)));
+        assert!(needs_place(&again, &Observed::default(), at(second + 1)));
+    }
+}
+
+#[test]
+fn backups_do_not_overlap() {
+    let backup = tidied(once(|_| ()));
+    let due = plan(&backup, &Observed::default(), at(4000));
+    let running = after(backup, &due, at(4000));
+    // Longer than the interval, without a limit.
+    let mut slow = running;
+    slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
+    let observed = known(Work::Running(Moved::default()), Place::NotAsked);
+    let plan = plan(&slow, &observed, at(100_000));
+    assert_eq!(
+        (plan.step, plan.verdict),
+        (Step::Nothing, Verdict::Running(Moved::default()))
+    );
+}
+
+#[test]
+fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed() {
+    let backup = tidied(once(|_| ()));
+    let due = plan(&backup, &Observed::default(), at(4000));
+    let running = after(backup, &due, at(4000));
+    let late = plan(
+        &running,
+        &known(Work::Ended(Err(refused())), Place::Free),
+        at(5000),
+    );
+    let failed = after(running, &late, at(5000));
+    assert!(is_true(failed.conditions(), &ConditionType::Failed));
+    let status = failed.status.as_ref().unwrap();
+    assert!(!status.succeeded);
+    assert_eq!(
+        status.last_success_date.as_ref().map(|time| time.0),
+        Some(at(5))
+    );
+    assert_eq!(
+        plan(&failed, &Observed::default(), at(5001)).step,
+        Step::Nothing
+    );
+    assert_eq!(
+        plan(&failed, &Observed::default(), at(7700)).step,
+        Step::RecordIntent
+    );
+    let mut changed = failed;
+    changed.metadata.generation = Some(2);
+    assert_eq!(
+        plan(&changed, &Observed::default(), at(5001)).step,
+        Step::RecordIntent
+    );
+}
+
+#[test]
+fn a_suspended_backup_makes_no_new_one_and_says_so() {
+    for suspended in [
+        with(|object| object["spec"]["backupPolicy"] = json!({ "suspend": true })),
+        periodic(|object| object["spec"]["backupPolicy"]["suspend"] = json!(true)),
+    ] {
+        let resting = plan(&suspended, &Observed::default(), at(0));
+        assert_eq!(
+            (resting.step, &resting.verdict),
+            (Step::Nothing, &Verdict::Suspended)
+        );
+        let told = after(suspended, &resting, at(0));
+        let progressing = find(told.conditions(), &ConditionType::Progressing).unwrap();
+        assert_eq!(progressing.reason, "Suspended");
+        let mut resumed = told;
+        resumed.spec.backup_policy.as_mut().unwrap().suspend = false;
+        resumed.metadata.generation = Some(2);
+        let begun = plan(&resumed, &Observed::default(), at(9));
+        assert_eq!(begun.step, Step::RecordIntent);
+        assert!(is_true(
+            after(resumed, &begun, at(9)).conditions(),
+            &ConditionType::Progressing
+        ));
+    }
+}
+
+#[test]
+fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
+    let mut backup = periodic(|_| ());
+    backup = after(
+        backup.clone(),
+        &plan(&backup, &Observed::default(), at(0)),
+        at(0),
+    );
+    backup.metadata.generation = Some(2);
+    backup.spec.backup_policy.as_mut().unwrap().suspend = true;
+    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    assert_eq!(plan(&backup, &running, at(1)).step, Step::Abandon);
+    let resting = plan(&backup, &Observed::default(), at(2));
+    backup = after(backup, &resting, at(2));
+    assert_eq!(need(&backup, &Observed::default(), at(3)), Need::Nothing);
+    assert_eq!(
+        plan(&backup, &Observed::default(), at(3)).verdict,
+        Verdict::Suspended
+    );
+    backup.metadata.generation = Some(3);
+    backup.spec.backup_policy.as_mut().unwrap().suspend = false;
+    assert_eq!(
+        plan(&backup, &Observed::default(), at(9)).step,
+        Step::RecordIntent
+    );
+}
+
+/// Invariant 9.
+#[test]
+fn invariant_9_old_backups_go_only_after_the_status_says_that_a_newer_one_is_complete() {
+    let backup = periodic(|_| ());
+    let idle = Observed::default();
+    assert_ne!(need(&backup, &idle, at(0)), Need::Tidy);
+    let first = plan(&backup, &idle, at(0));
+    let running = after(backup, &first, at(0));
+    assert_eq!(need(&running, &idle, at(1)), Need::Place);
+    let complete = once(|_| ());
+    assert_eq!(need(&complete, &idle, at(6)), Need::Tidy);
+    assert_eq!(plan(&complete, &idle, at(6)).step, Step::Tidy);
+    // Once done, not again: not by this process and not by another.
+    let done = tidied(complete);
+    assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
+    assert!(matches!(
+        plan(&done, &idle, at(9)).verdict,
+        Verdict::Scheduled(_)
+    ));
+    let kept = &done.status.as_ref().unwrap().backups;
+    assert_eq!(kept.len(), 2);
+    assert_eq!(
+        (kept[0].etcd_revision, kept[0].size),
+        (Some(42), Some(20_512))
+    );
+    assert_eq!((kept[1].etcd_revision, kept[1].size), (Some(30), None));
+    assert!(is_true(done.conditions(), &ConditionType::RetentionApplied));
+}
+
+#[test]
+fn a_removal_that_fails_is_told_and_repeated_and_the_backup_stays_a_success() {
+    let complete = once(|_| ());
+    let mut failed = Observed::default();
+    failed.removal.work = Work::Ended(Err(refused()));
+    failed.removal.not_before = Some(at(30));
+    assert_eq!(need(&complete, &failed, at(10)), Need::Nothing);
+    let waits = plan(&complete, &failed, at(10));
+    assert_eq!(
+        (waits.step, &waits.verdict),
+        (Step::Nothing, &Verdict::Untidy(refused()))
+    );
+    assert!(
+        notices(&complete, &waits)
+            .iter()
+            .any(|notice| notice.warning)
+    );
+    let told = after(complete, &waits, at(10));
+    assert!(told.status.as_ref().unwrap().succeeded);
+    assert!(is_true(told.conditions(), &ConditionType::Complete));
+    let applied = find(told.conditions(), &ConditionType::RetentionApplied).unwrap();
+    assert_eq!(
+        (applied.status.as_str(), applied.reason.as_str()),
+        ("False", "AccessDenied")
+    );
+    assert_eq!(need(&told, &failed, at(30)), Need::Tidy);
+    assert_eq!(plan(&told, &failed, at(30)).step, Step::Tidy);
+    // The next backup does not wait for it.
+    assert_eq!(plan(&told, &failed, at(4000)).step, Step::RecordIntent);
+}
+
+#[test]
+fn without_rules_nothing_is_removed_and_the_newest_are_listed() {
+    let complete = once(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
+    assert_eq!(need(&complete, &Observed::default(), at(6)), Need::Nothing);
+    assert_eq!(complete.status.unwrap().backups.len(), 1);
+}
+
+#[test]
+fn schedules_and_time_zones_that_cannot_be_read_are_refused() {
+    for (policy, field) in [
+        (
+            json!({ "schedule": "61 * * * *" }),
+            "spec.backupPolicy.schedule",
+        ),
+        (
+            json!({ "schedule": "@daily", "timeZone": "Mars/Olympus" }),
+            "spec.backupPolicy.timeZone",
+        ),
+    ] {
+        let backup = with(|object| object["spec"]["backupPolicy"] = policy);
+        let refused = plan(&backup, &Observed::default(), at(0));
+        assert!(
+            matches!(&refused.verdict, Verdict::Refused(trouble) if trouble.message.contains(field)),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn what_v1beta2s_operator_recorded_is_where_the_next_interval_begins() {
+    let backup = periodic(|object| {
+        object["status"] =
+            json!({ "succeeded": true, "lastSuccessDate": at(0).to_string(), "etcdRevision": 3 });
+    });
+    assert_eq!(
+        plan(&backup, &Observed::default(), at(60)).step,
+        Step::Nothing
+    );
+    assert_eq!(
+        plan(&backup, &Observed::default(), at(3640)).step,
+        Step::RecordIntent
+    );
+}
+
+#[test]
+fn a_finished_object_goes_after_its_time() {
+    let backup = begun(|object| object["spec"]["ttlSecondsAfterFinished"] = json!(60));
+    let done = plan(
+        &backup,
+        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        at(9),
+    );
+    let backup = after(backup, &done, at(9));
+    let early = plan(&backup, &Observed::default(), at(60));
+    assert_eq!(
+        (early.step, early.requeue),
+        (Step::Nothing, Some(std::time::Duration::from_secs(9)))
+    );
+    assert_eq!(
+        plan(&backup, &Observed::default(), at(69)).step,
+        Step::Expire
+    );
+    // One that goes on never finishes.
+    let periodic = tidied(once(|object| {
+        object["spec"]["ttlSecondsAfterFinished"] = json!(60);
+    }));
+    assert_eq!(
+        plan(&periodic, &Observed::default(), at(100)).step,
+        Step::Nothing
+    );
+    // Nor does one whose spec can be put right.
+    let refused = with(|object| {
+        object["spec"]["ttlSecondsAfterFinished"] = json!(0);
+        object["spec"]["s3"] = Value::Null;
+    });
+    let verdict = plan(&refused, &Observed::default(), at(0));
+    let refused = after(refused, &verdict, at(0));
+    assert_eq!(
+        plan(&refused, &Observed::default(), at(100)).step,
+        Step::Nothing
+    );
+}
+
+#[test]
+fn the_finalizer_is_there_only_when_stored_backups_go_with_the_object() {
+    let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
+    // Before anything is stored.
+    let fresh = with(delete);
+    let observed = Observed::default();
+    assert_eq!(plan(&fresh, &observed, at(0)).step, Step::Guard(true));
+    let mut guarded = fresh;
+    guarded.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    assert_eq!(plan(&guarded, &observed, at(0)).step, Step::RecordIntent);
+    let mut retained = guarded.clone();
+    retained.spec.deletion_policy = None;
+    assert_eq!(plan(&retained, &observed, at(0)).step, Step::Guard(false));
+
+    // On deletion: first what runs, then what is stored, then the object.
+    guarded.metadata.deletion_timestamp = Some(at(10).into());
+    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    assert_eq!(plan(&guarded, &running, at(10)).step, Step::Abandon);
+    assert_eq!(need(&guarded, &running, at(10)), Need::Nothing);
+    assert_eq!(need(&guarded, &observed, at(10)), Need::Purge);
+    assert_eq!(plan(&guarded, &observed, at(10)).step, Step::Purge);
+    let mut purged = Observed::default();
+    purged.removal.work = Work::Ended(Ok(Kept::default()));
+    assert_eq!(plan(&guarded, &purged, at(11)).step, Step::Guard(false));
+    // What cannot be removed keeps the object, and the user is told how to let it go.
+    let denied = Observed {
+        obstacle: Some(refused()),
+        ..Observed::default()
+    };
+    let waits = plan(&guarded, &denied, at(1000));
+    assert_eq!(
+        (waits.step, &waits.verdict),
+        (Step::Nothing, &Verdict::Ending(refused()))
+    );
+    let told = status(&guarded, &waits, at(1000));
+    let applied = find(&told.conditions, &ConditionType::RetentionApplied).unwrap();
+    assert!(applied.message.contains("Retain"), "{}", applied.message);
+    // A namespace that goes takes the Secret with it.
+    let gone = Observed {
+        obstacle: Some(Trouble::new(Reason::SecretMissing, "gone")),
+        ..Observed::default()
+    };
+    assert_eq!(plan(&guarded, &gone, at(20)).step, Step::Nothing);
+    assert_eq!(plan(&guarded, &gone, at(400)).step, Step::Guard(false));
+}
