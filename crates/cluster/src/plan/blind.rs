@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::membership::current_version;
+use crate::plan::view::{Data, View};
 use crate::plan::{Draft, objects, recovery};
 use crate::write::{Label, Order, Start, State, Write};
 
@@ -48,8 +49,50 @@ pub(super) fn blind(
             draft.order(objects::pod_on_disk(observed.services.get(name), start));
         }
     }
+    start_added(desired, observed, intent, cluster_id, draft);
     objects::troubles(observed, &initial, now, draft);
     recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
+}
+
+/// Before etcd 3.4 a member joins with a vote, and a cluster of one has no quorum from its addition until it runs. The
+/// first member's own list says that it was added. If that list is behind, etcd finds another one and does not start.
+fn start_added(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    cluster_id: ClusterId,
+    draft: &mut Draft,
+) {
+    let lists = observed.recovery.local.iter();
+    let Some(list) = lists
+        .filter(|list| list.cluster_id == cluster_id)
+        .next_back()
+    else {
+        return;
+    };
+    let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
+    for seat in view
+        .voters()
+        .filter(|seat| !seat.joined() && seat.data == Data::NeverMade)
+    {
+        let Some(service) = seat.service else {
+            continue;
+        };
+        let start = Start {
+            member: seat.name.clone(),
+            state: State::Join,
+            initial: view.names(),
+            role: Role::Voter,
+            durable: desired.durable,
+            version: current_version(desired, observed),
+            token: intent.token.clone(),
+            cluster_id: Some(cluster_id),
+        };
+        let mut writes = vec![objects::mark(&seat.name, service)];
+        writes.extend(objects::disk_and_pod(start));
+        draft.say(format!("start new member {}", seat.name));
+        draft.order(Order::Writes(writes));
+    }
 }
 
 /// Invariant 7: what carries the ID of another cluster is neither claimed nor started; nor what carries another

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
+use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, objects};
@@ -115,7 +115,10 @@ pub(super) fn unformed(
         .iter()
         .map(|name| (name, first_data(observed, name)))
         .collect();
-    let left = first.iter().filter(|(_, data)| *data != Data::Gone).count();
+    let usable = |(name, data): &&(&String, Data)| {
+        *data != Data::Gone && !is_unusable(desired, observed, name, now)
+    };
+    let left = first.iter().filter(usable).count();
     let quorum = quorum_of(intent.members.len());
     if let Some(why) = given_up(desired, observed, intent, left, quorum) {
         give_up(desired, observed, &why, draft);
@@ -193,6 +196,18 @@ fn first_data(observed: &Observed, name: &str) -> Data {
     }
 }
 
+/// Its data is damaged, or its node, or the node of its disk, has been away for as long as the user gives it. Nothing
+/// was acknowledged yet, so it is not waited for any longer.
+fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
+    let Some(pod) = observed.pods.get(name) else {
+        return false;
+    };
+    let lost = pod.lost_since;
+    let ending = pod.ending.as_ref().filter(|_| pod.restarts > 1);
+    let damaged = ending.is_some_and(|ending| matches!(ending.cause, Cause::Data(_)));
+    damaged || lost.is_some_and(|since| objects::age(since, now) >= desired.replace_after)
+}
+
 /// Why this bootstrap cannot come to anything; `None` while it can.
 fn given_up(
     desired: &Desired,
@@ -204,7 +219,7 @@ fn given_up(
     if left < quorum {
         let all = intent.members.len();
         return Some(format!(
-            "of the {all} first members {left} have a disk, too few to form a cluster"
+            "of the {all} first members {left} have a disk that can be used, too few to form a cluster"
         ));
     }
     let running = intent

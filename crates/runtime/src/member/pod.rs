@@ -47,6 +47,8 @@ fn labels(
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
+    let token = names::token_label(members.token);
+    labels.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
     labels
 }
 
@@ -235,8 +237,6 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
     }]
 }
 
-fn own_members(cluster: &str) -> LabelSelector {
-    LabelSelector {
 /// Those of the spec. Kubernetes deletes the pods of a lost node after five minutes, and what is in a pod is lost with
 /// it; where the user waits longer than that for a node, so does the pod.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
@@ -259,6 +259,8 @@ fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Tolerati
     (!all.is_empty()).then_some(all)
 }
 
+fn own_members(cluster: &str) -> LabelSelector {
+    LabelSelector {
         match_labels: Some(names::cluster_labels(cluster)),
         ..LabelSelector::default()
     }

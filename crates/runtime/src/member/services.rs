@@ -75,7 +75,8 @@ pub fn headless_service(members: &Members<'_>) -> Service {
 }
 
 /// The Service clients use. Before the cluster ID is recorded it has no endpoints, so that nothing is
-/// acknowledged by a bootstrap that may yet be abandoned.
+/// acknowledged by a bootstrap that may yet be abandoned. It selects the pods of this very cluster, by its token: what
+/// is left of one that was abandoned, or comes up late, acknowledges nothing either.
 pub fn client_service(members: &Members<'_>) -> Service {
     Service {
         metadata: members.metadata(
@@ -100,6 +101,8 @@ fn both_families() -> String {
 
 fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
+    let token = names::token_label(members.token);
+    selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
     }
@@ -179,7 +182,20 @@ mod tests {
                 .unwrap()
         };
         assert_eq!(selector(None)["etcd.database.coreos.com/formed"], "true");
-        assert_eq!(selector(Some("abc")), names::cluster_labels("db"));
+        let mut open = names::cluster_labels("db");
+        open.insert(names::LABEL_TOKEN.to_owned(), "token".to_owned());
+        assert_eq!(selector(Some("abc")), open);
+    }
+
+    #[test]
+    fn the_client_service_selects_the_pods_of_this_cluster_and_of_no_other_of_its_name() {
+        let fixture = Fixture::default();
+        let of = |token| {
+            let mut members = fixture.members();
+            members.token = token;
+            client_service(&members).spec.unwrap().selector.unwrap()
+        };
+        assert_ne!(of("db-1"), of("db-2"));
     }
 
     #[test]

@@ -71,6 +71,7 @@ fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
         "etcd_cluster": "db",
         "etcd_node": "db-aaaaaaaaaa",
         "etcd.database.coreos.com/role": "learner",
+        "etcd.database.coreos.com/token": "token",
     });
     assert_eq!(pod["metadata"]["labels"], labels);
     let annotations = &pod["metadata"]["annotations"];

@@ -1,0 +1,144 @@
+//! What the model has found, each as a story.
+
+use etcd::{ClusterId, Member, MemberId, Members};
+
+use crate::observed::{Cause, Kept, Seen};
+use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::write::{State, Write};
+
+fn three() -> Scene {
+    Scene::formed(&["a", "b", "c"]).durable()
+}
+
+fn silent(mut scene: Scene) -> Scene {
+    scene.observed.members = Seen::Unknown("no quorum".into());
+    scene
+}
+
+fn touches(write: &Write, member: &str) -> bool {
+    match write {
+        Write::CreatePod(start) => start.member == member,
+        Write::LabelDisk(label) | Write::LabelPod(label) => label.member == member,
+        Write::DeletePod { member: of, .. } | Write::DeleteDisk { member: of, .. } => of == member,
+        _ => false,
+    }
+}
+
+/// Invariant 7.
+#[test]
+fn a_disk_of_another_cluster_is_neither_claimed_nor_started_while_no_quorum_answers() {
+    let mut scene = silent(three().without_pod("b").with_disk("z"));
+    let disk = scene.observed.disks.get_mut("z").unwrap();
+    (disk.owned, disk.cluster_id) = (false, Some(ClusterId(0xf00)));
+    let writes = scene.writes();
+    assert!(writes.iter().any(|write| scene::makes_pod(write, "b")));
+    assert!(
+        !writes.iter().any(|write| touches(write, "z")),
+        "{writes:?}"
+    );
+}
+
+/// Invariant 7: from the first write on, whatever is left tells that there was a cluster.
+#[test]
+fn clients_are_let_in_when_every_pod_and_disk_carries_the_cluster_id() {
+    let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
+    let mut scene = three();
+    scene.observed.shared.client = Kept::AsMade(false);
+    assert!(opens(&scene));
+    scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
+    assert!(!opens(&scene));
+    // What is let in is not shut out again.
+    scene.observed.shared.client = Kept::AsMade(true);
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| matches!(write, Write::ApplyClient { .. }))
+    );
+}
+
+/// Nothing was acknowledged yet, so nobody waits for what may never come back.
+#[test]
+fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
+    let begins = |scene: &Scene| scene.waits().contains(&"BootstrapAbandoned");
+    let starting = || {
+        let scene = Scene::starting(&["a", "b", "c"]).durable();
+        scene.not_running("a").not_running("b").not_running("c")
+    };
+    let damaged = |scene: Scene, member| scene.crashes(member, Cause::Data("crc".into()), 3, 100);
+    assert!(!begins(&starting().node_lost("b", 600)));
+    assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
+    assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
+    assert!(begins(&damaged(damaged(starting(), "b"), "c")));
+}
+
+/// It was waited for forever: too many members, and the only voter was the one to go first.
+#[test]
+fn the_only_voter_is_replaced_after_a_learner_has_its_vote() {
+    let scene = Scene::formed(&["a"]).durable().claim_deleted("a");
+    let crowded = scene.clone().learner("b").learner("c").size(1);
+    assert_eq!(crowded.changes(), [scene::remove("c")]);
+    assert_eq!(scene.learner("b").size(1).changes(), [scene::promote("b")]);
+}
+
+/// Before etcd 3.4: from its addition on the cluster has no quorum without the second member.
+#[test]
+fn a_second_voter_is_started_by_the_first_ones_own_list() {
+    let entry = |id, name: &str, joined| Member {
+        id: MemberId(id),
+        name: name.into(),
+        peer_urls: vec![format!("http://{name}.ns.svc:2380")],
+        client_urls: if joined {
+            vec!["http://x:2379".into()]
+        } else {
+            vec![]
+        },
+        is_learner: false,
+    };
+    let mut scene = silent(
+        Scene::formed(&["a"])
+            .version("3.3.27")
+            .reserved("b")
+            .size(3),
+    );
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| scene::makes_pod(write, "b"))
+    );
+    let members = vec![entry(97, "a", true), entry(98, "b", false)];
+    scene.observed.recovery.local = vec![Members {
+        cluster_id: CLUSTER,
+        members,
+    }];
+    let writes = scene.writes();
+    let marked = |write: &Write| matches!(write, Write::MarkService { member, started: true, .. } if member == "b");
+    let joins = |write: &Write| matches!(write, Write::CreatePod(start) if start.member == "b" && start.state == State::Join);
+    let (mark, start) = (
+        writes.iter().position(marked),
+        writes.iter().position(joins),
+    );
+    assert!(mark.is_some() && mark < start, "{writes:?}");
+    // Once it may have been started, it is not started again.
+    let marked = scene.marked("b");
+    assert!(
+        !marked
+            .writes()
+            .iter()
+            .any(|write| scene::makes_pod(write, "b"))
+    );
+}
+
+/// A stale write of another process makes no Service anew under a name that was used.
+#[test]
+fn a_service_is_opened_and_repaired_by_its_uid() {
+    let mut scene = three();
+    let service = scene.observed.services.get_mut("b").unwrap();
+    (service.drifted, service.uid) = (true, "seen".into());
+    let repair = Write::RepairService {
+        member: "b".into(),
+        uid: "seen".into(),
+    };
+    assert!(scene.writes().contains(&repair));
+}
