@@ -80,12 +80,22 @@ async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
                 "etcdclusters.etcd.database.coreos.com",
                 false,
             ),
+            // Of a seed that was given up, and of the cluster that is restored over.
             (
                 "etcd-restore-operator",
                 "delete",
                 "persistentvolumeclaims",
+                true,
+            ),
+            (
+                "etcd-restore-operator",
+                "delete",
+                "etcdbackups.etcd.database.coreos.com",
                 false,
             ),
+            ("etcd-restore-operator", "create", "secrets", false),
+            ("etcd-operator", "get", "nodes", false),
+            ("etcd-operator", "get", "secrets", false),
         ] {
             let found = may(sandbox, account, verb, resource).await?;
             ensure!(
