@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, has_condition, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, scenario, until};
+use e2e::{Keyspace, PATIENCE, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams};
@@ -297,4 +297,46 @@ fn await_one_voter_version(object: &kube::api::DynamicObject, version: &str) -> 
         );
     }
     Ok(())
+}
+
+/// `bootstrap: Seed`: one member is recorded and forms the cluster, the others join it as learners. Its volume is the
+/// only one that is claimed at first; when that claim is deleted later, the member is replaced while it serves.
+#[tokio::test]
+async fn a_seed_grows_to_the_wanted_size_and_can_be_replaced_while_it_serves() {
+    scenario("seed", async |sandbox| {
+        let more = format!("  bootstrap: Seed\n{DURABLE}");
+        let manifest = cluster_with(&sandbox.env, "c", 3, &more)?;
+        sandbox.apply(&manifest).await?;
+        let object = sandbox.await_members("c", 3).await?;
+        let first = field(&object, "/status/bootstrap/members");
+        ensure!(
+            first.as_array().is_some_and(|members| members.len() == 1),
+            "first members: {first}"
+        );
+        let seed = first[0].as_str().unwrap_or_default().to_owned();
+        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+        let promoted = events.iter().any(|event| event.contains("MemberPromoted"));
+        ensure!(promoted, "nobody joined as a learner: {events:?}");
+
+        // Nothing but the claim is deleted: Kubernetes holds it back, the operator replaces the member.
+        let writer = Writer::start(sandbox, "c").await?;
+        writer.await_more(10).await?;
+        sandbox
+            .kubectl(&["delete", "pvc", &seed, "--wait=false"])
+            .await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(&clusters, "c", "the seed is replaced", PATIENCE, |object| {
+            let ready = ready_members(object);
+            ready.len() == 3
+                && !ready.contains(&seed)
+                && has_condition(object, "Recovering", "False")
+        })
+        .await?;
+        writer.await_more(10).await?;
+        writer
+            .finish("the seed's volume claim deleted")
+            .await
+            .map(drop)
+    })
+    .await;
 }
