@@ -239,6 +239,10 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
     )
 }
 
+/// What is said of a store whose certificate is not checked.
+const UNCHECKED: &str = "spec.s3.insecureSkipVerify: whoever sits between the operator and the store can read the \
+                         credentials' requests and change what is stored; set caSecret instead";
+
 /// What the user is told in Events about this round.
 pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     const ACTION: &str = "Backup";
@@ -247,6 +251,14 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         let effect = in_effect(backup);
         if effect.status == ConditionStatus::False {
             notices.push(Notice::warning("NotYetInEffect", ACTION, effect.message));
+        }
+        if backup
+            .spec
+            .s3
+            .as_ref()
+            .is_some_and(|s3| s3.insecure_skip_verify)
+        {
+            notices.push(Notice::warning("CertificateNotChecked", ACTION, UNCHECKED));
         }
     }
     match &plan.verdict {

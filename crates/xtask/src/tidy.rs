@@ -208,7 +208,8 @@ fn the_words_of_the_old_operator_that_mislead_are_not_used() {
             let lines = text
                 .lines()
                 .map(str::trim_start)
-                .filter(|line| !line.starts_with("//"));
+                // A trait of azure_core has a method of this name.
+                .filter(|line| !line.starts_with("//") && !line.contains("fn get_token("));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
             hits.map(|line| format!("{}: {line}", path.display()))
                 .collect::<Vec<_>>()

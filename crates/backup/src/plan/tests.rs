@@ -48,6 +48,20 @@ fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     after(backup, &plan, at(0))
 }
 
+#[test]
+fn that_no_certificate_is_checked_is_said_aloud() {
+    for unchecked in [false, true] {
+        let backup = with(|backup| backup["spec"]["s3"]["insecureSkipVerify"] = json!(unchecked));
+        let plan = plan(&backup, &Observed::default(), at(0));
+        assert_eq!(plan.step, Step::RecordIntent);
+        let told = notices(&backup, &plan);
+        let warned = told
+            .iter()
+            .any(|notice| notice.warning && notice.reason == "CertificateNotChecked");
+        assert_eq!(warned, unchecked, "{told:?}");
+    }
+}
+
 fn stored() -> Stored {
     Stored {
         location: "s3://bucket/key".to_owned(),
