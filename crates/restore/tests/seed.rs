@@ -14,6 +14,7 @@ use futures::TryStreamExt;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use store::compression::Compressor;
 use store::testing::{ACCESS_KEY, S3Server, SECRET_KEY};
 use store::{S3Store, Store};
 use tempfile::TempDir;
@@ -333,10 +334,10 @@ async fn a_manifest_that_does_not_fit_is_refused() {
             .await;
     }
     let mut compressed = world.manifest();
-    compressed["compression"] = json!("zstd");
+    compressed["compression"] = json!("lz4");
     world.put_manifest(&compressed).await;
     world
-        .refuses(&world.fetch(), &Reason::NotSupported, "zstd")
+        .refuses(&world.fetch(), &Reason::NotSupported, "lz4")
         .await;
     world
         .put(&manifest_key("a/backup"), &Bytes::from_static(b"{garbage"))
@@ -344,6 +345,36 @@ async fn a_manifest_that_does_not_fit_is_refused() {
     world
         .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "manifest")
         .await;
+}
+
+/// Invariant 12, from the other side: also what comes out of a compressed backup is what etcd sent.
+#[tokio::test]
+async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
+    let world = World::new("3.6").await;
+    let mut compressor = Compressor::new().unwrap();
+    let mut stored = Vec::new();
+    compressor
+        .push(&world.snapshot, |piece| stored.extend_from_slice(piece))
+        .unwrap();
+    compressor
+        .finish(|piece| stored.extend_from_slice(piece))
+        .unwrap();
+    assert!(stored.len() < world.snapshot.len());
+    let mut manifest = world.manifest();
+    manifest["compression"] = json!("zstd");
+    manifest["storedSize"] = json!(stored.len());
+    world.put_manifest(&manifest).await;
+    let cut = Bytes::copy_from_slice(&stored[..stored.len() / 2]);
+    world.put("a/backup", &cut).await;
+    world
+        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "decompressed")
+        .await;
+    world.put("a/backup", &stored.into()).await;
+    let contents = fetch(&world.fetch()).await.unwrap();
+    assert_eq!(contents.revision, world.revision);
+    assert_eq!(contents.size, world.snapshot.len() as u64);
+    let fetched = std::fs::read(world.paths().volume.join("restore/snapshot.db")).unwrap();
+    assert!(fetched == world.snapshot);
 }
 
 #[tokio::test]
