@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::Api;
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::{Choice, await_one_volume_a_member};
 
 /// Where the testbed keeps the volume of a claim.
 async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
@@ -20,7 +20,7 @@ async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
 }
 
 /// What the disk did to it: the first records of each log, or the first pages of the database.
-const DAMAGE: [(&str, &str, fn(&kube::api::DynamicObject) -> Result<String>); 2] = [
+const DAMAGE: [(&str, &str, Choice); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
 ];

@@ -12,7 +12,8 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 /// Who is lost, one after the other.
 const VICTIMS: [(&str, Choice); 2] = [("a follower", follower), ("the leader", leader)];
 
-type Choice = fn(&DynamicObject) -> Result<String>;
+/// Chooses a member.
+pub(crate) type Choice = fn(&DynamicObject) -> Result<String>;
 
 fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
     let mut members = members(object);
