@@ -271,9 +271,6 @@ fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
-    if !in_place::is_held(restore) {
-        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
-    }
     match source {
         Source::NotAsked => Plan::wait_for("the backup to be looked at"),
         Source::Unavailable(trouble) => Plan::trouble(trouble),
@@ -330,8 +327,16 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
                  delete the EtcdCluster and create a new EtcdRestore"
             ),
         ),
-        (None, known) => prepare_seed(cluster, known, observed),
+        (None, known) => guarded(restore, prepare_seed(cluster, known, observed)),
     }
+}
+
+/// A deletion of the restore is held back only while it must not end halfway: until then its cluster goes with it.
+fn guarded(restore: &EtcdRestore, plan: Plan) -> Plan {
+    if matches!(plan.step, Step::RecordFormed { .. }) && !in_place::is_held(restore) {
+        return Plan::step(Step::Guard(true), "guarding the handover with a finalizer");
+    }
+    plan
 }
 
 /// Nobody can have written to the seed yet: whatever of it is missing is made again.

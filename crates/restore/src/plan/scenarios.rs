@@ -16,13 +16,12 @@ fn restore(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
     let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
     restore.metadata.uid = Some(UID.into());
     restore.metadata.generation = Some(1);
-    restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
     edit(&mut restore);
     restore
 }
 
-fn let_go(mut restore: EtcdRestore) -> EtcdRestore {
-    restore.metadata.finalizers = None;
+fn held(mut restore: EtcdRestore) -> EtcdRestore {
+    restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
     restore
 }
 
@@ -115,12 +114,6 @@ fn records_its_intent_before_it_creates_anything() {
     };
     check(&restore, &absent(Source::NotAsked), &record);
     check(&restore, &present(claimed()), &record);
-    // A deletion from here on waits until the claim is settled.
-    check(
-        &let_go(intended()),
-        &absent(Source::NotAsked),
-        &Step::Guard(true),
-    );
 }
 
 #[test]
@@ -274,8 +267,10 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
 fn hands_over_in_three_writes_and_the_claim_last() {
     let id = || Some(ID.to_owned());
     let observed = claimed_with(restored_pod(), serves(100));
+    // A deletion from here on waits until the cluster is handed over.
+    check(&seed_verified(), &observed, &Step::Guard(true));
     check(
-        &seed_verified(),
+        &held(seed_verified()),
         &observed,
         &Step::RecordFormed {
             cluster_id: ID.into(),
@@ -290,8 +285,8 @@ fn hands_over_in_three_writes_and_the_claim_last() {
         cluster_id: id(),
         ..ClusterFacts::default()
     });
-    check(&seed_verified(), &released, &Step::Guard(false));
-    check(&let_go(seed_verified()), &released, &Step::Nothing);
+    check(&held(seed_verified()), &released, &Step::Guard(false));
+    check(&seed_verified(), &released, &Step::Nothing);
 }
 
 #[test]
@@ -336,7 +331,7 @@ fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
     let with = |available, serving| {
         let mut observed = present(facts(available));
         observed.serving = serving;
-        plan(&let_go(seed_verified()), &observed).outlook == Outlook::Complete
+        plan(&seed_verified(), &observed).outlook == Outlook::Complete
     };
     let other = Serving::Serves {
         cluster_id: "ff".into(),
@@ -424,19 +419,27 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     let nothing = absent(Source::Ready(Box::default()));
     let preparing = claimed_with(restored_pod(), serves(100));
     for observed in [&nothing, &preparing] {
-        check(&deleted(intended()), observed, &Step::Guard(false));
+        check(&held(deleted(intended())), observed, &Step::Guard(false));
     }
     // Once the cluster is recorded it is whole, and is handed over first.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..claimed()
     });
-    check(&deleted(seed_verified()), &formed, &Step::ReleaseClaim);
+    check(
+        &held(deleted(seed_verified())),
+        &formed,
+        &Step::ReleaseClaim,
+    );
     let released = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..ClusterFacts::default()
     });
-    check(&deleted(seed_verified()), &released, &Step::Guard(false));
-    let gone = check(&let_go(deleted(intended())), &nothing, &Step::Nothing);
+    check(
+        &held(deleted(seed_verified())),
+        &released,
+        &Step::Guard(false),
+    );
+    let gone = check(&deleted(intended()), &nothing, &Step::Nothing);
     assert_eq!(reason(&gone), Reason::Cancelled);
 }

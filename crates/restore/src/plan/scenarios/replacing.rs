@@ -14,10 +14,15 @@ fn before() -> ReplacesStatus {
 }
 
 fn overwriting(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
-    restore(|restore| {
+    held(restore(|restore| {
         restore.spec.overwrite = true;
         edit(restore);
-    })
+    }))
+}
+
+fn let_go(mut restore: EtcdRestore) -> EtcdRestore {
+    restore.metadata.finalizers = None;
+    restore
 }
 
 fn recorded() -> EtcdRestore {
