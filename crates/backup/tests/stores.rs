@@ -106,25 +106,29 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
 async fn backup_s3_goes_the_whole_way() {
     let server = S3Server::start(&["bucket"]);
     let store = S3Store::new(server.config("bucket")).await.unwrap();
-    goes_the_whole_way(Arc::new(store), "s3://bucket/").await;
+    Box::pin(goes_the_whole_way(Arc::new(store), "s3://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backup_gcs_goes_the_whole_way() {
     let server = GoogleServer::start(&["bucket"]);
     let store = GcsStore::new(server.config("bucket")).await.unwrap();
-    goes_the_whole_way(Arc::new(store), "gs://bucket/").await;
+    Box::pin(goes_the_whole_way(Arc::new(store), "gs://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backup_abs_goes_the_whole_way() {
     let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
-    goes_the_whole_way(Arc::new(store), "").await;
+    Box::pin(goes_the_whole_way(Arc::new(store), "")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backup_local_goes_the_whole_way() {
     let dir = tempfile::tempdir().unwrap();
-    goes_the_whole_way(Arc::new(LocalStore::new(dir.path())), "file://").await;
+    Box::pin(goes_the_whole_way(
+        Arc::new(LocalStore::new(dir.path())),
+        "file://",
+    ))
+    .await;
 }
