@@ -2,10 +2,11 @@
 //! with crashes between every two writes, lost replies, unknown answers, lost pods, and people who interfere.
 
 use api::names::FINALIZER_CLAIM;
-use proptest::prelude::*;
 
 use super::*;
 use crate::observed::{Former, Seed};
+
+mod properties;
 
 const UID: &str = "restore-uid";
 const ID: &str = "00000000000000ab";
@@ -86,6 +87,10 @@ struct ModelPod {
     joined: bool,
 }
 
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "what is so and what happened, one by one"
+)]
 #[derive(Clone, Debug)]
 struct World {
     restore: EtcdRestore,
@@ -166,9 +171,10 @@ impl World {
                 problems: vec![],
             }));
             observed.seed = self.seed(cluster, &hidden);
-            observed.former = match hidden(4) {
-                true => Former::Unknown("timeout".into()),
-                false => Former::Known(former(&cluster.old)),
+            observed.former = if hidden(4) {
+                Former::Unknown("timeout".into())
+            } else {
+                Former::Known(former(&cluster.old))
             };
             observed.serving = match &cluster.pod {
                 Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
@@ -525,164 +531,4 @@ fn former(old: &[OldMember]) -> Vec<FormerPod> {
         ready: true,
     });
     pods.collect()
-}
-
-fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
-    let one = prop_oneof![
-        12 => Just(Fate::Reconcile),
-        3 => Just(Fate::CrashBefore),
-        4 => Just(Fate::CrashAfter),
-        4 => any::<u8>().prop_map(Fate::Blind),
-        8 => Just(Fate::Kubelet),
-        4 => Just(Fate::ClusterOperator),
-        3 => Just(Fate::ClientWrites),
-        1 => Just(Fate::StoreDown),
-        2 => Just(Fate::StoreUp),
-        2 => Just(Fate::LosePod),
-        1 => Just(Fate::DeleteCluster),
-        1 => Just(Fate::StrangerCreates),
-        1 => Just(Fate::DeleteRestore),
-    ];
-    let kept = move |fate| match fate {
-        Fate::DeleteCluster | Fate::StrangerCreates | Fate::DeleteRestore if !people => {
-            Fate::Reconcile
-        }
-        fate => fate,
-    };
-    prop::collection::vec(one.prop_map(kept), 0..120)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
-
-    /// Invariants 1, 9, 10 and 11 hold after every step, whatever happens.
-    #[test]
-    fn invariant_9_nothing_of_anybodys_is_destroyed(durable: bool, good: bool, fates in fates(true)) {
-        let mut world = World::new(durable, good);
-        for fate in fates {
-            world.happen(fate);
-        }
-        world.calm_down();
-    }
-
-    /// Without people in its way, and with a disk that survives its pod, it comes to its end.
-    #[test]
-    fn a_durable_restore_completes_when_the_faults_stop(fates in fates(false)) {
-        let mut world = World::new(true, true);
-        for fate in fates {
-            world.happen(fate);
-        }
-        world.calm_down();
-        prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
-    }
-
-    /// A restore into pods completes as long as the seed is not lost after the handover began.
-    #[test]
-    fn a_restore_without_volumes_completes_unless_its_only_copy_is_lost(fates in fates(false)) {
-        let mut world = World::new(false, true);
-        let mut lost = false;
-        for fate in fates {
-            let formed = world.cluster.as_ref().is_some_and(ModelCluster::has_turned);
-            lost |= matches!(fate, Fate::LosePod) && formed;
-            world.happen(fate);
-        }
-        world.calm_down();
-        prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
-    }
-
-    /// An unreadable backup never completes, and never hands anything over.
-    #[test]
-    fn an_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
-        let mut world = World::new(durable, false);
-        for fate in fates {
-            world.happen(fate);
-        }
-        world.calm_down();
-        prop_assert!(!world.succeeded());
-    }
-
-    /// At every moment the old cluster is whole or the new one verified, and clients find one of them at most.
-    #[test]
-    fn invariant_9_a_cluster_that_is_replaced_is_whole_until_the_new_one_is_verified(
-        durable: bool,
-        good: bool,
-        fates in fates(true),
-    ) {
-        let mut world = World::replacing(durable, good);
-        for fate in fates {
-            // What the user asks for with `overwrite` is not only the cluster he saw.
-            if !matches!(fate, Fate::StrangerCreates) {
-                world.happen(fate);
-            }
-        }
-        world.calm_down();
-    }
-
-    /// The operator killed between any two writes goes on to the end.
-    #[test]
-    fn a_restore_in_place_completes_when_the_faults_stop(fates in fates(false)) {
-        let mut world = World::replacing(true, true);
-        for fate in fates {
-            world.happen(fate);
-        }
-        world.calm_down();
-        prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
-        let cluster = world.cluster.unwrap();
-        prop_assert!(!cluster.claim && cluster.has_turned());
-        prop_assert!(world.restore.metadata.finalizers.is_none());
-    }
-
-    /// A failure leaves the old cluster as it was, says so, and lets go of it.
-    #[test]
-    fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
-        let mut world = World::replacing(durable, false);
-        for fate in fates {
-            world.happen(fate);
-        }
-        world.calm_down();
-        let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_whole() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
-        prop_assert!(cluster.pod.is_none() && !cluster.volume && !cluster.service);
-        prop_assert!(world.restore.metadata.finalizers.is_none());
-        let status = world.restore.status.unwrap();
-        prop_assert_eq!(status.abandoned.unwrap().reason, "SnapshotUnreadable");
-        prop_assert!(!status.succeeded);
-    }
-
-    /// Whenever the EtcdRestore is deleted: the old cluster is whole, or the new one is; and nobody claims it.
-    #[test]
-    fn a_restore_deleted_at_any_moment_leaves_one_whole_cluster(
-        good: bool,
-        before in fates(false),
-        after in fates(false),
-    ) {
-        let mut world = World::replacing(true, good);
-        for fate in before {
-            world.happen(fate);
-        }
-        world.happen(Fate::DeleteRestore);
-        for fate in after {
-            world.happen(fate);
-        }
-        world.calm_down();
-        prop_assert!(world.gone, "{:?}", world.restore.metadata);
-        let cluster = world.cluster.unwrap();
-        prop_assert!(!cluster.claim);
-        let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving && pod.joined);
-        let whole = if cluster.has_turned() { serves } else { cluster.is_old_whole() };
-        prop_assert!(whole);
-    }
-}
-
-#[test]
-fn a_quiet_restore_completes_in_a_dozen_rounds() {
-    let mut world = World::new(true, true);
-    let mut rounds = 0;
-    while !world.succeeded() {
-        rounds += 1;
-        assert!(rounds < 16, "{:?}", world.restore.status);
-        world.happen(Fate::Reconcile);
-        world.happen(Fate::Kubelet);
-        world.happen(Fate::ClusterOperator);
-    }
 }
