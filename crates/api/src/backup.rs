@@ -8,8 +8,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub(crate) use check::store_problem;
+pub use check::{not_in_effect, unsafe_to_ignore, validate};
 
 use crate::duration::DurationText;
 use crate::schema::{

@@ -85,7 +85,8 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
             } else {
                 unit_tests(options.filter.as_deref())
             };
-            let compiled = image::compile_with_fail_points().and_then(|built| Ok((built, test_program()?)));
+            let compiled =
+                image::compile_with_fail_points().and_then(|built| Ok((built, test_program()?)));
             (early.join(), units, compiled)
         });
         let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;

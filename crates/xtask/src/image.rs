@@ -41,7 +41,10 @@ pub(crate) const SELECTION: &[&str] = &[
 ];
 
 /// What is added to the operators for the end-to-end tests: they die where a test asks for it.
-const FAIL_POINTS: &[&str] = &["--features", "cluster/failpoints,backup/failpoints,restore/failpoints"];
+const FAIL_POINTS: &[&str] = &[
+    "--features",
+    "cluster/failpoints,backup/failpoints,restore/failpoints",
+];
 
 /// Compiles the operators and the programs of the e2e crate.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
@@ -210,7 +213,7 @@ mod tests {
     #[test]
     fn only_the_newest_archives_are_kept() {
         let dir = tempfile::tempdir().unwrap();
-        for number in 0..5 {
+        for number in 0..KEPT + 2 {
             fs::write(dir.path().join(format!("{number}.tar")), "").unwrap();
         }
         fs::write(dir.path().join("other"), "").unwrap();

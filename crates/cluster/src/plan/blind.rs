@@ -63,11 +63,8 @@ fn start_added(
     cluster_id: ClusterId,
     draft: &mut Draft,
 ) {
-    let lists = observed.recovery.local.iter();
-    let Some(list) = lists
-        .filter(|list| list.cluster_id == cluster_id)
-        .next_back()
-    else {
+    let mut lists = observed.recovery.local.iter();
+    let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
         return;
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
