@@ -168,7 +168,7 @@ fn a_cluster_forms_in_a_few_rounds_without_faults() {
 #[test]
 fn old_etcd_grows_with_voters() {
     let events = [
-        vec![Event::Round, Event::Tick].repeat(9),
+        [Event::Round, Event::Tick].repeat(9),
         vec![Event::Resize(3)],
     ]
     .concat();
@@ -183,7 +183,7 @@ fn sizes_are_reached_from_every_size_also_when_the_target_changes_midway() {
         .flat_map(|from| sizes().flat_map(move |via| sizes().map(move |to| (from, via, to))));
     for (from, via, to) in ways {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
-        let pass = |rounds: usize| vec![Event::Round, Event::Tick].repeat(rounds);
+        let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
         // The target changes at another moment of the way each time.
         let midway = pass((from + via + to) % 9);
         let events = [

@@ -87,7 +87,11 @@ pub(crate) struct Cluster {
 const CONNECTED: u64 = 2;
 
 pub(crate) fn quorum(config: &Config) -> usize {
-    voters(config).count() / 2 + 1
+    quorum_of(voters(config).count())
+}
+
+fn quorum_of(voters: usize) -> usize {
+    voters / 2 + 1
 }
 
 pub(crate) fn voters(config: &Config) -> impl Iterator<Item = (&u64, &Member)> {
@@ -172,7 +176,8 @@ impl Cluster {
         now: u64,
     ) -> Option<&'static str> {
         let (all, started) = started(config);
-        if !learner && !(all == 1 && started == 1) && started < (all + 1) / 2 + 1 {
+        let one_alone = all == 1 && started == 1;
+        if !learner && !one_alone && started < quorum_of(all + 1) {
             return Some("not enough started members");
         }
         if !voters(config).all(|(id, _)| self.connected(*id, group, now)) {
@@ -226,7 +231,7 @@ impl Cluster {
             return Some("can only promote a learner member which is in sync with leader");
         }
         let (all, joined) = started(config);
-        (joined + 1 < (all + 1) / 2 + 1).then_some("not enough started members")
+        (joined + 1 < quorum_of(all + 1)).then_some("not enough started members")
     }
 }
 
@@ -333,11 +338,11 @@ impl Cluster {
         if !votes(&id) {
             return None;
         }
-        let voted: Vec<u64> = others
+        let granted: Vec<u64> = others
             .filter(|(id, log)| votes(id) && *log <= last)
             .map(|(id, _)| id)
             .collect();
-        (voted.len() >= quorum(config)).then_some(voted)
+        (granted.len() >= quorum(config)).then_some(granted)
     }
 
     /// The leader's log goes to who keeps up; to those who lag only as far as a quorum needs them.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 /// What a run begins with.
+#[allow(clippy::struct_excessive_bools)] // Each is a choice of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) size: usize,

@@ -15,6 +15,7 @@ use crate::world::{Power, World, tell};
 use crate::write::is_for_etcd;
 
 /// What has to be remembered to judge.
+#[allow(clippy::struct_excessive_bools)] // Each is a fact of its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     /// What went wrong first.
@@ -103,7 +104,7 @@ impl World {
                 );
             }
             Write::CreatePod(start) if !self.pods.contains_key(&start.member) => {
-                self.judge_pod(start)
+                self.judge_pod(start);
             }
             Write::AddMember { member, learner } => {
                 let old = self.setup.version.starts_with("3.3");

@@ -29,60 +29,8 @@ impl World {
 
     pub(crate) fn read_pods(&self) -> BTreeMap<String, Pod> {
         let pods = self.pods.iter();
-        pods.map(|(name, pod)| (name.clone(), self.read_pod(name, pod)))
+        pods.map(|(name, pod)| (name.clone(), read_pod(name, pod)))
             .collect()
-    }
-
-    fn read_pod(&self, name: &str, pod: &WorldPod) -> Pod {
-        let initial = match pod.start.state {
-            State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
-            State::New | State::Join => pod.start.initial.clone(),
-        };
-        let shown = pod.shown;
-        let trouble = if pod.node.is_none() {
-            Some(Trouble::Unschedulable("no node".to_owned()))
-        } else {
-            shown
-                .failing
-                .then(|| Trouble::Failing("exit code 1".to_owned()))
-        };
-        let ending = shown.ended.map(|(end, at)| Ending {
-            at: seconds(at),
-            cause: match end {
-                End::Data => Cause::Data("checksum error".to_owned()),
-                End::Failed => Cause::Failed("exit code 1".to_owned()),
-                End::Ended => Cause::Ended,
-            },
-        });
-        Pod {
-            uid: pod.uid.to_string(),
-            owned: pod.owned,
-            token: Some(pod.start.token.clone()),
-            cluster_id: pod.cluster_id,
-            version: Some(pod.start.version.clone()),
-            image: format!("etcd:v{}", pod.start.version),
-            spec_hash: Some("hash".to_owned()),
-            initial,
-            joins: pod.start.state != State::New,
-            durable: pod.start.durable,
-            terminating: pod.ends_in.is_some(),
-            grace: pod
-                .ends_in
-                .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
-            failed: false,
-            addressed: shown.addressed,
-            running: shown.running_since.is_some(),
-            running_since: shown.running_since.map(seconds),
-            ready: shown.ready,
-            restarts: shown.restarts,
-            role: Some(pod.role),
-            trouble,
-            unready_since: (!shown.ready).then(|| seconds(shown.unready_since)),
-            lost_since: shown.lost_since.map(seconds),
-            ending,
-            node: pod.node.map(|node| format!("node-{node}")),
-            created: seconds(pod.created),
-        }
     }
 
     /// The rest of an observation, in the order the operator reads: claims and object after Services and pods,
@@ -201,6 +149,59 @@ impl World {
             db_size_in_use: 0,
             errors: Vec::new(),
         })
+    }
+}
+
+/// A pod's status as the API server has it.
+fn read_pod(name: &str, pod: &WorldPod) -> Pod {
+    let initial = match pod.start.state {
+        State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
+        State::New | State::Join => pod.start.initial.clone(),
+    };
+    let shown = pod.shown;
+    let trouble = if pod.node.is_none() {
+        Some(Trouble::Unschedulable("no node".to_owned()))
+    } else {
+        shown
+            .failing
+            .then(|| Trouble::Failing("exit code 1".to_owned()))
+    };
+    let ending = shown.ended.map(|(end, at)| Ending {
+        at: seconds(at),
+        cause: match end {
+            End::Data => Cause::Data("checksum error".to_owned()),
+            End::Failed => Cause::Failed("exit code 1".to_owned()),
+            End::Ended => Cause::Ended,
+        },
+    });
+    Pod {
+        uid: pod.uid.to_string(),
+        owned: pod.owned,
+        token: Some(pod.start.token.clone()),
+        cluster_id: pod.cluster_id,
+        version: Some(pod.start.version.clone()),
+        image: format!("etcd:v{}", pod.start.version),
+        spec_hash: Some("hash".to_owned()),
+        initial,
+        joins: pod.start.state != State::New,
+        durable: pod.start.durable,
+        terminating: pod.ends_in.is_some(),
+        grace: pod
+            .ends_in
+            .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
+        failed: false,
+        addressed: shown.addressed,
+        running: shown.running_since.is_some(),
+        running_since: shown.running_since.map(seconds),
+        ready: shown.ready,
+        restarts: shown.restarts,
+        role: Some(pod.role),
+        trouble,
+        unready_since: (!shown.ready).then(|| seconds(shown.unready_since)),
+        lost_since: shown.lost_since.map(seconds),
+        ending,
+        node: pod.node.map(|node| format!("node-{node}")),
+        created: seconds(pod.created),
     }
 }
 

@@ -119,11 +119,12 @@ impl World {
         }
         let was = pod.running;
         let end = self.start_etcd(name);
-        let (now, shows, runs) = (self.now, !api_is_away && power == Power::On, end.is_none());
+        let (now, runs) = (self.now, end.is_none());
+        let is_told = !api_is_away && power == Power::On;
         let pod = self.pods.get_mut(name).unwrap();
         pod.running = runs;
         pod.shown.restarts += i32::from(!runs);
-        if shows {
+        if is_told {
             let shown = &mut pod.shown;
             shown.addressed = true;
             shown.running_since = runs.then(|| shown.running_since.unwrap_or(now));
