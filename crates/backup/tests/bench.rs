@@ -5,6 +5,8 @@
 //! `BENCH_MIB`, rounds from `BENCH_ROUNDS`. Alone in its binary, so that nothing else in the process is measured.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
+mod common;
+
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +18,8 @@ use store::testing::S3Server;
 use store::{S3Store, Store};
 use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
+
+use common::memory;
 
 const MIB: u64 = 1 << 20;
 
@@ -30,18 +34,6 @@ fn numbers(variable: &str, default: &[u64]) -> Vec<u64> {
     } else {
         given
     }
-}
-
-/// From `/proc/self/status`, in bytes.
-fn memory(field: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
 }
 
 /// Values that do not compress, as those of an encrypted store, until the file has the size.

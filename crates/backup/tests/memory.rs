@@ -2,6 +2,8 @@
 //! else in the process is measured.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 
 use backup::transfer::{Meter, Name, Transfer};
@@ -11,22 +13,12 @@ use store::S3Store;
 use store::testing::S3Server;
 use tokio_util::sync::CancellationToken;
 
+use common::memory;
+
 const MIB: u64 = 1 << 20;
 
 /// Four parts of 8 MiB, what the HTTP client holds of them, and the heap's slack. It is the same for every size.
 const BUDGET: u64 = 80 * MIB;
-
-/// From `/proc/self/status`, in bytes.
-fn memory(field: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_database_takes_no_more_memory_than_a_small_one() {

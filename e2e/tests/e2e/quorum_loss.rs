@@ -5,10 +5,10 @@ use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, ready_members, strings};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{DynamicObject, ListParams};
+use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::member_loss::await_one_volume_a_member;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
@@ -204,27 +204,10 @@ async fn a_majority_of_volumes_lost_is_recovered_onto_new_volumes() {
         approve(sandbox, &before.cluster_id).await?;
         is_recovered(sandbox, before, "Annotation").await?;
         let members = ready_members(&sandbox.await_members("c", 3).await?);
-        await_volumes_of(sandbox, members).await
+        // Of the old cluster none is left.
+        await_one_volume_a_member(sandbox, &members).await
     })
     .await;
-}
-
-/// In the end each member has its volume, and of the old cluster none is left.
-async fn await_volumes_of(sandbox: &Sandbox, mut members: Vec<String>) -> Result<()> {
-    members.sort();
-    until("one volume a member is left", PATIENCE, async || {
-        let claims = sandbox.api::<PersistentVolumeClaim>();
-        let selector = ListParams::default().labels("etcd_cluster=c");
-        let claims = claims.list(&selector).await?.into_iter();
-        let mut names: Vec<String> = claims.filter_map(|claim| claim.metadata.name).collect();
-        names.sort();
-        Ok(if names == members {
-            Look::Done(())
-        } else {
-            Look::NotYet(format!("{names:?}, members {members:?}"))
-        })
-    })
-    .await
 }
 
 #[tokio::test]
@@ -270,7 +253,7 @@ async fn a_quorum_that_comes_back_cancels_the_recovery() {
         let after = sandbox.await_members("c", 3).await?;
         ensure!(text(&after, "/status/clusterID") == before.cluster_id);
         ensure!(ready_members(&after).len() == 3 && before.writer.acknowledged() >= silence);
-        await_volumes_of(sandbox, ready_members(&before.object)).await?;
+        await_one_volume_a_member(sandbox, &ready_members(&before.object)).await?;
         await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
         // The approval was for a loss that is over.
