@@ -5,7 +5,7 @@
 //! `BENCH_MIB`, rounds from `BENCH_ROUNDS`. Alone in its binary, so that nothing else in the process is measured.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
-mod common;
+mod procfs;
 
 use std::process::Command;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use store::{S3Store, Store};
 use tokio::io::AsyncReadExt;
 use tokio_util::sync::CancellationToken;
 
-use common::memory;
+use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 

@@ -2,7 +2,7 @@
 //! else in the process is measured.
 #![allow(clippy::unwrap_used)]
 
-mod common;
+mod procfs;
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use store::S3Store;
 use store::testing::S3Server;
 use tokio_util::sync::CancellationToken;
 
-use common::memory;
+use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 
