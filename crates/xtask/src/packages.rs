@@ -20,6 +20,14 @@ const BUILD: &[Need] = &[
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
+    // The definitions it imports: only recommended by the package of the compiler.
+    Need {
+        package: "libprotobuf-dev",
+        evidence: &[
+            "/usr/include/google/protobuf/descriptor.proto",
+            "/usr/local/include/google/protobuf/descriptor.proto",
+        ],
+    },
     Need {
         package: "gcc",
         evidence: &["gcc"],

@@ -1,0 +1,87 @@
+//! Marks and labels: patches of the metadata of an object that was seen.
+
+use api::names;
+use k8s_openapi::NamespaceResourceScope;
+use kube::Resource;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use runtime::apply;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+
+use super::build::role_of;
+use super::failed;
+use crate::act::{Actor, Error};
+use crate::write::Label;
+
+impl Actor<'_> {
+    pub(super) async fn mark(
+        &self,
+        member: &str,
+        started: bool,
+        over: Option<&str>,
+    ) -> Result<Option<String>, Error> {
+        let value = if started { json!("true") } else { Value::Null };
+        let mut metadata = json!({ "annotations": { names::ANNOTATION_STARTED: value } });
+        if let Some(over) = over {
+            metadata["resourceVersion"] = json!(over);
+        }
+        self.merge::<Service>(member, metadata).await
+    }
+
+    pub(super) async fn label<K>(&self, label: &Label) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + Debug,
+    {
+        let mut annotations = json!({ names::ANNOTATION_CLUSTER_TOKEN: label.token });
+        if let Some(id) = label.cluster_id {
+            annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
+        }
+        let mut metadata = json!({
+            "uid": label.uid,
+            "annotations": annotations,
+            "ownerReferences": [apply::owner_reference(self.cluster)],
+        });
+        if let Some(role) = label.role {
+            let token = names::token_label(&label.token);
+            metadata["labels"] =
+                json!({ names::LABEL_ROLE: role_of(role).label(), names::LABEL_TOKEN: token });
+        }
+        self.merge::<K>(&label.member, metadata).await.map(|_| None)
+    }
+
+    pub(super) async fn merge<K>(&self, name: &str, metadata: Value) -> Result<Option<String>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + Debug,
+    {
+        let params = PatchParams {
+            field_manager: Some(names::MANAGER_CLUSTER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = json!({ "metadata": metadata });
+        let patched_object = self
+            .api::<K>()
+            .patch(name, &params, &Patch::Merge(&patch))
+            .await;
+        patched_object
+            .map(|object| object.resource_version())
+            .map_err(|source| patched(&K::kind(&()), name, source))
+    }
+}
+
+/// A patch over another version, or of another object of the same name, is a lost race.
+pub(super) fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
+    match source {
+        kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {
+            what: format!("{kind} {name}"),
+        },
+        source => failed("patch", kind, name, source),
+    }
+}
