@@ -255,6 +255,22 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
+    // What the program knows needs no cluster.
+    if options
+        .args
+        .iter()
+        .any(|arg| arg == "--help" || arg == "-h")
+    {
+        let (built, _) = progress::timed("compiling", image::compile)?;
+        let status = Command::new(program_among(&built, name)?)
+            .arg("--help")
+            .status()?;
+        return Ok(if status.success() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
     let (early, built) = thread::scope(|scope| {
         let early = scope.spawn(|| begin_cluster(&options.place, options.dns));
         let built = progress::timed("compiling", image::compile);
@@ -267,11 +283,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         for (step, took) in &prepared.steps {
             eprintln!("    set-up: {step:24}{:>10}", progress::seconds(*took));
         }
-        let executable = built
-            .iter()
-            .find(|file| file.file_name().is_some_and(|file| file == name))
-            .with_context(|| format!("cargo built no program {name}"))?;
-        let mut command = Command::new(executable);
+        let mut command = Command::new(program_among(&built, name)?);
         command.args(&options.args).envs(prepared.vars);
         if options.place.keep && name == "demo" {
             command.arg("--keep");
@@ -286,6 +298,13 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
+    built
+        .iter()
+        .find(|file| file.file_name().is_some_and(|file| file == name))
+        .with_context(|| format!("cargo built no program {name}"))
 }
 
 /// A cluster, still without the image.
@@ -320,12 +339,12 @@ fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
             steps: Vec::new(),
         });
     }
-    let was_up = testbed::is_up();
     let options = Options {
         dns: dns.unwrap_or(Options::default().dns),
         ..Options::default()
     };
-    let (mut env, took) = progress::timed("testbed", || testbed::up(options))?;
+    let (up, took) = progress::timed("testbed", || testbed::up(options))?;
+    let mut env = up.env;
     if let Some(dns) = dns.filter(|dns| *dns != env.dns) {
         testbed::set_dns(dns)?;
         env.dns = dns;
@@ -340,7 +359,7 @@ fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     ));
     Ok(Early {
         vars,
-        end: !was_up,
+        end: !up.found,
         steps: vec![("testbed", took)],
     })
 }

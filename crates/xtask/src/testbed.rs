@@ -75,8 +75,16 @@ pub(crate) struct Testbed {
     inside: Inside,
 }
 
+/// A testbed that was asked for.
+#[derive(Debug)]
+pub(crate) struct Up {
+    pub(crate) env: Env,
+    /// It ran already, or another command brought it up meanwhile: it is not the caller's to take down.
+    pub(crate) found: bool,
+}
+
 /// Brings the testbed of this checkout up, or finds it running.
-pub(crate) fn up(options: Options) -> Result<Env> {
+pub(crate) fn up(options: Options) -> Result<Up> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
     if let Some(state) = State::read(&run_folder).unwrap_or_default()
@@ -91,28 +99,19 @@ pub(crate) fn up(options: Options) -> Result<Env> {
         testbed
             .wait_ready()
             .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
-        return Ok(Env::of(
-            &testbed.run_folder,
-            &testbed.state,
-            &testbed.programs,
-        ));
+        let env = Env::of(&testbed.run_folder, &testbed.state, &testbed.programs);
+        return Ok(Up { env, found: true });
     }
     clean(&run_folder)?;
     let found = preflight::check(&run_folder)?;
     let programs = programs::ensure()?;
     match begin(&run_folder, options, &found, programs) {
-        Ok(env) => Ok(env),
+        Ok(env) => Ok(Up { env, found: false }),
         Err(error) => Err(error.context(format!(
             "the testbed did not come up; its logs are in {} until the next `up` or `down`",
             run_folder.join("logs").display()
         ))),
     }
-}
-
-/// Whether the testbed of this checkout is completely up.
-pub(crate) fn is_up() -> bool {
-    State::read(&checkout::run_folder())
-        .is_ok_and(|state| state.is_some_and(|state| state.ready && state.is_alive()))
 }
 
 /// The environment of the running testbed.
