@@ -3,10 +3,8 @@
 
 use std::path::Path;
 
-use p256::ecdsa::signature::Signer as _;
-use p256::ecdsa::{Signature, SigningKey};
-use p256::elliptic_curve::rand_core::OsRng;
-use p256::pkcs8::{EncodePrivateKey as _, LineEnding};
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyUsagePurpose,
     PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm,
@@ -14,25 +12,22 @@ use rcgen::{
 use store::testing::{AzureServer, GoogleServer, S3Server, content, download, upload};
 use store::{AbsConfig, AbsStore, Error, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-struct Key {
-    secret: SigningKey,
-    point: Vec<u8>,
-}
+struct Key(EcdsaKeyPair);
 
 impl Key {
     fn new() -> Self {
-        let secret = SigningKey::random(&mut OsRng);
-        let point = secret.verifying_key().to_encoded_point(false);
-        Self {
-            point: point.as_bytes().to_vec(),
-            secret,
-        }
+        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).unwrap())
+    }
+
+    fn pem(&self) -> String {
+        let document = self.0.to_pkcs8v1().unwrap();
+        pem::encode(&pem::Pem::new("PRIVATE KEY", document.as_ref()))
     }
 }
 
 impl PublicKeyData for Key {
     fn der_bytes(&self) -> &[u8] {
-        &self.point
+        self.0.public_key().as_ref()
     }
 
     fn algorithm(&self) -> &'static SignatureAlgorithm {
@@ -42,8 +37,8 @@ impl PublicKeyData for Key {
 
 impl rcgen::SigningKey for Key {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
-        let signature: Signature = self.secret.sign(message);
-        Ok(signature.to_der().as_bytes().to_vec())
+        let signature = self.0.sign(&SystemRandom::new(), message);
+        Ok(signature.unwrap().as_ref().to_vec())
     }
 }
 
@@ -71,8 +66,7 @@ fn authority(folder: &Path) -> String {
     let key = Key::new();
     let signed = server.signed_by(&key, &issuer).unwrap();
     std::fs::write(folder.join("server.crt"), signed.pem()).unwrap();
-    let pem = key.secret.to_pkcs8_pem(LineEnding::LF).unwrap();
-    std::fs::write(folder.join("server.key"), pem.as_bytes()).unwrap();
+    std::fs::write(folder.join("server.key"), key.pem()).unwrap();
     certificate
 }
 
