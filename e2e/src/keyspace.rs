@@ -20,7 +20,7 @@ const OPENED: Duration = Duration::from_secs(30);
 
 /// A connection to a cluster, through a forwarded port.
 pub struct Keyspace {
-    client: Client,
+    pub(crate) client: Client,
     _forward: PortForward,
 }
 

@@ -12,6 +12,7 @@ pub mod manifests;
 pub mod metrics;
 pub mod objects;
 pub mod sandbox;
+pub mod picture;
 pub mod testbed;
 pub mod wait;
 pub mod writer;

@@ -33,7 +33,7 @@ pub struct BackupManifest {
     /// SHA-256 of the snapshot as etcd sent it, its trailing hash included, in hexadecimal: what `sha256sum` says of
     /// the stored object when that is not compressed.
     pub sha256: String,
-    /// etcd's own hash of the key space, where it was asked for.
+    /// etcd's own hash of the keys at that revision (`HashKV`), which a restore compares. Large databases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
     /// How the stored object is compressed: `none` or `zstd`.

@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub use check::{not_in_effect, unreachable, unsafe_to_ignore, validate};
 
 use crate::backup::Progress;
 use crate::cluster::EtcdClusterSpec;

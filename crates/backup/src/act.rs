@@ -80,6 +80,15 @@ pub(crate) async fn act(
         (Step::Tidy, Ready::Removal(removal)) => {
             beside.removals.begin(&uid, *removal, there(false));
         }
+        (Step::Begin, Ready::TransferInPod(job)) => {
+            beside.transfers.begin(&uid, *job, there(false));
+        }
+        (Step::Tidy, Ready::RemovalInPod(job)) => {
+            beside.removals.begin(&uid, *job, there(false));
+        }
+        (Step::Purge, Ready::RemovalInPod(job)) => {
+            beside.removals.begin(&uid, *job, there(true));
+        }
         (Step::Purge, Ready::Removal(removal)) => {
             beside.removals.begin(&uid, *removal, there(true));
         }

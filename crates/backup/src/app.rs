@@ -12,6 +12,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive};
+use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::Directories;
 use tokio::sync::mpsc;
@@ -49,6 +50,9 @@ pub struct Settings {
     /// The directory of backups with storageType Local
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
+    /// The image of the pods that write to a claim; the operator's own where it is not given
+    #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
+    pub operator_image: Option<String>,
 }
 
 /// Runs until the operator is told to stop; transfers that run then are given up and leave nothing behind.
@@ -80,6 +84,8 @@ pub async fn work(operator: Operator, settings: Settings) {
                 claim: None,
             },
             since: Timestamp::now(),
+            image: OwnImage::new(&operator, settings.operator_image),
+            shutdown: operator.shutdown.clone(),
         },
         beside,
     });

@@ -6,6 +6,7 @@
 mod act;
 pub mod app;
 pub mod candidates;
+pub mod claim;
 mod controller;
 pub mod identity;
 mod metrics;

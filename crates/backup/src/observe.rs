@@ -4,17 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::conditions::Reason;
-use api::storage::StorageSource;
+use api::manifest::ManifestCluster;
+use api::storage::{PvcSource, StorageSource};
+use api::backup::EtcdBackupSpec;
 use api::{EtcdBackup, EtcdCluster};
 use etcd::Etcd;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
+use runtime::image::OwnImage;
+use runtime::tls::{self, ClusterTls, Purpose};
 use store::{Directories, SecretName, secrets_of};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
+use crate::claim::{InPod, Order, Report, Snapshot, Task};
 use crate::identity::Grants;
-use crate::observed::{Observed, Place, Trouble};
+use crate::observed::{Kept, Observed, Place, Stored, Trouble};
 use crate::plan::{Need, compresses, intent, need, rules};
 use crate::removal::{Removal, What};
 use crate::source::{SecretData, Target, endpoints, members_of, target};
@@ -35,6 +41,10 @@ pub(crate) struct Means {
     pub(crate) directories: Directories,
     /// When this process began.
     pub(crate) since: Timestamp,
+    /// What pods beside a claim run.
+    pub(crate) image: OwnImage,
+    /// The end of this process.
+    pub(crate) shutdown: CancellationToken,
 }
 
 /// What a step may need, ready to run.
@@ -47,6 +57,10 @@ pub(crate) enum Ready {
     Transfer(Box<Transfer>),
     /// A removal.
     Removal(Box<Removal>),
+    /// A transfer in a pod beside the claim.
+    TransferInPod(Box<InPod<Stored>>),
+    /// A removal in such a pod.
+    RemovalInPod(Box<InPod<Kept>>),
 }
 
 /// Completes `observed`; what the plan may begin comes with it.
@@ -61,8 +75,8 @@ pub(crate) async fn observe(
         match (need, intent(backup)) {
             (Need::Place, Some(begun)) => place(means, backup, begun).await,
             (Need::Tidy | Need::Purge, _) => {
-                let removal = removal(means, backup, need, now).await?;
-                Ok((Place::NotAsked, Ready::Removal(Box::new(removal))))
+                let ready = removal(means, backup, need, now).await?;
+                Ok((Place::NotAsked, ready))
             }
             (Need::Place | Need::Nothing, _) => Ok((Place::NotAsked, Ready::Nothing)),
         }
@@ -95,6 +109,19 @@ async fn place(
     backup: &EtcdBackup,
     begun: Timestamp,
 ) -> Result<(Place, Ready), Trouble> {
+    if let StorageSource::Pvc(pvc) = source_of(backup)? {
+        // What lies on a claim only the pod can see.
+        let (endpoints, cluster) = members(means, backup).await?;
+        let task = Task::Store(Snapshot {
+            endpoints,
+            begun,
+            numbered: backup.spec.is_periodic(),
+            compress: compresses(backup),
+            cluster,
+        });
+        let job = in_pod(means, backup, pvc, task, Report::into_stored).await?;
+        return Ok((Place::Free, Ready::TransferInPod(Box::new(job))));
+    }
     let Target { store, key } = open(means, backup).await?;
     let name = if backup.spec.is_periodic() {
         Name::Numbered {
@@ -110,15 +137,7 @@ async fn place(
         Written::Whole(stored) => return Ok((Place::Written(stored), Ready::Nothing)),
         Written::Not(name) => name,
     };
-    let namespace = backup.namespace().unwrap_or_default();
-    let (endpoints, cluster) = match &backup.spec.etcd_cluster {
-        None => (endpoints(&backup.spec.etcd_endpoints, &namespace), None),
-        Some(reference) => {
-            let cluster = cluster(&means.client, &namespace, &reference.name).await?;
-            let (urls, manifest) = members_of(&cluster, &namespace)?;
-            (urls, Some(manifest))
-        }
-    };
+    let (endpoints, cluster) = members(means, backup).await?;
     let transfer = Transfer {
         etcd: means.etcd.clone(),
         endpoints,
@@ -132,13 +151,100 @@ async fn place(
     Ok((Place::Free, Ready::Transfer(Box::new(transfer))))
 }
 
+/// How etcd is to be asked: with what the EtcdCluster or the EtcdBackup names.
+async fn reach(means: &Means, backup: &EtcdBackup) -> Result<Arc<dyn Etcd>, Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let spec = &backup.spec;
+    let access = match (&spec.etcd_cluster, &spec.auth_secret) {
+        (Some(reference), _) => {
+            let cluster = cluster(&means.client, &namespace, &reference.name).await?;
+            runtime::reach::of_cluster(&means.client, &cluster).await
+        }
+        (None, secret) => {
+            let tls = certified(&means.client, &namespace, spec).await?;
+            match secret {
+                None => Ok(tls),
+                Some(secret) => {
+                    let field = "spec.authSecret";
+                    let of_secret = runtime::credentials::of_secret;
+                    let found = of_secret(&means.client, &namespace, secret, field).await;
+                    found.map(|credentials| Access {
+                        credentials: Some(credentials),
+                        ..tls
+                    })
+                }
+            }
+        }
+    };
+    let access = access.map_err(|why| Trouble::new(Reason::SecretMissing, why))?;
+    if access == Access::default() {
+        return Ok(means.etcd.clone());
+    }
+    Ok(Arc::new(EtcdClient::new(access)))
+}
+
+/// How endpoints are reached that a Secret of client certificates is for.
+async fn certified(
+    client: &Client,
+    namespace: &str,
+    spec: &EtcdBackupSpec,
+) -> Result<Access, Trouble> {
+    let Some(name) = spec.client_tls_secret() else {
+        return Ok(Access::default());
+    };
+    let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
+    let held = tls::held(&secrets, Purpose::Client, name).await;
+    held.map(|material| tls::access(&material))
+        .map_err(|fault| Trouble::new(Reason::SecretMissing, fault.message))
+}
+
+/// Where etcd is to be asked, and what the manifest says of its cluster.
+async fn members(
+    means: &Means,
+    backup: &EtcdBackup,
+) -> Result<(Vec<String>, Option<ManifestCluster>), Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let Some(reference) = &backup.spec.etcd_cluster else {
+        return Ok((endpoints(&backup.spec.etcd_endpoints, &namespace), None));
+    };
+    let cluster = cluster(&means.client, &namespace, &reference.name).await?;
+    let policy = cluster.spec.tls.as_ref();
+    let tls = ClusterTls::read(&means.client, (&namespace, &reference.name), policy).await;
+    let (urls, manifest) = members_of(&cluster, &namespace, &tls)?;
+    Ok((urls, Some(manifest)))
+}
+
+async fn in_pod<T>(
+    means: &Means,
+    backup: &EtcdBackup,
+    pvc: &PvcSource,
+    task: Task,
+    read: fn(Report, &Order) -> Result<T, Trouble>,
+) -> Result<InPod<T>, Trouble> {
+    let image = means.image.get().await;
+    Ok(InPod {
+        client: means.client.clone(),
+        backup: backup.clone(),
+        order: Order {
+            claim: pvc.claim_name.clone(),
+            path: pvc.path.clone(),
+            uid: backup.uid().unwrap_or_default(),
+            task,
+        },
+        image: image
+            .map_err(|why| Trouble::new(Reason::StepFailed, why))?
+            .clone(),
+        shutdown: means.shutdown.clone(),
+        read,
+    })
+}
+
 async fn removal(
     means: &Means,
     backup: &EtcdBackup,
     need: Need,
     now: Timestamp,
-) -> Result<Removal, Trouble> {
-    let Target { store, key } = open(means, backup).await?;
+) -> Result<Ready, Trouble> {
     let status = backup.status.as_ref();
     let what = match (need, rules(backup)) {
         (Need::Tidy, Some(rules)) => What::Surplus {
@@ -149,22 +255,35 @@ async fn removal(
         },
         _ => What::Everything,
     };
-    Ok(Removal {
+    if let StorageSource::Pvc(pvc) = source_of(backup)? {
+        let task = match what {
+            What::Surplus { rules, newest } => Task::Surplus { rules, newest },
+            What::Everything => Task::Everything,
+        };
+        let job = in_pod(means, backup, pvc, task, Report::into_kept).await?;
+        return Ok(Ready::RemovalInPod(Box::new(job)));
+    }
+    let Target { store, key } = open(means, backup).await?;
+    Ok(Ready::Removal(Box::new(Removal {
         store,
         path: key,
         uid: backup.uid().unwrap_or_default(),
         what,
         now,
-    })
+    })))
 }
 
-async fn open(means: &Means, backup: &EtcdBackup) -> Result<Target, Trouble> {
-    let namespace = backup.namespace().unwrap_or_default();
+fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
     let spec = &backup.spec;
     let source = spec
         .blocks()
         .select(&spec.storage_type, "spec", "storageType")
-        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
+}
+
+async fn open(means: &Means, backup: &EtcdBackup) -> Result<Target, Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let source = source_of(backup)?;
     means.grants.check(&namespace, &source)?;
     let (credentials, ca) = secrets(&means.client, &namespace, &source).await?;
     target(

@@ -3,6 +3,7 @@
 use api::backup::name::Numbered;
 use api::conditions::Reason;
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 /// Something that stands in the way, for people and for the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,8 @@ impl Trouble {
 }
 
 /// A backup that the store has acknowledged, manifest included.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Stored {
     /// Where it lies: `s3://bucket/key`.
     pub location: String,

@@ -19,7 +19,8 @@ use tokio::time::{Instant, timeout};
 use crate::access::Access;
 use crate::answer::{ALREADY_VOTER, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling};
 use crate::port::{
-    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
+    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
+    Snapshot, Status,
 };
 
 /// How long the parts of a call may take.
@@ -467,3 +468,45 @@ impl Source {
         }))
     }
 }
+
+    async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error> {
+        let answer = self
+            .ask(member, self.deadlines.progress, |mut client| async move {
+                match client.hash_kv(revision).await {
+                    Err(etcd_client::Error::GRpcStatus(status))
+                        if status.message().ends_with(COMPACTED) =>
+                    {
+                        Ok(None)
+                    }
+                    answer => answer.map(Some),
+                }
+            })
+            .await?;
+        Ok(answer.map(|answer| KeyHash {
+            hash: answer.hash(),
+            // -1 in a store that was never compacted.
+            compacted: answer.compact_version().max(0),
+        }))
+    }
+}
+
+/// User, role and switch, in this order: with any of them missing etcd refuses the next, and what is there already is
+/// left or set again (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+///
+/// Invariant 21: authentication is on only after the operator's own password was set for the user it stands for.
+async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etcd_client::Error> {
+    let Credentials { user, password, .. } = credentials;
+    match client.user_add(user.clone(), password.clone(), None).await {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {
+            let mut auth = client.auth_client();
+            auth.user_change_password(user.clone(), password).await?;
+        }
+        answer => drop(answer?),
+    }
+    // Before 3.6 it must be there to be granted; it means what it is called, whatever it holds.
+    match client.role_add("root").await {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
+        answer => drop(answer?),
+    }
+    client.user_grant_role(user, "root").await?;
+    client.auth_enable().await.map(|_| ())

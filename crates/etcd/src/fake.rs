@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 
 use crate::port::{
-    Added, Alarm, ClusterId, Error, Etcd, Member, MemberId, Members, Snapshot, Status,
+    Added, Alarm, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Snapshot, Status,
 };
 
 /// One member of a [`FakeEtcd`].
@@ -52,6 +52,10 @@ pub struct FakeState {
 }
 
 /// An etcd cluster in memory.
+    /// What every member says of its keys.
+    pub hash: Option<KeyHash>,
+    /// What a login finds; `None` without credentials.
+    pub login: Option<Login>,
 #[derive(Debug)]
 pub struct FakeEtcd {
     state: Mutex<FakeState>,
@@ -95,6 +99,8 @@ impl FakeEtcd {
     pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = change(&mut state);
+                hash: None,
+                login: None,
         state.elect();
         answer
     }
@@ -414,3 +420,7 @@ mod tests {
         ));
     }
 }
+
+    async fn hash(&self, member: &str, _: i64) -> Result<Option<KeyHash>, Error> {
+        self.ask(&[member.to_owned()], false, |state| Ok(state.hash))
+    }

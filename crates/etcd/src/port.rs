@@ -111,6 +111,29 @@ pub struct Added {
 pub struct Snapshot {
     /// The chunks as the member sends them, trailer included.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
+/// etcd's own hash of the keys, as they were at a revision (`HashKV`). Hashes can be compared where the revision and
+/// the compaction are the same, whatever the version of etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KeyHash {
+    /// CRC-32C over every revision of every key that is not compacted.
+    pub hash: u32,
+    /// The revision the store was compacted at, 0 if never.
+    pub compacted: i64,
+}
+
+/// How etcd takes the credentials of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Login {
+    /// Authentication is off: nobody is asked for a password.
+    Off,
+    /// The password fits.
+    Accepted,
+    /// The password does not fit; one it is to replace does.
+    Former,
+    /// No password fits, and what etcd says.
+    Refused(String),
+}
+
     /// The etcd version the member named in the stream; absent before etcd 3.6.
     pub version: Option<String>,
 }
@@ -174,3 +197,6 @@ pub trait Etcd: Send + Sync {
     /// Streams a snapshot from one member. The deadline is for progress, not for the whole.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
 }
+    /// The hash of the keys as they were at a revision, as one member has them, answered without a quorum; `None` when
+    /// it has compacted them since. The member reads its whole database and applies nothing meanwhile.
+    async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;

@@ -18,6 +18,7 @@ use runtime::outcome::Failure;
 use runtime::{Done, Operator, apply};
 
 use crate::act::{self, Hands, act};
+use crate::metrics::Measures;
 use crate::observe::{Eyes, observe};
 use crate::plan::expiry::expire;
 use crate::plan::{Step, plan};
@@ -53,6 +54,9 @@ impl Failure for Error {
 /// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used.
 pub async fn run(operator: Operator, image: Option<String>) {
     let controller = controller::<EtcdRestore>(&operator);
+    operator.figures.collect(Measures {
+        objects: controller.store(),
+    });
     let restorer = Arc::new(Restorer {
         client: operator.client.clone(),
         etcd: EtcdClient::new(Access::default()),
@@ -138,7 +142,8 @@ impl Reconcile for Restorer {
         }
         fail::fail_point!("restore-before-status");
         let trouble = acted.as_ref().err().map(act::trouble);
-        let desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
+        let mut desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
+        status::tell_progress(&mut desired, &seen.observed.seed.pod);
         let written = apply::status_if_unchanged(
             &api,
             MANAGER_RESTORE,

@@ -7,6 +7,7 @@
 
 pub mod act;
 pub mod controller;
+mod metrics;
 pub mod naming;
 pub mod observe;
 pub mod observed;

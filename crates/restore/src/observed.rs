@@ -4,6 +4,8 @@
 use api::cluster::EtcdClusterSpec;
 use api::conditions::Reason;
 use api::problem::Problem;
+use etcd::KeyHash;
+use runtime::progress::Moved;
 
 /// Everything a plan is made from, besides the EtcdRestore itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,6 +163,12 @@ pub struct PodFacts {
     pub trouble: Option<Trouble>,
     /// The revision its restored and verified data directory holds.
     pub restored: Option<i64>,
+    /// What etcd must say of its keys at that revision, where the backup tells.
+    pub hash: Option<KeyHash>,
+    /// Whether the container that fetches runs.
+    pub fetching: bool,
+    /// How far it is, in bytes of what is stored.
+    pub moved: Option<Moved>,
     /// Whether it carries the cluster's labels, so that Services find it.
     pub joined: bool,
 }
@@ -172,6 +180,13 @@ pub enum Serving {
     NotAsked,
     /// No answer.
     Unknown(String),
+    /// It serves other keys than the backup holds: the hashes in the manifest and of etcd.
+    Differs {
+        /// The manifest's.
+        expected: u32,
+        /// etcd's.
+        found: u32,
+    },
     /// It serves.
     Serves {
         /// 16 hexadecimal digits.

@@ -241,6 +241,11 @@ fn is_ours(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     restored.is_some() && restored == cluster.cluster_id.as_deref()
 }
 
+/// Whether the seed was found to serve what was backed up, and that is recorded.
+pub fn is_verified(restore: &EtcdRestore) -> bool {
+    verified(restore).is_some()
+}
+
 /// The cluster ID and revision this restore recorded of its seed.
 fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
     let status = restore.status.as_ref()?;
@@ -385,6 +390,13 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     match serving {
         Serving::NotAsked => Plan::wait_for("the seed member to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the seed member to serve: {why}")),
+        Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
+            Reason::SeedFailed,
+            format!(
+                "the seed member serves keys with the hash {found:08x}, and the backup's manifest says {expected:08x}; \
+                 restore another backup"
+            ),
+        )),
         Serving::Serves { revision, .. } if *revision < restored => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
@@ -418,7 +430,8 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        Serving::NotAsked => Plan::wait_for("the cluster to serve"),
+        // The hash is asked of the seed alone, before the handover.
+        Serving::NotAsked | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if Some(cluster_id) != cluster.cluster_id.as_ref() => {
             Plan::wait_for(format!(

@@ -5,18 +5,25 @@
 use api::conditions::Reason;
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
-use api::storage::StorageBlock;
+use api::storage::{StorageBlock, StorageSource};
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Pod, PodAffinityTerm, SecretVolumeSource, Volume, VolumeMount,
+    ContainerStatus, PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, SecretVolumeSource,
+    Volume, VolumeMount,
 };
 use kube::ResourceExt;
-use runtime::member::{self, Members, OperatorImage, RESTORE, Report, Seed, Source};
+use runtime::member::{
+    self, Contents, FETCH, Members, OperatorImage, RESTORE, Report, Seed, Source,
+};
+
+use runtime::progress::Moved;
 
 use crate::observed::{PodFacts, Trouble};
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
+const CLAIM: &str = "/run/restore/claim";
+const CLAIM_VOLUME: &str = "restore-claim";
 /// Read-only for the pod's group.
 const SECRET_MODE: i32 = 0o440;
 
@@ -41,7 +48,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
-        source: from_store(from.source),
+        source: from_store(from.source, from.version),
         bump_revision: from.bump_revision,
     };
     let mut pod = member::seed_pod(members, seed, operator);
@@ -80,16 +87,36 @@ fn find_place(pod: &mut Pod) {
 }
 
 /// The container that fetches sees the Secrets, and no other container does (invariant 14).
-fn from_store(block: &StorageBlock) -> Source {
+fn from_store(block: &StorageBlock, version: &EtcdVersion) -> Source {
     let mut from = Source {
         // Names of Secrets and places only (invariant 14).
-        arguments: vec![format!(
-            "--source={}",
-            serde_json::to_string(block).unwrap_or_default()
-        )],
+        arguments: vec![
+            format!(
+                "--source={}",
+                serde_json::to_string(block).unwrap_or_default()
+            ),
+            format!("--etcd-version={version}"),
+        ],
         ..Source::default()
     };
     let source = block.source();
+    if let StorageSource::Pvc(pvc) = &source {
+        from.arguments.push(format!("--claim={CLAIM}"));
+        from.mounts.push(VolumeMount {
+            name: CLAIM_VOLUME.to_owned(),
+            mount_path: CLAIM.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        from.volumes.push(Volume {
+            name: CLAIM_VOLUME.to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: pvc.claim_name.clone(),
+                ..PersistentVolumeClaimVolumeSource::default()
+            }),
+            ..Volume::default()
+        });
+    }
     let named = store::secrets_of(&source);
     let secrets = [
         ("restore-secret", "secret", SECRET, named.credentials),
@@ -142,21 +169,41 @@ pub fn facts(pod: &Pod) -> PodFacts {
             format!("the seed's pod finds no node: {why}"),
         )
     });
+    let made = prepare
+        .iter()
+        .find(|status| status.name == RESTORE)
+        .and_then(restored);
     PodFacts {
         joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: trouble.or(unscheduled),
-        restored: prepare
-            .iter()
-            .find(|status| status.name == RESTORE)
-            .and_then(restored),
+        fetching: prepare.iter().any(|status| {
+            status.name == FETCH
+                && status
+                    .state
+                    .as_ref()
+                    .is_some_and(|state| state.running.is_some())
+        }),
+        moved: fetched(&prepare),
+        restored: made.as_ref().map(|contents| contents.revision),
+        hash: made.and_then(|contents| contents.hash),
     }
 }
 
-/// The revision of a data directory that the restore container made, or found made.
-fn restored(status: &ContainerStatus) -> Option<i64> {
+/// All of it, once it was fetched.
+fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
+    let fetch = prepare.iter().find(|status| status.name == FETCH)?;
+    let bytes = restored(fetch)?.size;
+    Some(Moved {
+        bytes,
+        total: Some(bytes),
+    })
+}
+
+/// The data directory that the restore container made, or found made.
+fn restored(status: &ContainerStatus) -> Option<Contents> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     match Report::read(ended.message.as_deref()?)? {
-        Report::Done(contents) if ended.exit_code == 0 => Some(contents.revision),
+        Report::Done(contents) if ended.exit_code == 0 => Some(contents),
         _ => None,
     }
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use api::conditions::Reason;
 use clap::{Args, Subcommand};
 pub use runtime::member::{Contents, Report};
+use runtime::progress;
 use serde::{Deserialize, Serialize};
 
 use crate::observed::Trouble;
@@ -19,7 +20,7 @@ use crate::observed::Trouble;
 mod fetch;
 mod prepare;
 
-pub use fetch::{Fetch, Survivor, fetch};
+pub use fetch::{Fetch, Meter, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
 
 /// What the kubelet keeps of a termination message, in bytes.
@@ -73,7 +74,16 @@ impl Paths {
 /// Runs a command and reports. Says whether it worked.
 pub async fn run(command: &Command) -> bool {
     let (paths, result) = match command {
-        Command::Fetch(arguments) => (&arguments.paths, fetch(arguments).await),
+        Command::Fetch(arguments) => {
+            let meter = arguments.meter.clone();
+            let told = progress::serve(move || meter.read());
+            let fetched = tokio::select! {
+                fetched = fetch(arguments) => fetched,
+                // It ends only with the process.
+                fetched = async { told.await; std::future::pending().await } => fetched,
+            };
+            (&arguments.paths, fetched)
+        }
         Command::Restore(arguments) => (&arguments.paths, prepare(arguments)),
     };
     let worked = result.is_ok();

@@ -1,6 +1,8 @@
 //! The backup's place, open: its manifest, and whether it is there. Used by the operator, which reads the Secret,
 //! and by the seed's pod, which has it mounted.
 
+use std::path::Path;
+
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
 use api::storage::StorageBlock;
@@ -18,17 +20,23 @@ const MANIFEST_LIMIT: u64 = 4 << 20;
 /// The place of a backup, open.
 pub struct Place(pub Target);
 
-/// Opens the bucket. `secret` and `ca` are the content of the Secrets the source names.
+/// Opens the bucket, or the directory that `claim` is mounted at. `secret` and `ca` are the content of the Secrets the
+/// source names.
 pub async fn open(
     source: &StorageBlock,
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
+    claim: Option<&Path>,
 ) -> Result<Place, Trouble> {
     let secrets = Secrets {
         credentials: secret,
         ca,
     };
-    store::open(&source.source(), secrets, &Directories::default())
+    let directories = Directories {
+        local: None,
+        claim: claim.map(Path::to_owned),
+    };
+    store::open(&source.source(), secrets, &directories)
         .await
         .map(Place)
         .map_err(|error| trouble(&error))

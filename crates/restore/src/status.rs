@@ -1,12 +1,13 @@
 //! What the EtcdRestore's status says after a reconcile. Pure; the clock is passed in.
 
 use api::EtcdRestore;
+use api::backup::Progress;
 use api::conditions::{self, ConditionStatus, ConditionType, Finding, Reason};
 use api::restore::{self, AbandonedStatus, EtcdRestoreStatus, RestorePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::observed::Trouble;
+use crate::observed::{Pod, PodFacts, Trouble};
 use crate::plan::{Outlook, Plan, Step};
 
 /// The status after a plan and, if its step failed, that failure.
@@ -39,6 +40,20 @@ pub fn compute(
         (false, _) => None,
     };
     status
+}
+
+/// How far the seed has fetched the backup; what was said last stays when it says nothing.
+pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
+    let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+    if let Pod::Present(PodFacts {
+        moved: Some(moved), ..
+    }) = seed
+    {
+        status.progress = Some(Progress {
+            bytes: number(moved.bytes),
+            total_bytes: moved.total.map(number),
+        });
+    }
 }
 
 fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
@@ -211,6 +226,8 @@ fn restore_in_place(restore: &EtcdRestore) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use runtime::progress::Moved;
+
     use super::*;
 
     fn restore() -> EtcdRestore {
@@ -306,9 +323,29 @@ mod tests {
     }
 
     #[test]
+    fn progress_is_told_while_the_seed_fetches_and_stays() {
+        let mut status = EtcdRestoreStatus::default();
+        let seed = |moved| {
+            Pod::Present(PodFacts {
+                moved,
+                ..PodFacts::default()
+            })
+        };
+        let half = Moved {
+            bytes: 5,
+            total: Some(10),
+        };
+        for pod in [seed(Some(half)), seed(None), Pod::Absent] {
+            tell_progress(&mut status, &pod);
+            let told = status.progress.as_ref().unwrap();
+            assert_eq!((told.bytes, told.total_bytes), (5, Some(10)));
+        }
+    }
+
+    #[test]
     fn fields_without_effect_are_named() {
         let mut restore = restore();
-        restore.spec.backup_storage_type = Some("PVC".into());
+        restore.spec.backup_storage_type = Some("Local".into());
         let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
         let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
         assert_eq!(

@@ -4,12 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use api::conditions::Reason;
 use api::manifest::manifest_key;
 use bytes::Bytes;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
-use etcd::{Access, Etcd, EtcdClient};
+use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
 use serde_json::{Value, json};
@@ -35,9 +36,10 @@ struct World {
     tool: PathBuf,
     revision: i64,
     snapshot: Bytes,
+    hash: KeyHash,
 }
 
-async fn take_snapshot(programs: &Programs) -> (Bytes, i64) {
+async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
     let etcd = EtcdProcess::start(programs, &Start::default()).await;
     let mut client = etcd_client::Client::connect([&etcd.client_url], None)
         .await
@@ -48,17 +50,28 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64) {
             .await
             .unwrap();
     }
+    // Several generations of keys, some deleted, and a compaction in the middle of them.
+    for index in (0..KEYS).step_by(7) {
+        let key = format!("/key/{index:05}");
+        client.delete(key.as_str(), None).await.unwrap();
+        let again = format!("value {index}");
+        client.put(key, again, None).await.unwrap();
+    }
+    client.delete("/key/00001", None).await.unwrap();
+    client.compact(KEYS as i64, None).await.unwrap();
+    client.put("/key/00001", "value 1", None).await.unwrap();
     let port = EtcdClient::new(Access::default());
     let revision = port.status(&etcd.client_url).await.unwrap().revision;
+    let hash = port.hash(&etcd.client_url, revision).await.unwrap();
     let snapshot = port.snapshot(&etcd.client_url).await.unwrap();
     let chunks: Vec<Bytes> = snapshot.chunks.try_collect().await.unwrap();
-    (chunks.concat().into(), revision)
+    (chunks.concat().into(), revision, hash.unwrap())
 }
 
 impl World {
     async fn new(minor: &str) -> Self {
         let programs = Programs::find(minor);
-        let (snapshot, revision) = take_snapshot(&programs).await;
+        let (snapshot, revision, hash) = take_snapshot(&programs).await;
         let server = S3Server::start(&["bucket"]);
         let secret = tempfile::tempdir().unwrap();
         let credentials = format!(
@@ -73,6 +86,7 @@ impl World {
             programs,
             revision,
             snapshot,
+            hash,
         };
         world.put("a/backup", &world.snapshot).await;
         world.put_manifest(&world.manifest()).await;
@@ -96,7 +110,7 @@ impl World {
         json!({
             "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "00000000000000ab", "revision": self.revision,
             "size": self.snapshot.len(), "sha256": format!("{:x}", Sha256::digest(&self.snapshot)),
-            "compression": "none", "createdAt": "2026-01-01T00:00:00Z",
+            "compression": "none", "createdAt": "2026-01-01T00:00:00Z", "hash": self.hash.hash,
         })
     }
 
@@ -114,6 +128,9 @@ impl World {
             survivor: Survivor::default(),
             secret: Some(self.secret.path().to_owned()),
             ca: None,
+            claim: None,
+            etcd_version: None,
+            meter: Arc::default(),
             copy_to: None,
             paths: self.paths(),
         }
@@ -168,6 +185,11 @@ async fn brings_every_key_back(minor: &str) {
         .await
         .expect("etcd starts on the restored directory");
     assert_eq!(status.revision, world.revision);
+    // etcd reads the same keys as the member the backup is of, and the report tells what that is.
+    let port = EtcdClient::new(Access::default());
+    let found = port.hash(&member.client_url, restored.revision).await;
+    assert_eq!(found.unwrap(), Some(world.hash));
+    assert_eq!(restored.hash, Some(world.hash));
     for index in [0, KEYS / 2, KEYS - 1] {
         assert_eq!(
             member.value(&format!("/key/{index:05}")).await,

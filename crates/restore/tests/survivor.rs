@@ -68,6 +68,9 @@ impl Loss {
             },
             secret: None,
             ca: None,
+            claim: None,
+            etcd_version: None,
+            meter: std::sync::Arc::default(),
             copy_to: None,
             paths: self.paths(),
         }

@@ -17,5 +17,8 @@ pub mod outcome;
 pub mod process;
 
 pub use controller::{Reconcile, Scope};
+pub mod progress;
+pub mod reach;
+pub mod tls;
 pub use outcome::{Done, Failure, Notice};
 pub use process::{Operator, run};

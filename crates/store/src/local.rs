@@ -24,12 +24,21 @@ const CHUNK: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     root: PathBuf,
+    location: String,
 }
 
 impl LocalStore {
     /// A store below `root`, which must exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        let location = format!("file://{}", root.display());
+        Self { root, location }
+    }
+
+    /// As [`LocalStore::new`], of a directory that is known to people by another name.
+    pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
+        let root = root.into();
+        Self { root, location }
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, Error> {
@@ -151,7 +160,7 @@ impl Upload for LocalUpload {
 #[async_trait]
 impl Store for LocalStore {
     fn location(&self) -> String {
-        format!("file://{}", self.root.display())
+        self.location.clone()
     }
 
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {

@@ -101,17 +101,22 @@ pub async fn open(
 ) -> Result<Target, Error> {
     let block = source.block();
     match source {
-        StorageSource::Pvc(pvc) => directory(directories.claim.as_ref(), &pvc.path, || {
-            let problem = format!(
-                "{}: this process has no volume of it mounted",
-                pvc.claim_name
-            );
-            invalid("spec.pvc.claimName", problem)
-        }),
-        StorageSource::Local(local) => directory(directories.local.as_ref(), &local.path, || {
-            let problem = "Local: the operator was not given a directory for backups: set its flag, or use PVC";
-            invalid("spec.storageType", problem.to_owned())
-        }),
+        StorageSource::Pvc(pvc) => {
+            let root = directories.claim.as_ref().ok_or_else(|| {
+                let claim = &pvc.claim_name;
+                let problem = format!("{claim}: this process has no volume of it mounted");
+                invalid("spec.pvc.claimName", problem)
+            })?;
+            let named = LocalStore::named(root, format!("pvc://{}", pvc.claim_name));
+            Ok(directory(named, &pvc.path))
+        }
+        StorageSource::Local(local) => {
+            let root = directories.local.as_ref().ok_or_else(|| {
+                let problem = "Local: the operator was not given a directory for backups: set its flag, or use PVC";
+                invalid("spec.storageType", problem.to_owned())
+            })?;
+            Ok(directory(LocalStore::new(root), &local.path))
+        }
         StorageSource::S3(_)
         | StorageSource::Abs(_)
         | StorageSource::Gcs(_)
@@ -133,15 +138,11 @@ pub async fn open(
     }
 }
 
-fn directory(
-    root: Option<&PathBuf>,
-    path: &str,
-    missing: impl FnOnce() -> Error,
-) -> Result<Target, Error> {
-    Ok(Target {
-        store: Arc::new(LocalStore::new(root.ok_or_else(missing)?)),
+fn directory(store: LocalStore, path: &str) -> Target {
+    Target {
+        store: Arc::new(store),
         key: path.to_owned(),
-    })
+    }
 }
 
 async fn bucket(
@@ -344,7 +345,7 @@ mod tests {
         };
         for (source, expected) in [
             (StorageSource::Local(&local), "file:///local"),
-            (StorageSource::Pvc(&pvc), "file:///claim"),
+            (StorageSource::Pvc(&pvc), "pvc://backups"),
         ] {
             let target = open(&source, nothing, &mounted).await.unwrap();
             assert_eq!(target.store.location(), expected);

@@ -62,7 +62,7 @@ async fn and_restored(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()
 }
 
 #[tokio::test]
-async fn backup_gcs_with_a_token_is_complete_and_restored() {
+async fn backup_gcs_and_restore_gcs_with_a_token() {
     scenario("backup_gcs", async |sandbox| {
         sandbox
             .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: gcp}\nstringData: {access-token: any}\n")
@@ -78,7 +78,7 @@ async fn backup_gcs_with_a_token_is_complete_and_restored() {
 }
 
 #[tokio::test]
-async fn backup_abs_with_an_account_key_is_complete_and_restored() {
+async fn backup_abs_and_restore_abs_with_an_account_key() {
     scenario("backup_abs", async |sandbox| {
         let secret = format!(
             "apiVersion: v1\nkind: Secret\nmetadata: {{name: abs}}\nstringData: {{storage-account: \"{}\", storage-key: \"{}\"}}\n",

@@ -29,6 +29,76 @@ async fn may(sandbox: &Sandbox, account: &str, verb: &str, resource: &str) -> Re
     Ok(answer.is_ok_and(|text| text.trim() == "yes"))
 }
 
+/// Each operator has what it needs and not more: account, verb, resource, whether it is allowed.
+const RIGHTS: &[(&str, &str, &str, bool)] = &[
+    ("etcd-operator", "create", "pods", true),
+    (
+        "etcd-operator",
+        "create",
+        "poddisruptionbudgets.policy",
+        true,
+    ),
+    (
+        "etcd-operator",
+        "delete",
+        "etcdclusters.etcd.database.coreos.com",
+        false,
+    ),
+    ("etcd-operator", "create", "secrets", true),
+    ("etcd-operator", "list", "secrets", false),
+    ("etcd-operator", "create", "pods/exec", false),
+    ("etcd-backup-operator", "get", "secrets", true),
+    // Beside claims.
+    ("etcd-backup-operator", "create", "pods", true),
+    ("etcd-backup-operator", "list", "pods", false),
+    ("etcd-backup-operator", "create", "pods/exec", false),
+    (
+        "etcd-backup-operator",
+        "delete",
+        "etcdclusters.etcd.database.coreos.com",
+        false,
+    ),
+    (
+        "etcd-restore-operator",
+        "create",
+        "etcdclusters.etcd.database.coreos.com",
+        true,
+    ),
+    (
+        "etcd-restore-operator",
+        "delete",
+        "etcdclusters.etcd.database.coreos.com",
+        false,
+    ),
+    // Of a seed that was given up, and of the cluster that is restored over.
+    (
+        "etcd-restore-operator",
+        "delete",
+        "persistentvolumeclaims",
+        true,
+    ),
+    (
+        "etcd-restore-operator",
+        "delete",
+        "etcdbackups.etcd.database.coreos.com",
+        false,
+    ),
+    ("etcd-restore-operator", "create", "secrets", false),
+    ("etcd-operator", "get", "nodes", false),
+    ("etcd-operator", "get", "secrets", true),
+];
+
+async fn rights_are_what_is_needed(sandbox: &Sandbox) -> Result<()> {
+    for (account, verb, resource, allowed) in RIGHTS {
+        let found = may(sandbox, account, verb, resource).await?;
+        ensure!(
+            found == *allowed,
+            "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
+        );
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
     e2e::scenario("chart_install", async |sandbox| {

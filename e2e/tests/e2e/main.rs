@@ -35,3 +35,6 @@ mod restore_in_place;
 mod scale_edges;
 mod sick_neighbour;
 mod two_operators;
+mod restore_sources;
+mod restricted_namespace;
+mod rollout;

@@ -83,7 +83,7 @@ fn has_died(pod: &Pod) -> bool {
 }
 
 #[tokio::test]
-async fn a_restore_operator_that_dies_before_every_write_comes_to_the_end() {
+async fn operator_crash_restore_comes_to_the_end_from_before_every_write() {
     scenario("operator_crash_restore", async |sandbox| {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;

@@ -30,7 +30,7 @@ async fn came_back(sandbox: &Sandbox, name: &str, size: usize, written: i64) -> 
 }
 
 #[tokio::test]
-async fn a_backup_becomes_a_cluster_of_another_name() {
+async fn restore_new_name_makes_a_cluster_of_another_name() {
     scenario("restore_new_name", async |sandbox| {
         let (bucket, keys, written) = filled(sandbox).await?;
         sandbox
@@ -54,7 +54,7 @@ async fn a_backup_becomes_a_cluster_of_another_name() {
 }
 
 #[tokio::test]
-async fn a_backup_becomes_a_cluster_in_another_namespace() {
+async fn restore_other_namespace_makes_a_cluster_there() {
     scenario("restore_other_namespace", async |sandbox| {
         let (bucket, _keys, written) = filled(sandbox).await?;
         sandbox
@@ -82,7 +82,7 @@ async fn a_backup_becomes_a_cluster_in_another_namespace() {
 
 /// What `etcdctl snapshot save` stores, as a backup of the operator before: no manifest lies beside it.
 #[tokio::test]
-async fn a_snapshot_made_by_hand_is_restored_with_a_template() {
+async fn restore_hand_made_snapshot_with_a_template() {
     scenario("restore_hand_made", async |sandbox| {
         let (bucket, keys, written) = filled(sandbox).await?;
         bucket.write("by-hand.db", keys.snapshot().await?).await?;

@@ -136,7 +136,7 @@ async fn a_living_cluster_is_restored_in_place() {
 
 /// Invariant 9.
 #[tokio::test]
-async fn a_bad_backup_leaves_the_living_cluster_unharmed() {
+async fn restore_in_place_bad_backup_leaves_the_living_cluster_unharmed() {
     scenario("restore_in_place_bad_backup", async |sandbox| {
         let living = living(sandbox).await?;
         let mut content = living.bucket.read("etcd.backup").await?;
@@ -187,7 +187,7 @@ async fn a_bad_backup_leaves_the_living_cluster_unharmed() {
 }
 
 #[tokio::test]
-async fn a_restore_that_is_deleted_midway_leaves_one_whole_cluster() {
+async fn restore_deleted_midway_leaves_one_whole_cluster() {
     scenario("restore_deleted_midway", async |sandbox| {
         let living = living(sandbox).await?;
         let writer = Writer::start(sandbox, "c").await?;
@@ -219,7 +219,7 @@ async fn a_restore_that_is_deleted_midway_leaves_one_whole_cluster() {
 
 /// A client that goes on watching where it was is told that it has missed something.
 #[tokio::test]
-async fn watchers_of_the_old_history_notice_a_raised_revision() {
+async fn restore_bump_revision_is_noticed_by_watchers_of_the_old_history() {
     scenario("restore_bump_revision", async |sandbox| {
         let living = living(sandbox).await?;
         let seen = living.keys.revision().await?;

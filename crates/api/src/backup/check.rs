@@ -110,9 +110,6 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
             fields.push(field.to_owned());
         }
     };
-    note(spec.storage_type == StorageType::Pvc, "spec.storageType");
-    note(spec.client_tls_secret().is_some(), "spec.clientTLSSecret");
-    note(spec.auth_secret.is_some(), "spec.authSecret");
     // One backup has nothing to keep or to make up.
     if let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) {
         let prefix = "spec.backupPolicy";
@@ -131,40 +128,18 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
 }
 
 /// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: no
-/// backup is made while one is set.
-pub fn unsafe_to_ignore(spec: &EtcdBackupSpec) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    if spec.storage_type == StorageType::Pvc {
-        problems.push(Problem::new(
-            "spec.storageType",
-            "is PVC, which is not in effect in this release",
-            "use a bucket, or Local with a volume of the operator's, or wait for the release that brings it",
-        ));
-    }
-    if spec.client_tls_secret().is_some() {
-        problems.push(Problem::new(
-            "spec.clientTLSSecret",
-            "is not in effect in this release, and the cluster could not be reached",
-            "back up a cluster without TLS, or wait for the release that brings it",
-        ));
-    }
-    if spec.auth_secret.is_some() {
-        problems.push(Problem::new(
-            "spec.authSecret",
-            "is not in effect in this release, and the cluster could not be reached",
-            "back up a cluster without authentication, or wait for the release that brings it",
-        ));
-    }
-    problems
+/// backup is made while one is set. There is none at present.
+pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
+    Vec::new()
 }
 
-/// A kind of store a restore cannot reach in this release.
+/// A kind of store a restore cannot reach.
 pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<Problem> {
     (storage_type.is_known() && !store_in_effect(storage_type)).then(|| {
         Problem::new(
             field,
-            format!("is {storage_type}, which is not in effect in this release"),
-            "use a bucket, or wait for the release that brings it",
+            format!("is {storage_type}, a directory of the backup operator that no member's pod can reach"),
+            "copy the backup and its manifest into a bucket or a PVC, and restore it from there",
         )
     })
 }
@@ -225,25 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_cannot_be_reached_is_not_ignored() {
-        let backup = backup(
-            r#"{"etcdEndpoints":["a"],"storageType":"PVC","pvc":{"claimName":"c","path":"k"}}"#,
-        );
-        assert_eq!(validate(&backup), []);
-        assert_eq!(
-            fields(&unsafe_to_ignore(&backup.spec)),
-            ["spec.storageType"]
-        );
-        assert_eq!(not_in_effect(&backup.spec), ["spec.storageType"]);
-    }
-
-    #[test]
-    fn buckets_and_the_operators_directory_are_in_effect() {
+    fn every_kind_of_store_is_in_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,
             r#""storageType":"ABS","abs":{"path":"b/k"}"#,
             r#""storageType":"OSS","oss":{"path":"b/k"}"#,
+            r#""storageType":"PVC","pvc":{"claimName":"c","path":"k"}"#,
             r#""storageType":"Local","local":{"path":"k"}"#,
         ] {
             let backup = backup(&format!(r#"{{"etcdEndpoints":["a"],{place}}}"#));

@@ -5,6 +5,7 @@
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
 use k8s_openapi::jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
 
 /// The time in a name, in UTC, as v1beta2 wrote it.
 const TIME: &str = "%Y-%m-%d-%H:%M:%S";
@@ -13,7 +14,7 @@ const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 ///
 /// The order is that of age: the time comes first, since a cluster that was restored counts its revisions from
 /// an earlier one on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Numbered {
     /// When the backup began, to the second.
     pub time: Timestamp,

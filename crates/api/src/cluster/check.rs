@@ -236,7 +236,7 @@ pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
 
 /// Whether a restore can reach this kind of store in this release.
 pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
-    !matches!(storage_type, StorageType::Pvc | StorageType::Local)
+    *storage_type != StorageType::Local
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::cluster::{self, store_in_effect, validate_spec};
 use crate::duration::DurationText;
 use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 use crate::problem::Problem;
+use crate::storage::StorageType;
 
 /// Where the template's spec stands in a restore.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
@@ -112,6 +113,11 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
         );
     }
     problems
+}
+
+/// Why no seed can reach what is stored in this kind of store, if none can.
+pub fn unreachable(kind: &StorageType) -> Option<Problem> {
+    store_problem(kind, "spec.storageType")
 }
 
 #[cfg(test)]

@@ -323,7 +323,7 @@ fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
 #[test]
 fn what_cannot_work_is_refused_with_field_and_remedy() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str, &[&str]); 9] = [
+    let cases: [(Change, &str, &[&str]); 8] = [
         (
             |o| o["spec"]["storageType"] = json!("Floppy"),
             "InvalidSpec",
@@ -358,15 +358,6 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
             |o| o["spec"]["clientTLSSecret"] = json!("tls"),
             "NotSupported",
             &["spec.clientTLSSecret"],
-        ),
-        (
-            |o| {
-                o["spec"]["storageType"] = json!("PVC");
-                o["spec"]["s3"] = Value::Null;
-                o["spec"]["pvc"] = json!({ "claimName": "backups", "path": "key" });
-            },
-            "NotSupported",
-            &["spec.storageType", "PVC"],
         ),
         (
             |o| o["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": -1 }),

@@ -132,6 +132,38 @@ fn an_etcd_backup_tells_where_its_newest_backup_lies() {
 }
 
 #[test]
+fn an_etcd_backup_on_a_claim_tells_the_path_below_its_root() {
+    let found = |kind: &str, block: Value, location: &str| {
+        let mut spec = json!({ "storageType": kind });
+        spec[kind.to_lowercase()] = block;
+        let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+        let status = json!({ "succeeded": true, "location": location });
+        backup.status = Some(serde_json::from_value(status).unwrap());
+        place_of(&backup, None).map(|block| block.source().path().to_owned())
+    };
+    let claim = json!({ "claimName": "backups", "path": "etcd/main" });
+    let numbered = "etcd/main_v7_2026-01-01-00:00:00";
+    for path in ["etcd/main", numbered] {
+        let place = found("PVC", claim.clone(), &format!("pvc://backups/{path}"));
+        assert_eq!(place.unwrap(), path);
+    }
+    let elsewhere = found("PVC", claim, "pvc://others/etcd/main").unwrap_err();
+    assert_eq!(elsewhere.reason, Reason::BackupMissing);
+    let local = found(
+        "Local",
+        json!({ "path": "etcd/main" }),
+        "file:///backups/etcd/main",
+    );
+    let trouble = local.unwrap_err();
+    assert_eq!(trouble.reason, Reason::NotSupported);
+    assert!(
+        trouble.message.contains("copy the backup"),
+        "{}",
+        trouble.message
+    );
+}
+
+#[test]
 fn the_newest_backup_by_a_time_is_found_among_those_the_status_lists() {
     let kept = |day: u8| {
         json!({ "location": format!("s3://b/k_v{day}_2026-01-0{day}-00:00:00"),

@@ -204,6 +204,7 @@ impl World {
                     .then(|| Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
                 restored: pod.prepared.then_some(BACKUP),
                 joined: pod.joined,
+                ..PodFacts::default()
             }),
         };
         Seed {

@@ -370,6 +370,22 @@ fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
     );
 }
 
+/// Invariant 9: what etcd reads is compared before anything is recorded of the seed.
+#[test]
+fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
+    let differs = Serving::Differs {
+        expected: 1,
+        found: 2,
+    };
+    let plan = check(
+        &intended(),
+        &claimed_with(restored_pod(), differs),
+        &Step::Nothing,
+    );
+    assert_eq!(reason(&plan), Reason::SeedFailed);
+    assert!(matches!(plan.outlook, Outlook::Stuck(ref t) if t.message.contains("00000002")));
+}
+
 #[test]
 fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
     let observed = present(ClusterFacts {

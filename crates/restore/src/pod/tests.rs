@@ -179,6 +179,40 @@ fn the_seed_uses_the_clusters_own_volumes() {
 }
 
 #[test]
+fn a_claim_is_mounted_read_only_into_the_fetch_container_alone() {
+    let place = json!({ "claimName": "backups", "path": "etcd/main" });
+    let place = StorageBlock::Pvc(serde_json::from_value(place).unwrap());
+    let pod = built(json!({ "version": "3.6.16" }), &place);
+    let mounted = |container: &Value| {
+        let mounts = container["volumeMounts"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        mounts
+            .into_iter()
+            .find(|mount| mount["name"] == "restore-claim")
+    };
+    let fetch = &pod["spec"]["initContainers"][0];
+    assert_eq!(mounted(fetch).unwrap()["readOnly"], true);
+    let arguments = fetch["args"].to_string();
+    assert!(
+        arguments.contains("--claim=/run/restore/claim"),
+        "{arguments}"
+    );
+    assert!(arguments.contains("--etcd-version=3.6.16"), "{arguments}");
+    assert_eq!(mounted(&pod["spec"]["initContainers"][1]), None);
+    assert_eq!(mounted(&pod["spec"]["containers"][0]), None);
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let volume = volumes
+        .iter()
+        .find(|volume| volume["name"] == "restore-claim");
+    assert_eq!(
+        volume.unwrap()["persistentVolumeClaim"]["claimName"],
+        "backups"
+    );
+}
+
+#[test]
 fn users_init_containers_come_after_the_restore() {
     let pod = built(
         json!({ "pod": { "initContainers": [{ "name": "own", "image": "a" }] } }),
@@ -268,6 +302,10 @@ fn a_finished_restore_tells_its_revision() {
         facts,
         PodFacts {
             restored: Some(7),
+            moved: Some(Moved {
+                bytes: 1,
+                total: Some(1),
+            }),
             ..PodFacts::default()
         }
     );

@@ -5,13 +5,18 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::storage::StorageBlock;
+use api::version::EtcdVersion;
 use clap::Args;
-use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, Inspector};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, Inspector, KeyHash};
 use futures::StreamExt;
+use runtime::progress::Moved;
+use runtime::tls;
 use store::Target;
 use store::compression::{Decompressor, is_zstd};
 
@@ -37,12 +42,39 @@ pub struct Fetch {
     /// Where the Secret with the certificate authority is mounted
     #[arg(long, value_name = "DIRECTORY")]
     pub ca: Option<PathBuf>,
+    /// Where the claim is mounted that holds the backup
+    #[arg(long, value_name = "DIRECTORY")]
+    pub claim: Option<PathBuf>,
+    /// The version of etcd the cluster is to run: a backup of a newer one is refused
+    #[arg(long, value_name = "VERSION")]
+    pub etcd_version: Option<String>,
     /// Where this program copies itself for the next container
     #[arg(long, value_name = "FILE")]
     pub copy_to: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub paths: Paths,
+    /// How far it is, shared with those who tell it.
+    #[arg(skip)]
+    pub meter: Arc<Meter>,
+}
+
+/// Bytes brought so far, and in all.
+#[derive(Debug, Default)]
+pub struct Meter {
+    bytes: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Meter {
+    /// The state now.
+    pub fn read(&self) -> Moved {
+        let total = self.total.load(Ordering::Relaxed);
+        Moved {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            total: (total > 0).then_some(total),
+        }
+    }
 }
 
 /// A member that runs, instead of a backup: what a cluster begins with that has lost its quorum.
@@ -59,6 +91,9 @@ pub struct Survivor {
     /// The cluster that member must belong to, in hexadecimal
     #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
     pub cluster_id: Option<ClusterId>,
+    /// Where the Secret with the client certificate for that member is mounted
+    #[arg(long, value_name = "DIRECTORY")]
+    pub client_tls: Option<PathBuf>,
     /// The revision the snapshot must have at least
     #[arg(long, value_name = "REVISION", default_value_t = 0)]
     pub revision: i64,
@@ -113,16 +148,38 @@ async fn from_store(
 ) -> Result<Contents, Trouble> {
     let secret = mounted(arguments.secret.as_deref())?;
     let ca = mounted(arguments.ca.as_deref())?;
-    let place = source::open(source, secret.as_ref(), ca.as_ref()).await?;
+    let claim = arguments.claim.as_deref();
+    let place = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = place.manifest().await?;
-    let inspected = download(&place, target).await?;
+    check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
+    let size = manifest.as_ref().map(|manifest| manifest.size);
+    if let Some(size) = size.and_then(|size| u64::try_from(size).ok()) {
+        arguments.meter.total.store(size, Ordering::Relaxed);
+    }
+    let inspected = download(&place, target, &arguments.meter).await?;
     verify(&inspected, manifest.as_ref())
+}
+
+/// An older etcd cannot read a newer one's database. The operator looks first, where it can see the backup.
+fn check_version(wanted: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
+    let read = |text: &str| EtcdVersion::parse(text).ok();
+    let backup = manifest.and_then(|manifest| read(&manifest.etcd_version));
+    match (wanted.and_then(read), backup) {
+        (Some(wanted), Some(backup)) if wanted.minor() < backup.minor() => Err(Trouble::new(
+            Reason::InvalidSpec,
+            format!(
+                "the cluster's version is {wanted}, and the backup is of etcd {backup}: use that minor version or a \
+                 newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Takes the snapshot from a member. It answers without a quorum, and nothing in it changes. The member is asked who
 /// it is first: an address may have gone to another cluster's member.
 async fn from_member(survivor: &Survivor, url: &str, target: &Path) -> Result<Contents, Trouble> {
-    let client = EtcdClient::new(Access::default());
+    let client = EtcdClient::new(access(survivor)?);
     let silent = |error: etcd::Error| {
         let message = format!("the snapshot of {url} cannot be fetched: {error}");
         Trouble::new(Reason::EtcdUnreachable, message)
@@ -148,6 +205,17 @@ async fn from_member(survivor: &Survivor, url: &str, target: &Path) -> Result<Co
         )));
     }
     Ok(contents)
+}
+
+/// How the member is reached, by what is mounted; in memory only.
+fn access(survivor: &Survivor) -> Result<Access, Trouble> {
+    let Some(data) = mounted(survivor.client_tls.as_deref())? else {
+        return Ok(Access::default());
+    };
+    let material = tls::material(tls::Purpose::Operator, "mounted here", Some(&data));
+    material
+        .map(|material| tls::access(&material))
+        .map_err(|fault| Trouble::new(Reason::from(fault.code), fault.message))
 }
 
 /// The next container runs in etcd's image, which has neither this program nor a shell.
@@ -178,7 +246,7 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     Ok(Some(data))
 }
 
-async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
+async fn download(place: &Place, target: &Path, meter: &Meter) -> Result<Inspected, Trouble> {
     let Target { store, key } = &place.0;
     let mut object = store
         .get(key)
@@ -206,6 +274,9 @@ async fn download(place: &Place, target: &Path) -> Result<Inspected, Trouble> {
                 }
             }
         }
+        meter
+            .bytes
+            .store(download.inspector.size(), Ordering::Relaxed);
     }
     if sent != object.size {
         let message = format!("the store sent {sent} bytes of {}", object.size);
@@ -268,6 +339,12 @@ pub(super) fn verify(
         revision: inspected.store_revision(),
         size: inspected.size,
         sha256: hexadecimal(&inspected.sha256),
+        hash: manifest
+            .and_then(|manifest| manifest.hash)
+            .map(|hash| KeyHash {
+                hash,
+                compacted: inspected.compacted,
+            }),
     })
 }
 

@@ -7,9 +7,9 @@
 
 use api::names;
 use api::version::EtcdVersion;
-use etcd::ClusterId;
+use etcd::{ClusterId, KeyHash};
 use k8s_openapi::api::core::v1::{
-    Container, EmptyDirVolumeSource, Pod, PodSpec, Volume, VolumeMount,
+    Container, EmptyDirVolumeSource, Pod, PodSpec, SecretVolumeSource, Volume, VolumeMount,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,7 @@ pub const FETCH: &str = "fetch";
 pub const RESTORE: &str = "restore";
 
 const TOOLS: &str = "/tools";
+const CLIENT_TLS: &str = "/run/seed/client-tls";
 const PROGRAM: &str = "/tools/etcd-restore-operator";
 
 /// The image the operators run from; its program prepares a seed.
@@ -56,6 +57,31 @@ impl Source {
             ..Self::default()
         }
     }
+
+    /// The same, with the client certificate that the member asks for. Only the container that fetches sees it.
+    #[must_use]
+    pub fn with_identity(mut self, secret: &str) -> Self {
+        let name = "seed-client-tls";
+        self.arguments.push(format!("--client-tls={CLIENT_TLS}"));
+        self.mounts.push(VolumeMount {
+            name: name.to_owned(),
+            mount_path: CLIENT_TLS.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        self.volumes.push(Volume {
+            name: name.to_owned(),
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(secret.to_owned()),
+                default_mode: Some(0o440),
+                // The member must be able to start again long after the Secret was deleted.
+                optional: Some(true),
+                items: None,
+            }),
+            ..Volume::default()
+        });
+        self
+    }
 }
 
 /// What a seed is made from.
@@ -81,6 +107,9 @@ pub struct Contents {
     pub size: u64,
     /// SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
+    /// etcd's own hash of the keys, where it is known what an etcd that is started from it must answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<KeyHash>,
 }
 
 /// The termination message of a seed's first containers.
@@ -257,6 +286,31 @@ mod tests {
         );
         let without = arguments(&built("3.5.35", None), 1);
         assert!(!without.iter().any(|one| one.contains("bump")));
+    }
+
+    /// Invariant 20: what a member asks of its clients is shown to it, and to nobody else.
+    #[test]
+    fn only_the_container_that_fetches_from_a_member_sees_the_client_certificate() {
+        let fixture = Fixture::durable();
+        let from = Source::member("https://db-b.prod.svc:2379", ClusterId(1), 1);
+        let seed = Seed {
+            member: "db-aaaaaaaaaa",
+            version: &fixture.version,
+            source: from.with_identity("operator"),
+            bump_revision: None,
+        };
+        let operator = OperatorImage {
+            image: "operator:1".into(),
+            pull_policy: None,
+        };
+        let spec = seed_pod(&fixture.members(), seed, &operator).spec.unwrap();
+        let mut all = spec.init_containers.unwrap();
+        all.extend(spec.containers);
+        for container in all {
+            let mounts = container.volume_mounts.unwrap_or_default();
+            let sees = mounts.iter().any(|mount| mount.mount_path == CLIENT_TLS);
+            assert_eq!(sees, container.name == FETCH, "{}", container.name);
+        }
     }
 
     /// Invariant 6: without the restored data etcd does not come up as an empty cluster.

@@ -1,0 +1,166 @@
+//! What is measured of each EtcdRestore, read from the objects when the metrics are read: nothing is kept for objects
+//! that are gone, and nothing is lost by a restart. Labels are the object's namespace and name, and of a failure the
+//! condition's reason, of which there are few.
+
+use std::fmt;
+
+use api::EtcdRestore;
+use api::conditions::{ConditionType, find};
+use kube::ResourceExt;
+use kube::runtime::reflector::Store;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use runtime::controller::Guarded;
+
+type Labels = Vec<(String, String)>;
+type Values = Family<Labels, Gauge>;
+
+/// Reads the measures of all EtcdRestores.
+pub(crate) struct Measures {
+    /// As the watch has them.
+    pub(crate) objects: Store<Guarded<EtcdRestore>>,
+}
+
+impl fmt::Debug for Measures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Measures")
+    }
+}
+
+impl Collector for Measures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let objects = self.objects.state();
+        let readable = objects.iter().filter_map(|object| object.0.as_ref().ok());
+        for (name, help, values) in measures(readable) {
+            let name = format!("etcd_operator_restore_{name}");
+            values.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Name, help and the value of each object that has one.
+fn measures<'a>(
+    restores: impl Iterator<Item = &'a EtcdRestore>,
+) -> [(&'static str, &'static str, Values); 5] {
+    let (duration, size, progress) = (Values::default(), Values::default(), Values::default());
+    let (throughput, failed) = (Values::default(), Values::default());
+    for restore in restores {
+        let labels = labels(restore);
+        let Some(status) = &restore.status else {
+            continue;
+        };
+        if let Some(moved) = &status.progress {
+            progress.get_or_create(&labels).set(moved.bytes);
+        }
+        let moved = status.progress.as_ref().map(|moved| moved.bytes);
+        if let (true, Some(seconds)) = (status.succeeded, took(restore)) {
+            duration.get_or_create(&labels).set(seconds);
+            if let Some(bytes) = moved {
+                size.get_or_create(&labels).set(bytes);
+                throughput
+                    .get_or_create(&labels)
+                    .set(bytes / seconds.max(1));
+            }
+        }
+        let why = find(&status.conditions, &ConditionType::Failed);
+        if let Some(why) = why.filter(|failed| failed.status == "True") {
+            let mut labels = labels;
+            labels.push(("reason".to_owned(), why.reason.clone()));
+            failed.get_or_create(&labels).set(1);
+        }
+    }
+    [
+        (
+            "duration_seconds",
+            "Seconds from the beginning until the cluster served",
+            duration,
+        ),
+        ("size_bytes", "Size of the backup that was restored", size),
+        (
+            "progress_bytes",
+            "Bytes of the backup that the seed has fetched",
+            progress,
+        ),
+        (
+            "throughput_bytes_per_second",
+            "Size of the backup by the whole time it took",
+            throughput,
+        ),
+        ("failed", "1 while the restore has failed", failed),
+    ]
+}
+
+fn labels(restore: &EtcdRestore) -> Labels {
+    vec![
+        (
+            "namespace".to_owned(),
+            restore.namespace().unwrap_or_default(),
+        ),
+        ("name".to_owned(), restore.name_any()),
+    ]
+}
+
+fn took(restore: &EtcdRestore) -> Option<i64> {
+    let status = restore.status.as_ref()?;
+    let (begun, ended) = (
+        status.start_time.as_ref()?,
+        status.completion_time.as_ref()?,
+    );
+    Some(ended.0.duration_since(begun.0).as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(status: serde_json::Value) -> String {
+        let spec = json!({ "etcdCluster": { "name": "main" } });
+        let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        restore.metadata.namespace = Some("prod".to_owned());
+        restore.status = Some(serde_json::from_value(status).unwrap());
+        let mut registry = Registry::default();
+        for (name, help, values) in measures([&restore].into_iter()) {
+            registry.register(name, help, values);
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_finished_restore_tells_how_long_and_how_much() {
+        let text = told(json!({
+            "succeeded": true, "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:05Z",
+            "progress": { "bytes": 100 },
+        }));
+        for line in [
+            "duration_seconds{namespace=\"prod\",name=\"again\"} 5",
+            "size_bytes{namespace=\"prod\",name=\"again\"} 100",
+            "throughput_bytes_per_second{namespace=\"prod\",name=\"again\"} 20",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert!(!text.contains("failed{"), "{text}");
+    }
+
+    #[test]
+    fn a_failure_is_told_by_its_reason_alone() {
+        let text = told(
+            json!({ "conditions": [{ "type": "Failed", "status": "True", "reason": "BackupMissing",
+            "message": "there is no backup at b/k", "lastTransitionTime": "2026-01-01T00:00:00Z" }] }),
+        );
+        assert!(text.contains("reason=\"BackupMissing\"} 1"), "{text}");
+        assert!(
+            !text.contains("b/k") && !text.contains("duration_seconds{"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Everything a client can see of a store at one revision, to be compared with another one: every key with its value,
+//! its revisions and its lease, the leases, and etcd's own hash.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use etcd_client::{GetOptions, PutOptions};
+
+use crate::Keyspace;
+
+/// How long a lease of a picture lasts: longer than any test.
+const HOURS: i64 = 7200;
+
+/// A key as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    value: Vec<u8>,
+    created: i64,
+    modified: i64,
+    version: i64,
+    lease: i64,
+}
+
+/// A store at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// The revision.
+    pub revision: i64,
+    /// `HashKV` at that revision: the hash, and the revision it was compacted at.
+    pub hash: (u32, i64),
+    keys: BTreeMap<Vec<u8>, Stored>,
+    /// The leases, and the time each was granted for.
+    leases: BTreeMap<i64, i64>,
+}
+
+impl Picture {
+    /// Of what is there now. Nobody may write meanwhile.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn now(keys: &Keyspace) -> Result<Self> {
+        let revision = keys.revision().await?;
+        Self::at(keys, revision).await
+    }
+
+    /// Of what was there at a revision; the leases are those of now.
+    ///
+    /// # Errors
+    /// When etcd does not answer, or has compacted that revision.
+    pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
+        let hash = keys.client.maintenance_client().hash_kv(revision).await;
+        let hash = hash.context("the hash of the keys")?;
+        Ok(Self {
+            revision,
+            hash: (hash.hash(), hash.compact_version()),
+            keys: stored(keys, revision).await?,
+            leases: leases(keys).await?,
+        })
+    }
+
+    /// Compares with what was restored.
+    ///
+    /// # Errors
+    /// Names the first difference.
+    pub fn is_of(&self, restored: &Self) -> Result<()> {
+        ensure!(self.revision == restored.revision);
+        self.has_the_keys_of(restored)?;
+        ensure!(
+            self.hash == restored.hash,
+            "hash {:?}, and it was {:?}",
+            restored.hash,
+            self.hash
+        );
+        Ok(())
+    }
+
+    /// Compares keys and leases alone, where the revision was raised.
+    ///
+    /// # Errors
+    /// Names the first difference.
+    pub fn has_the_keys_of(&self, restored: &Self) -> Result<()> {
+        for (key, before) in &self.keys {
+            let after = restored.keys.get(key);
+            let name = String::from_utf8_lossy(key);
+            ensure!(
+                after == Some(before),
+                "{name}: {after:?}, and it was {before:?}"
+            );
+        }
+        ensure!(
+            self.keys.len() == restored.keys.len(),
+            "there are keys that were not"
+        );
+        ensure!(
+            self.leases == restored.leases,
+            "leases {:?}, and there were {:?}",
+            restored.leases,
+            self.leases
+        );
+        Ok(())
+    }
+}
+
+async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stored>> {
+    let options = GetOptions::new().with_all_keys().with_revision(revision);
+    let answer = keys.client.kv_client().get("", Some(options)).await;
+    let pairs = answer.context("read everything")?.take_kvs();
+    let described = pairs.into_iter().map(|pair| {
+        let stored = Stored {
+            created: pair.create_revision(),
+            modified: pair.mod_revision(),
+            version: pair.version(),
+            lease: pair.lease(),
+            value: pair.value().to_vec(),
+        };
+        (pair.key().to_vec(), stored)
+    });
+    Ok(described.collect())
+}
+
+async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
+    let mut client = keys.client.lease_client();
+    let mut leases = BTreeMap::new();
+    for lease in client.leases().await.context("list the leases")?.leases() {
+        let granted = client.time_to_live(lease.id(), None).await?.granted_ttl();
+        leases.insert(lease.id(), granted);
+    }
+    Ok(leases)
+}
+
+impl Keyspace {
+    /// Writes what a picture can tell apart: keys with several versions, deleted ones, some with leases.
+    ///
+    /// # Errors
+    /// When etcd refuses a write.
+    pub async fn paint(&self, prefix: &str, count: usize) -> Result<()> {
+        let mut lease = self.client.lease_client();
+        let granted = lease
+            .grant(HOURS, None)
+            .await
+            .context("grant a lease")?
+            .id();
+        let empty = lease
+            .grant(HOURS + 1, None)
+            .await
+            .context("grant a lease")?
+            .id();
+        ensure!(granted != empty);
+        let mut kv = self.client.kv_client();
+        for number in 0..count {
+            let key = format!("{prefix}{number:05}");
+            for version in 0..=number % 3 {
+                let held = (number % 5 == 0).then(|| PutOptions::new().with_lease(granted));
+                let value = format!("{key} in version {version}");
+                kv.put(key.as_str(), value, held).await.context("put")?;
+            }
+            if number % 7 == 3 {
+                kv.delete(key.as_str(), None).await.context("delete")?;
+            }
+        }
+        Ok(())
+    }
+}
