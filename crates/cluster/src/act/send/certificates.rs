@@ -1,0 +1,218 @@
+//! Generated certificates: keys are drawn here, written to a Secret, and forgotten.
+//!
+//! Invariant 11: a Secret is created under its fixed name or replaced over the version that was seen, and a certificate is
+//! signed only by the authority the plan has seen. Invariant 14: no key is logged, and none leaves this file but into its
+//! Secret.
+
+use api::names::{self, CertificateUse};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use runtime::apply;
+use runtime::certificate::{Certificate, certificates};
+use serde_json::json;
+
+use super::failed;
+use super::patch::patched;
+use crate::act::{Actor, Error};
+use crate::authority::{
+    self, AUTHORITIES, Circle, Made, NEXT_CERTIFICATE, NEXT_KEY, Request, Rule, TLS_CERTIFICATE,
+    TLS_KEY,
+};
+use crate::certificates::CertificateWrite;
+
+/// An authority as its Secret holds it.
+struct Authority {
+    signs: Made,
+    next: Option<Made>,
+    trusted: Vec<u8>,
+    version: String,
+}
+
+impl Actor<'_> {
+    pub(super) async fn certificate(
+        &self,
+        write: &CertificateWrite,
+    ) -> Result<Option<String>, Error> {
+        let rule = self.observed.certificates.rule.as_ref();
+        let rule =
+            rule.ok_or_else(|| Error::Missing("spec.TLS.generated is not set".to_owned()))?;
+        match write {
+            CertificateWrite::Authority {
+                circle,
+                beside,
+                over,
+            } => {
+                let made = Self::draw_authority(rule, *circle)?;
+                let all = beside.iter().map(Vec::as_slice);
+                let trusted = authority::bundle(all.chain([made.certificate.as_slice()]));
+                self.put_authority(rule, *circle, (&made, None, trusted), over.as_deref())
+                    .await
+            }
+            CertificateWrite::Prepare { circle, over } => {
+                let held = self.held_authority(rule, *circle, over).await?;
+                let next = Self::draw_authority(rule, *circle)?;
+                let trusted = authority::bundle([&*held.trusted, &*next.certificate]);
+                let said = (&held.signs, Some(&next), trusted);
+                self.put_authority(rule, *circle, said, Some(over)).await
+            }
+            CertificateWrite::Switch { circle, over } => {
+                let held = self.held_authority(rule, *circle, over).await?;
+                let next = held.next.ok_or_else(|| changed(rule, *circle))?;
+                let said = (&next, None, held.trusted);
+                self.put_authority(rule, *circle, said, Some(over)).await
+            }
+            CertificateWrite::Retire { circle, over } => {
+                let held = self.held_authority(rule, *circle, over).await?;
+                let trusted = held.signs.certificate.clone();
+                let said = (&held.signs, None, trusted);
+                self.put_authority(rule, *circle, said, Some(over)).await
+            }
+            CertificateWrite::Issue {
+                owner,
+                used,
+                over,
+                by,
+            } => self.issue(rule, (owner, *used), over.as_deref(), by).await,
+            CertificateWrite::Tell {
+                member,
+                uid,
+                trust,
+                certificates,
+            } => {
+                let mut annotations = json!({ names::ANNOTATION_CERTIFICATES: certificates });
+                if let Some(trust) = trust {
+                    annotations[names::ANNOTATION_TRUST] = json!(trust);
+                }
+                let metadata = json!({ "uid": uid, "annotations": annotations });
+                self.merge::<Pod>(member, metadata).await.map(|_| None)
+            }
+            CertificateWrite::Discard { secret, uid } => {
+                self.delete::<Secret>(secret, uid, None).await
+            }
+        }
+    }
+
+    /// A pod is started with what its authorities are now; that stands on it from its first second.
+    pub(super) fn note_trust(&self, pod: &mut Pod) {
+        if let Some(trust) = self.observed.certificates.trust() {
+            pod.annotations_mut()
+                .insert(names::ANNOTATION_TRUST.to_owned(), trust);
+        }
+    }
+
+    fn draw_authority(rule: &Rule, circle: Circle) -> Result<Made, Error> {
+        authority::authority(circle, rule.authority_validity, Timestamp::now()).map_err(|source| {
+            Error::Certificate {
+                what: circle.secret(&rule.cluster),
+                source,
+            }
+        })
+    }
+
+    async fn put_authority(
+        &self,
+        rule: &Rule,
+        circle: Circle,
+        said: (&Made, Option<&Made>, Vec<u8>),
+        over: Option<&str>,
+    ) -> Result<Option<String>, Error> {
+        let owner = apply::owner_reference(self.cluster);
+        self.put(authority::authority_secret(rule, circle, owner, said), over)
+            .await
+    }
+
+    async fn issue(
+        &self,
+        rule: &Rule,
+        (owner, used): (&str, CertificateUse),
+        over: Option<&str>,
+        by: &str,
+    ) -> Result<Option<String>, Error> {
+        let held = self.held_authority(rule, Circle::of(used), by).await?;
+        let what = names::certificate_secret(owner, used);
+        let broken = |source| Error::Certificate {
+            what: what.clone(),
+            source,
+        };
+        let signer = read_one(&held.signs.certificate).map_err(broken)?;
+        let names = rule.names(owner, used);
+        // An etcd with authentication takes the common name for a user's, so no user's name is used.
+        let common_name = match used {
+            CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
+            CertificateUse::Operator => "etcd-operator".to_owned(),
+            CertificateUse::Client => names::client_service(&rule.cluster),
+        };
+        let request = Request {
+            common_name: &common_name,
+            names: &names,
+            used,
+            validity: rule.validity,
+        };
+        let made = authority::leaf(&request, (&signer, &held.signs.key), Timestamp::now())
+            .map_err(broken)?;
+        let reference = apply::owner_reference(self.cluster);
+        let material = (made, held.trusted);
+        let secret = authority::leaf_secret(rule, (owner, used), reference, material);
+        self.put(secret, over).await
+    }
+
+    /// The authority the plan has seen, with its key.
+    async fn held_authority(
+        &self,
+        rule: &Rule,
+        circle: Circle,
+        version: &str,
+    ) -> Result<Authority, Error> {
+        let name = circle.secret(&rule.cluster);
+        let read = self.api::<Secret>().get_opt(&name).await;
+        let secret = read.map_err(|source| failed("read", "Secret", &name, source))?;
+        let held = secret.and_then(|secret| {
+            let version = secret.resource_version()?;
+            let value = |key: &str| Some(secret.data.as_ref()?.get(key)?.0.clone());
+            let pair = |certificate: &str, key: &str| {
+                Some(Made {
+                    certificate: value(certificate)?,
+                    key: value(key)?,
+                })
+            };
+            Some(Authority {
+                signs: pair(TLS_CERTIFICATE, TLS_KEY)?,
+                next: pair(NEXT_CERTIFICATE, NEXT_KEY),
+                trusted: value(AUTHORITIES)?,
+                version,
+            })
+        });
+        held.filter(|held| held.version == version)
+            .ok_or_else(|| changed(rule, circle))
+    }
+
+    async fn put(&self, mut secret: Secret, over: Option<&str>) -> Result<Option<String>, Error> {
+        let Some(over) = over else {
+            return self.create(&secret).await;
+        };
+        let name = secret.name_any();
+        let api: Api<Secret> = self.api();
+        secret.metadata.resource_version = Some(over.to_owned());
+        let params = PostParams {
+            field_manager: Some(names::MANAGER_CLUSTER.to_owned()),
+            ..PostParams::default()
+        };
+        match api.replace(&name, &params, &secret).await {
+            Ok(_) => Ok(None),
+            Err(source) => Err(patched("Secret", &name, source)),
+        }
+    }
+}
+
+fn read_one(pem: &[u8]) -> Result<Certificate, authority::Error> {
+    let all = certificates(pem).map_err(|_| authority::Error::Certificate)?;
+    all.into_iter().next().ok_or(authority::Error::Certificate)
+}
+
+fn changed(rule: &Rule, circle: Circle) -> Error {
+    Error::Changed {
+        what: format!("Secret {}", circle.secret(&rule.cluster)),
+    }
+}

@@ -1,0 +1,222 @@
+//! Certificates as Secrets: how they are written, and what of them the planner gets to see, which is no key.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::names::{self, CertificateUse};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use runtime::certificate::{Certificate, certificates, hexadecimal};
+use sha2::{Digest, Sha256};
+
+use super::{Circle, Made, Rule, renewal};
+
+/// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
+pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
+pub(crate) const TLS_KEY: &str = "tls.key";
+/// The authorities that are trusted.
+pub(crate) const AUTHORITIES: &str = "ca.crt";
+/// The authority that signs next, while members learn to trust it.
+pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
+pub(crate) const NEXT_KEY: &str = "next.key";
+
+/// A certificate in a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// Valid from then on.
+    pub not_before: Timestamp,
+    /// Valid until then.
+    pub not_after: Timestamp,
+    /// The name of who signed it.
+    pub issuer: Vec<u8>,
+    /// Its own name.
+    pub subject: Vec<u8>,
+    /// What it was made for: names and addresses.
+    pub names: BTreeSet<String>,
+    /// Its digest.
+    pub fingerprint: String,
+}
+
+impl Leaf {
+    /// When it is renewed.
+    pub fn renewal(&self) -> Timestamp {
+        renewal(self.not_before, self.not_after)
+    }
+}
+
+/// A Secret of a cluster's generated certificates, without its keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Of the Secret; deletes name it.
+    pub uid: String,
+    /// Its version; it is only written over this one.
+    pub resource_version: String,
+    /// It belongs to this cluster.
+    pub owned: bool,
+    /// Whose certificate it holds: a member.
+    pub member: Option<String>,
+    /// What is in `tls.crt`, where it can be read.
+    pub certificate: Option<Leaf>,
+    /// What is in `next.crt`.
+    pub next: Option<Leaf>,
+    /// The authorities in `ca.crt`: their digests, and as they stand there.
+    pub trusts: BTreeMap<String, Vec<u8>>,
+    /// Until when one of them is valid.
+    pub trusts_until: Option<Timestamp>,
+    /// The text by which a person asked for this authority.
+    pub rotated_for: Option<String>,
+}
+
+impl Held {
+    /// A digest of the authorities that are trusted.
+    pub fn trust(&self) -> String {
+        digest(self.trusts.keys().map(String::as_str))
+    }
+}
+
+/// Sixteen hexadecimal digits that stand for these texts.
+pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hasher = Sha256::new();
+    for text in texts {
+        hasher.update(text);
+        hasher.update([0]);
+    }
+    hexadecimal(&hasher.finalize()).chars().take(16).collect()
+}
+
+/// What the planner gets to see of a Secret.
+pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
+    let metadata = &secret.metadata;
+    let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
+    let read = |key: &str| value(key).and_then(|pem| certificates(pem).ok());
+    let trusted = read(AUTHORITIES).unwrap_or_default();
+    let owners = metadata.owner_references.iter().flatten();
+    let labels = metadata.labels.as_ref();
+    Held {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
+        owned: owners.into_iter().any(|owner| owner.uid == cluster_uid),
+        member: labels.and_then(|labels| labels.get(names::LABEL_MEMBER)).cloned(),
+        certificate: read(TLS_CERTIFICATE)
+            .filter(|_| value(TLS_KEY).is_some())
+            .and_then(first),
+        next: read(NEXT_CERTIFICATE)
+            .filter(|_| value(NEXT_KEY).is_some())
+            .and_then(first),
+        trusts_until: trusted.iter().map(|one| one.not_after).max(),
+        trusts: trusted
+            .into_iter()
+            .map(|one| {
+                let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
+                let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+                (one.fingerprint, pem::encode_config(&block, lines).into_bytes())
+            })
+            .collect(),
+        rotated_for: metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(names::ANNOTATION_ROTATE_AUTHORITY))
+            .cloned(),
+    }
+}
+
+fn first(certificates: Vec<Certificate>) -> Option<Leaf> {
+    let one = certificates.into_iter().next()?;
+    let addresses = one.addresses.iter().map(ToString::to_string);
+    Some(Leaf {
+        not_before: one.not_before,
+        not_after: one.not_after,
+        names: one.dns_names.iter().cloned().chain(addresses).collect(),
+        issuer: one.issuer,
+        subject: one.subject,
+        fingerprint: one.fingerprint,
+    })
+}
+
+/// Several certificates as one text.
+pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut all = Vec::new();
+    for one in certificates {
+        all.extend_from_slice(one);
+        if !one.ends_with(b"\n") {
+            all.push(b'\n');
+        }
+    }
+    all
+}
+
+/// The Secret of an authority: the one that signs, what is trusted, and the one that signs next.
+pub(crate) fn authority_secret(
+    rule: &Rule,
+    circle: Circle,
+    owner: Option<OwnerReference>,
+    (signs, next, trusted): (&Made, Option<&Made>, Vec<u8>),
+) -> Secret {
+    let mut data = BTreeMap::from([
+        (TLS_CERTIFICATE.to_owned(), ByteString(signs.certificate.clone())),
+        (TLS_KEY.to_owned(), ByteString(signs.key.clone())),
+        (AUTHORITIES.to_owned(), ByteString(trusted)),
+    ]);
+    if let Some(next) = next {
+        data.insert(
+            NEXT_CERTIFICATE.to_owned(),
+            ByteString(next.certificate.clone()),
+        );
+        data.insert(NEXT_KEY.to_owned(), ByteString(next.key.clone()));
+    }
+    let asked = rule.rotate.clone().map(|text| {
+        BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)])
+    });
+    let mut labels = names::cluster_labels(&rule.cluster);
+    labels.insert(LABEL_CERTIFICATE.to_owned(), "authority".to_owned());
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(circle.secret(&rule.cluster)),
+            namespace: Some(rule.namespace.clone()),
+            labels: Some(labels),
+            annotations: asked,
+            owner_references: owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        type_: Some("Opaque".to_owned()),
+        data: Some(data),
+        ..Secret::default()
+    }
+}
+
+/// Label of a Secret that says what its certificate is for.
+const LABEL_CERTIFICATE: &str = "etcd.database.coreos.com/certificate";
+
+/// The Secret of a certificate, in the form of `kubernetes.io/tls`.
+pub(crate) fn leaf_secret(
+    rule: &Rule,
+    (owned_by, used): (&str, CertificateUse),
+    owner: Option<OwnerReference>,
+    (made, trusted): (Made, Vec<u8>),
+) -> Secret {
+    let of_member = matches!(used, CertificateUse::Peer | CertificateUse::Server);
+    let mut labels = if of_member {
+        names::member_labels(&rule.cluster, owned_by)
+    } else {
+        names::cluster_labels(&rule.cluster)
+    };
+    labels.insert(LABEL_CERTIFICATE.to_owned(), used.word().to_owned());
+    let data = BTreeMap::from([
+        (TLS_CERTIFICATE.to_owned(), ByteString(made.certificate)),
+        (TLS_KEY.to_owned(), ByteString(made.key)),
+        (AUTHORITIES.to_owned(), ByteString(trusted)),
+    ]);
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(names::certificate_secret(owned_by, used)),
+            namespace: Some(rule.namespace.clone()),
+            labels: Some(labels),
+            owner_references: owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(data),
+        ..Secret::default()
+    }
+}

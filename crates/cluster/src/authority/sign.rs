@@ -1,0 +1,142 @@
+//! Makes authorities, and certificates by them.
+
+use api::names::CertificateUse;
+use jiff::Timestamp;
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyUsagePurpose, SanType, SerialNumber,
+};
+use runtime::certificate::{Certificate, hexadecimal};
+use std::net::IpAddr;
+use std::time::Duration;
+use time::OffsetDateTime;
+
+use super::{Circle, Error, Key, life};
+
+/// A certificate with its key, in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// The certificate.
+    pub(crate) certificate: Vec<u8>,
+    /// Its private key.
+    pub(crate) key: Vec<u8>,
+}
+
+/// What a certificate is made for.
+#[derive(Clone, Debug)]
+pub(crate) struct Request<'a> {
+    /// The subject's common name.
+    pub(crate) common_name: &'a str,
+    /// DNS names and addresses.
+    pub(crate) names: &'a [String],
+    /// What it may be used for.
+    pub(crate) used: CertificateUse,
+    /// For how long.
+    pub(crate) validity: Duration,
+}
+
+/// Makes a new authority. Its name is its own, so that a certificate tells which one has signed it.
+pub(crate) fn authority(
+    circle: Circle,
+    validity: Duration,
+    now: Timestamp,
+) -> Result<Made, Error> {
+    let key = Key::draw()?;
+    let (serial, text) = serial();
+    let short = text.get(..12).unwrap_or_default();
+    let mut params = params(&format!("etcd {} authority {short}", circle.word()), serial);
+    (params.not_before, params.not_after) = times(life(now, validity, None))?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.key_identifier_method = KeyIdMethod::PreSpecified(key.identifier());
+    let certificate = params.self_signed(&key).map_err(|_| Error::Certificate)?;
+    Ok(Made {
+        certificate: certificate.pem().into_bytes(),
+        key: key.pem()?,
+    })
+}
+
+/// Makes a certificate, signed by the authority that has this certificate and key.
+pub(crate) fn leaf(
+    request: &Request<'_>,
+    (signer, signer_key): (&Certificate, &[u8]),
+    now: Timestamp,
+) -> Result<Made, Error> {
+    let key = Key::draw()?;
+    let (serial, _) = serial();
+    let mut params = params(request.common_name, serial);
+    (params.not_before, params.not_after) =
+        times(life(now, request.validity, Some(signer.not_after)))?;
+    params.subject_alt_names = request
+        .names
+        .iter()
+        .map(|name| alternative(name))
+        .collect::<Result<_, _>>()?;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = match request.used {
+        // A member dials its peers, and its own listener for the JSON gateway, with the certificate it serves with.
+        CertificateUse::Peer | CertificateUse::Server => vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ],
+        CertificateUse::Operator | CertificateUse::Client => {
+            vec![ExtendedKeyUsagePurpose::ClientAuth]
+        }
+    };
+    params.use_authority_key_identifier_extension = true;
+    params.key_identifier_method = KeyIdMethod::PreSpecified(key.identifier());
+    let signer_key = Key::read(signer_key)?;
+    let mut signs = self::params(&signer.common_name, SerialNumber::from(0));
+    signs.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    signs.key_identifier_method = KeyIdMethod::PreSpecified(signer_key.identifier());
+    let issuer = Issuer::new(signs, signer_key);
+    let certificate = params
+        .signed_by(&key, &issuer)
+        .map_err(|_| Error::Certificate)?;
+    Ok(Made {
+        certificate: certificate.pem().into_bytes(),
+        key: key.pem()?,
+    })
+}
+
+fn params(common_name: &str, serial: SerialNumber) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    params.distinguished_name = name;
+    params.serial_number = Some(serial);
+    params
+}
+
+/// Random, positive and never zero; as bytes and in hexadecimal digits.
+fn serial() -> (SerialNumber, String) {
+    let mut bytes: [u8; 16] = rand::random();
+    bytes[0] = bytes[0] & 0x7f | 0x40;
+    (SerialNumber::from_slice(&bytes), hexadecimal(&bytes))
+}
+
+fn times(
+    (from, until): (Timestamp, Timestamp),
+) -> Result<(OffsetDateTime, OffsetDateTime), Error> {
+    let time = |at: Timestamp| {
+        OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| Error::Certificate)
+    };
+    Ok((time(from)?, time(until)?))
+}
+
+fn alternative(name: &str) -> Result<SanType, Error> {
+    if let Ok(address) = name.parse::<IpAddr>() {
+        return Ok(SanType::IpAddress(address));
+    }
+    let is_host = !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-.*_".contains(&byte));
+    if !is_host {
+        return Err(Error::Name);
+    }
+    Ia5String::try_from(name)
+        .map(SanType::DnsName)
+        .map_err(|_| Error::Name)
+}

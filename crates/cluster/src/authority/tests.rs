@@ -1,0 +1,159 @@
+//! What is made can be read, verified and renewed.
+
+use api::names::CertificateUse;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use runtime::certificate::certificates;
+use rustls_pki_types::{ServerName, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-11-21T12:00:00Z".parse().unwrap()
+}
+
+pub(crate) fn rule() -> Rule {
+    Rule {
+        namespace: "prod".into(),
+        cluster: "db".into(),
+        domain: String::new(),
+        peers: true,
+        clients: true,
+        validity: Duration::from_secs(90 * 86400),
+        authority_validity: Duration::from_secs(3650 * 86400),
+        server_names: vec!["etcd.example.com".into(), "192.0.2.7".into()],
+        rotate: None,
+    }
+}
+
+fn made(used: CertificateUse, signer: &Made) -> Made {
+    let rule = rule();
+    let names = rule.names("db-aaaaaaaaaa", used);
+    let request = Request {
+        common_name: "db-aaaaaaaaaa",
+        names: &names,
+        used,
+        validity: rule.validity,
+    };
+    let authority = certificates(&signer.certificate).unwrap().remove(0);
+    leaf(&request, (&authority, &signer.key), now()).unwrap()
+}
+
+/// Whether rustls' own verification takes it, for this use, from who trusts this authority.
+fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool {
+    let leaf = certificates(&made.certificate).unwrap().remove(0);
+    let root = certificates(&trusted.certificate).unwrap().remove(0);
+    let anchor = anchor_from_trusted_cert(&root.der).unwrap();
+    let end = EndEntityCert::try_from(&leaf.der).unwrap();
+    let seconds = u64::try_from(at.as_second()).unwrap();
+    end.verify_for_usage(
+        webpki::ALL_VERIFICATION_ALGS,
+        &[anchor],
+        &[],
+        UnixTime::since_unix_epoch(Duration::from_secs(seconds)),
+        usage,
+        None,
+        None,
+    )
+    .is_ok()
+}
+
+#[test]
+fn a_certificate_is_verified_by_its_authority_and_by_no_other() {
+    let peers = authority(Circle::Peers, rule().authority_validity, now()).unwrap();
+    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let peer = made(CertificateUse::Peer, &peers);
+    assert!(verifies(&peer, &peers, KeyUsage::server_auth(), now()));
+    assert!(verifies(&peer, &peers, KeyUsage::client_auth(), now()));
+    assert!(!verifies(&peer, &clients, KeyUsage::client_auth(), now()));
+}
+
+#[test]
+fn a_clients_certificate_serves_nobody() {
+    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let client = made(CertificateUse::Client, &clients);
+    assert!(verifies(&client, &clients, KeyUsage::client_auth(), now()));
+    assert!(!verifies(&client, &clients, KeyUsage::server_auth(), now()));
+}
+
+#[test]
+fn a_member_is_named_by_every_form_of_address_and_by_no_wildcard() {
+    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let server = made(CertificateUse::Server, &clients);
+    let one = certificates(&server.certificate).unwrap().remove(0);
+    for host in [
+        "db-aaaaaaaaaa.prod.svc",
+        "db-aaaaaaaaaa.prod.svc.cluster.local",
+        "db-aaaaaaaaaa.db.prod.svc",
+        "db-aaaaaaaaaa.db.prod.svc.cluster.local",
+        "db-client",
+        "db-client.prod",
+        "db-client.prod.svc",
+        "db-client.prod.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        "etcd.example.com",
+        "192.0.2.7",
+    ] {
+        assert!(one.covers(host), "{host}");
+    }
+    assert!(!one.covers("db-bbbbbbbbbb.prod.svc"));
+    assert!(one.dns_names.iter().all(|name| !name.contains('*')));
+    // As rustls reads it too.
+    let end = EndEntityCert::try_from(&one.der).unwrap();
+    let host = ServerName::try_from("db-client.prod.svc").unwrap();
+    assert!(end.verify_is_valid_for_subject_name(&host).is_ok());
+}
+
+#[test]
+fn a_certificate_is_renewed_at_two_thirds_of_its_life_and_outlives_no_authority() {
+    let short = Duration::from_secs(3600);
+    let clients = authority(Circle::Clients, short, now()).unwrap();
+    let server = made(CertificateUse::Server, &clients);
+    let one = certificates(&server.certificate).unwrap().remove(0);
+    assert_eq!(one.not_after, now() + short);
+    assert!(one.not_before < now());
+    let at = renewal(one.not_before, one.not_after);
+    assert!(at > now() + short / 2 && at < now() + short * 3 / 4);
+    assert!(!verifies(&server, &clients, KeyUsage::server_auth(), now() + short * 2));
+}
+
+#[test]
+fn two_certificates_share_neither_key_nor_serial_number() {
+    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let read = |made: &Made| certificates(&made.certificate).unwrap().remove(0);
+    let (a, b) = (
+        read(&made(CertificateUse::Server, &clients)),
+        read(&made(CertificateUse::Server, &clients)),
+    );
+    assert_ne!(a.serial, b.serial);
+    assert_ne!(a.public_key, b.public_key);
+    assert_eq!(a.issuer, read(&clients).subject);
+    assert!(read(&clients).is_authority && !a.is_authority);
+}
+
+#[test]
+fn invariant_14_what_the_planner_sees_of_a_secret_holds_no_key() {
+    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let server = made(CertificateUse::Server, &clients);
+    let owner = OwnerReference {
+        uid: "cluster-uid".into(),
+        ..OwnerReference::default()
+    };
+    let trusted = clients.certificate.clone();
+    let secret = leaf_secret(
+        &rule(),
+        ("db-aaaaaaaaaa", CertificateUse::Server),
+        Some(owner),
+        (server.clone(), trusted),
+    );
+    assert_eq!(secret.metadata.name.as_deref(), Some("db-aaaaaaaaaa-server-tls"));
+    let seen = held(&secret, "cluster-uid");
+    assert!(seen.owned && seen.certificate.is_some());
+    assert_eq!(seen.member.as_deref(), Some("db-aaaaaaaaaa"));
+    let key = String::from_utf8(server.key).unwrap();
+    let shown = format!("{seen:?}");
+    assert!(!shown.contains("PRIVATE KEY"));
+    assert!(!shown.contains(key.lines().nth(1).unwrap()));
+}

@@ -1,0 +1,263 @@
+//! What the planner sees of generated certificates, and the writes they take. Plain data without any key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use api::EtcdCluster;
+use api::cluster::GeneratedTls;
+use api::names::{self, CertificateUse};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt;
+
+use crate::authority::{Circle, Held, Rule, digest, held};
+
+/// What is there of a cluster's generated certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Certificates {
+    /// What the spec says; `None` where they are not generated.
+    pub rule: Option<Rule>,
+    /// Secrets with this cluster's labels, by name.
+    pub secrets: BTreeMap<String, Held>,
+    /// What stands on each pod, by member.
+    pub pods: BTreeMap<String, Noted>,
+}
+
+/// What stands on a pod about its certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// A digest of the authorities its etcd trusts, and until when one of them is valid.
+    pub trust: Option<String>,
+    /// A digest of the certificates it was told of.
+    pub certificates: Option<String>,
+}
+
+impl Noted {
+    /// Until when an authority is valid that its etcd trusts.
+    pub fn trusts_until(&self) -> Option<Timestamp> {
+        let (_, until) = self.trust.as_ref()?.split_once('@')?;
+        Timestamp::from_second(until.parse().ok()?).ok()
+    }
+}
+
+impl Certificates {
+    /// From the object, the Secrets with its labels, and its pods.
+    pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
+        let Some(rule) = rule(cluster) else {
+            return Self::default();
+        };
+        let uid = cluster.uid().unwrap_or_default();
+        let note = |pod: &Pod| Noted {
+            trust: pod.annotations().get(names::ANNOTATION_TRUST).cloned(),
+            certificates: pod
+                .annotations()
+                .get(names::ANNOTATION_CERTIFICATES)
+                .cloned(),
+        };
+        Self {
+            rule: Some(rule),
+            secrets: secrets
+                .iter()
+                .map(|secret| (secret.name_any(), held(secret, &uid)))
+                .collect(),
+            pods: pods.iter().map(|pod| (pod.name_any(), note(pod))).collect(),
+        }
+    }
+
+    /// The Secret of an authority.
+    pub fn authority(&self, circle: Circle) -> Option<&Held> {
+        self.secrets
+            .get(&circle.secret(&self.rule.as_ref()?.cluster))
+    }
+
+    /// The Secret with a certificate.
+    pub fn leaf(&self, owner: &str, used: CertificateUse) -> Option<&Held> {
+        self.secrets.get(&names::certificate_secret(owner, used))
+    }
+
+    /// What stands on a pod that is started now about whom it trusts; `None` until all authorities are there.
+    pub fn trust(&self) -> Option<String> {
+        let rule = self.rule.as_ref()?;
+        let mut digests = Vec::new();
+        let mut until: Option<Timestamp> = None;
+        for circle in rule.circles() {
+            let authority = self.authority(circle)?;
+            digests.push(authority.trust());
+            // The first that ends, ends it for the pod.
+            until = until.into_iter().chain(authority.trusts_until).min();
+        }
+        let until = until.map_or(0, Timestamp::as_second);
+        Some(format!(
+            "{}@{until}",
+            digest(digests.iter().map(String::as_str))
+        ))
+    }
+
+    /// What stands on a pod that was told of its certificates; `None` until all are there.
+    pub fn told(&self, member: &str) -> Option<String> {
+        let rule = self.rule.as_ref()?;
+        let prints: Option<Vec<&str>> = rule
+            .uses_of_member()
+            .map(|used| {
+                Some(
+                    self.leaf(member, used)?
+                        .certificate
+                        .as_ref()?
+                        .fingerprint
+                        .as_str(),
+                )
+            })
+            .collect();
+        prints.map(digest)
+    }
+
+    /// Why a pod has to be made again: etcd reads whom it trusts when it starts, and never again.
+    pub fn outdated(&self, member: &str) -> Option<String> {
+        let wanted = self.trust()?;
+        let noted = self.pods.get(member)?.trust.as_ref()?;
+        let other = noted.split('@').next() != wanted.split('@').next();
+        other.then(|| "it was started with other certificate authorities".to_owned())
+    }
+}
+
+/// What the spec says about generated certificates.
+pub fn rule(cluster: &EtcdCluster) -> Option<Rule> {
+    let spec = &cluster.spec;
+    let generated: &GeneratedTls = spec.tls.as_ref()?.generated()?;
+    Some(Rule {
+        namespace: cluster.namespace().unwrap_or_default(),
+        cluster: cluster.name_any(),
+        domain: spec.cluster_domain().trim_matches('.').to_owned(),
+        peers: generated.peer(),
+        clients: generated.client(),
+        validity: generated.certificate_duration(),
+        authority_validity: generated.authority_duration(),
+        server_names: generated.server_names.clone(),
+        rotate: cluster
+            .annotations()
+            .get(names::ANNOTATION_ROTATE_AUTHORITY)
+            .cloned(),
+    })
+}
+
+/// A write to a Secret of generated certificates, or about them to a pod. Each is made only over what was seen
+/// (invariant 11).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CertificateWrite {
+    /// Makes an authority; what is trusted beside it is what certificates trusted that are there already.
+    Authority {
+        /// Which.
+        circle: Circle,
+        /// Authorities that are trusted beside it, in PEM.
+        beside: Vec<Vec<u8>>,
+        /// The version of the Secret that is replaced, if there is one.
+        over: Option<String>,
+    },
+    /// Makes the authority that signs next; members are to trust it first.
+    Prepare {
+        /// Which.
+        circle: Circle,
+        /// The version of the Secret.
+        over: String,
+    },
+    /// The next authority signs from now on.
+    Switch {
+        /// Which.
+        circle: Circle,
+        /// The version of the Secret.
+        over: String,
+    },
+    /// Nobody but the one that signs is trusted any longer.
+    Retire {
+        /// Which.
+        circle: Circle,
+        /// The version of the Secret.
+        over: String,
+    },
+    /// Makes a certificate, or makes it anew.
+    Issue {
+        /// A member, or the cluster.
+        owner: String,
+        /// What for.
+        used: CertificateUse,
+        /// The version of the Secret that is replaced, if there is one.
+        over: Option<String>,
+        /// The version of the authority's Secret.
+        by: String,
+    },
+    /// Tells a pod of its certificates: the kubelet then looks at the Secrets at once, instead of within a minute.
+    Tell {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+        /// What its etcd trusts, where that did not stand there.
+        trust: Option<String>,
+        /// Which certificates.
+        certificates: String,
+    },
+    /// Deletes the Secret of a member that is gone.
+    Discard {
+        /// Its name.
+        secret: String,
+        /// The Secret that was seen.
+        uid: String,
+    },
+}
+
+impl CertificateWrite {
+    /// Where a test can interrupt a step: the boundary before this write.
+    pub fn point(&self) -> &'static str {
+        match self {
+            Self::Authority { .. } => "before-make-authority",
+            Self::Prepare { .. } => "before-prepare-authority",
+            Self::Switch { .. } => "before-switch-authority",
+            Self::Retire { .. } => "before-retire-authority",
+            Self::Issue { .. } => "before-issue-certificate",
+            Self::Tell { .. } => "before-tell-certificates",
+            Self::Discard { .. } => "before-discard-certificate",
+        }
+    }
+
+    /// Reason and action of the Event about it.
+    pub fn event(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Authority { .. } => Some(("AuthorityCreated", "Create")),
+            Self::Prepare { .. } => Some(("AuthorityPrepared", "Rotate")),
+            Self::Switch { .. } => Some(("AuthoritySwitched", "Rotate")),
+            Self::Retire { .. } => Some(("AuthorityRetired", "Rotate")),
+            Self::Issue { over: Some(_), .. } => Some(("CertificateRenewed", "Renew")),
+            Self::Issue { over: None, .. } => Some(("CertificateIssued", "Create")),
+            Self::Tell { .. } | Self::Discard { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for CertificateWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Authority { circle, .. } => write!(f, "make the {} authority", circle.word()),
+            Self::Prepare { circle, .. } => {
+                write!(
+                    f,
+                    "make the next {} authority, to be trusted first",
+                    circle.word()
+                )
+            }
+            Self::Switch { circle, .. } => {
+                write!(f, "let the next {} authority sign", circle.word())
+            }
+            Self::Retire { circle, .. } => {
+                write!(f, "trust the {} authority before no longer", circle.word())
+            }
+            Self::Issue {
+                owner, used, over, ..
+            } => {
+                let verb = if over.is_some() { "renew" } else { "issue" };
+                write!(f, "{verb} the {} certificate of {owner}", used.word())
+            }
+            Self::Tell { member, .. } => write!(f, "tell the pod of {member} of its certificates"),
+            Self::Discard { secret, .. } => write!(f, "delete Secret {secret}"),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The Secrets of generated certificates, read by name, one by one: the operator may neither list nor watch Secrets.
+
+use std::collections::BTreeSet;
+
+use api::EtcdCluster;
+use api::names::{self, CertificateUse};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
+use kube::{Api, Client, ResourceExt};
+
+use crate::certificates::{Certificates, rule};
+use crate::observed::Observed;
+
+/// Reads what there may be of generated certificates.
+pub(super) async fn read(
+    client: &Client,
+    cluster: &EtcdCluster,
+    (pods, claims, services): (&[Pod], &[PersistentVolumeClaim], &[Service]),
+) -> Result<Certificates, kube::Error> {
+    let Some(rule) = rule(cluster) else {
+        return Ok(Certificates::default());
+    };
+    let mut wanted: BTreeSet<String> = rule
+        .circles()
+        .map(|circle| circle.secret(&rule.cluster))
+        .collect();
+    if rule.clients {
+        for used in [CertificateUse::Operator, CertificateUse::Client] {
+            wanted.insert(names::certificate_secret(&rule.cluster, used));
+        }
+    }
+    let status = cluster.status.as_ref();
+    let first = status.and_then(|status| status.bootstrap.as_ref());
+    let first = first
+        .into_iter()
+        .flat_map(|bootstrap| bootstrap.members.clone());
+    let member = |service: &Service| service.labels().get(names::LABEL_MEMBER).cloned();
+    let members: BTreeSet<String> = pods
+        .iter()
+        .map(ResourceExt::name_any)
+        .chain(claims.iter().map(ResourceExt::name_any))
+        .chain(services.iter().filter_map(member))
+        .chain(first)
+        .collect();
+    for member in &members {
+        wanted.extend(
+            rule.uses_of_member()
+                .map(|used| names::certificate_secret(member, used)),
+        );
+    }
+    let api = Api::<Secret>::namespaced(client.clone(), &rule.namespace);
+    let reads = wanted.iter().map(|name| api.get_opt(name));
+    let mut secrets = Vec::new();
+    for read in join_all(reads).await {
+        secrets.extend(read?);
+    }
+    Ok(Certificates::new(cluster, &secrets, pods))
+}
+
+/// A certificate that is yet to be made is no fault.
+pub(super) fn expect(observed: &mut Observed) {
+    let certificates = &observed.certificates;
+    if let Some(rule) = &certificates.rule
+        && certificates
+            .leaf(&rule.cluster, CertificateUse::Operator)
+            .is_none()
+    {
+        observed
+            .tls
+            .faults
+            .retain(|fault| fault.code != "SecretMissing");
+    }
+}
+
+/// A pod whose etcd trusts others than it should has to be made anew.
+pub(super) fn differ(observed: &mut Observed) {
+    for (member, pod) in &mut observed.pods {
+        if let Some(why) = observed.certificates.outdated(member) {
+            pod.difference.pod.get_or_insert(why);
+        }
+    }
+}

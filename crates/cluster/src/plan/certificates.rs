@@ -1,0 +1,444 @@
+//! Generated certificates: made before the first member, renewed in time, and their authorities replaced without
+//! anybody being locked out.
+//!
+//! Nothing here depends on an answer of etcd, so that a cluster whose certificates have run out, which answers nobody,
+//! gets new ones.
+//!
+//! An authority is replaced in four steps, each of which waits until the last has reached every member (invariant 20):
+//! the next one is trusted beside the one that signs, and every member is started with both; the next one signs;
+//! every certificate is made anew and clients are given time to take theirs; the one before is trusted no longer, and
+//! every member is started once more.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use api::names::CertificateUse;
+use jiff::Timestamp;
+
+use crate::authority::{Circle, Held, Rule, made_at};
+use crate::certificates::{CertificateWrite, Certificates};
+use crate::observed::{Observed, Seen};
+use crate::plan::{BLIND, Draft, STEADY};
+use crate::write::{Order, Write};
+
+/// How long at least clients are given to take certificates by the new authority.
+const SHORTEST_GRACE: Duration = Duration::from_mins(1);
+
+struct Keeper<'a> {
+    rule: &'a Rule,
+    certificates: &'a Certificates,
+    observed: &'a Observed,
+    now: Timestamp,
+}
+
+/// Keeps the certificates, and puts those of a member before its pod.
+pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
+    let certificates = &observed.certificates;
+    let Some(rule) = &certificates.rule else {
+        return;
+    };
+    let keeper = Keeper {
+        rule,
+        certificates,
+        observed,
+        now,
+    };
+    for circle in rule.circles() {
+        keeper.authority(circle, draft);
+    }
+    let started = keeper.before_pods(draft);
+    keeper.of_cluster(draft);
+    for member in keeper.members() {
+        if !started.contains(&member) {
+            for write in keeper.of_member(&member) {
+                order(write, draft);
+            }
+        }
+    }
+    keeper.tell(draft);
+    keeper.before_services_go(draft);
+    keeper.start_again(draft);
+}
+
+fn order(write: CertificateWrite, draft: &mut Draft) {
+    draft.order(Order::Writes(vec![Write::Certificate(write)]));
+}
+
+fn say(write: CertificateWrite, draft: &mut Draft) {
+    draft.say(write.to_string());
+    order(write, draft);
+}
+
+impl Keeper<'_> {
+    /// The members there is anything of.
+    fn members(&self) -> BTreeSet<String> {
+        let pods = self.observed.pods.keys().cloned();
+        let held = self.certificates.secrets.values();
+        let held = held.filter_map(|secret| secret.member.clone());
+        let gone = |name: &String| self.is_gone(name);
+        pods.chain(held).filter(|name| !gone(name)).collect()
+    }
+
+    /// Nothing is there of this member, and it is in no list.
+    fn is_gone(&self, member: &str) -> bool {
+        let observed = self.observed;
+        let first = observed.intent.as_ref();
+        let Seen::Known(list) = &observed.members else {
+            return false;
+        };
+        let listed = list.members.iter().any(|one| {
+            let mut urls = one.peer_urls.iter();
+            one.name == member || urls.any(|url| api::names::member_of_url(url) == Some(member))
+        });
+        let forming = observed.cluster_id.is_none()
+            && first.is_some_and(|intent| intent.members.contains(member));
+        !listed
+            && !forming
+            && !observed.pods.contains_key(member)
+            && !observed.disks.contains_key(member)
+            && !observed.services.contains_key(member)
+    }
+
+    /// One authority: made where there is none, replaced in time.
+    fn authority(&self, circle: Circle, draft: &mut Draft) {
+        let Some(held) = self.certificates.authority(circle) else {
+            // What is trusted already stays trusted until everybody trusts the new one.
+            let beside = self.trusted_already(circle);
+            say(
+                CertificateWrite::Authority {
+                    circle,
+                    beside,
+                    over: None,
+                },
+                draft,
+            );
+            return;
+        };
+        let over = held.resource_version.clone();
+        if !held.owned {
+            let text = format!(
+                "Secret {} is somebody else's: delete or rename it, its name is needed for an authority of generated \
+                 certificates",
+                circle.secret(&self.rule.cluster)
+            );
+            draft.problem("SecretNotOurs", text);
+            return;
+        }
+        let Some(signs) = &held.certificate else {
+            let beside = self.trusted_already(circle);
+            say(
+                CertificateWrite::Authority {
+                    circle,
+                    beside,
+                    over: Some(over),
+                },
+                draft,
+            );
+            return;
+        };
+        if signs.not_after <= self.now {
+            // Nobody can be told in steps: no connection can be made any more.
+            let beside = Vec::new();
+            say(
+                CertificateWrite::Authority {
+                    circle,
+                    beside,
+                    over: Some(over),
+                },
+                draft,
+            );
+            return;
+        }
+        if held.next.is_some() {
+            if self.reached_all(circle, held) {
+                say(CertificateWrite::Switch { circle, over }, draft);
+            } else {
+                let text = format!(
+                    "every member is started with the next {} authority",
+                    circle.word()
+                );
+                draft.wait("AuthorityRotating", text, BLIND);
+            }
+            return;
+        }
+        if held.trusts.len() > 1 {
+            self.retire(circle, held, draft);
+            return;
+        }
+        let asked = self.rule.rotate.is_some() && self.rule.rotate != held.rotated_for;
+        if signs.renewal() <= self.now || asked {
+            say(CertificateWrite::Prepare { circle, over }, draft);
+        }
+    }
+
+    fn retire(&self, circle: Circle, held: &Held, draft: &mut Draft) {
+        let Some(signs) = &held.certificate else {
+            return;
+        };
+        let over = held.resource_version.clone();
+        let leaves = self.leaves(circle);
+        let mut newest = signs.not_before;
+        for leaf in &leaves {
+            match &leaf.certificate {
+                Some(one) if one.issuer == signs.subject => newest = newest.max(made_at(one)),
+                _ => {
+                    let text = format!(
+                        "every certificate is made by the new {} authority",
+                        circle.word()
+                    );
+                    draft.wait("AuthorityRotating", text, BLIND);
+                    return;
+                }
+            }
+        }
+        let told = self.observed.pods.keys().all(|member| self.is_told(member));
+        let grace = (self.rule.validity / 3).max(SHORTEST_GRACE);
+        let at = newest.checked_add(grace).unwrap_or(Timestamp::MAX);
+        if told && at <= self.now {
+            say(CertificateWrite::Retire { circle, over }, draft);
+            return;
+        }
+        let left = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
+        let text = format!(
+            "the {} authority before is trusted until {at}, so that clients can take their new certificates",
+            circle.word()
+        );
+        draft.wait("AuthorityRotating", text, left.clamp(BLIND, STEADY));
+    }
+
+    /// The Secrets with certificates of one authority.
+    fn leaves(&self, circle: Circle) -> Vec<&Held> {
+        let all = self.members();
+        let members = all.iter().flat_map(|member| {
+            let uses = self.rule.uses_of_member();
+            uses.map(move |used| (member.as_str(), used))
+        });
+        let own = self
+            .uses_of_cluster()
+            .map(|used| (self.rule.cluster.as_str(), used));
+        members
+            .chain(own)
+            .filter(|(_, used)| Circle::of(*used) == circle)
+            .filter_map(|(owner, used)| self.certificates.leaf(owner, used))
+            .collect()
+    }
+
+    fn uses_of_cluster(&self) -> impl Iterator<Item = CertificateUse> {
+        let clients = self.rule.clients;
+        let uses = [CertificateUse::Operator, CertificateUse::Client];
+        uses.into_iter().filter(move |_| clients)
+    }
+
+    fn trusted_already(&self, circle: Circle) -> Vec<Vec<u8>> {
+        let leaves = self.leaves(circle);
+        let all = leaves.iter().flat_map(|leaf| leaf.trusts.clone());
+        let distinct: std::collections::BTreeMap<_, _> = all.collect();
+        distinct.into_values().collect()
+    }
+
+    /// Invariant 20: whom an authority is to be trusted by has been started with it: every certificate's Secret names
+    /// it, and every pod was made after that.
+    fn reached_all(&self, circle: Circle, held: &Held) -> bool {
+        let in_secrets = self
+            .leaves(circle)
+            .iter()
+            .all(|leaf| leaf.trusts == held.trusts);
+        let pods = self.observed.pods.iter();
+        let mut started = pods.map(|(member, pod)| {
+            let noted = self.certificates.pods.get(member);
+            let known = noted.is_some_and(|noted| noted.trust.is_some());
+            pod.stays() && pod.ready && known && self.certificates.outdated(member).is_none()
+        });
+        in_secrets && started.all(|one| one)
+    }
+
+    /// A certificate, where it has to be made now.
+    fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
+        let circle = Circle::of(used);
+        let authority = self.certificates.authority(circle)?;
+        let signs = authority.certificate.as_ref()?;
+        let write = |over: Option<String>| CertificateWrite::Issue {
+            owner: owner.to_owned(),
+            used,
+            over,
+            by: authority.resource_version.clone(),
+        };
+        if !authority.owned || signs.not_after <= self.now {
+            return None;
+        }
+        let Some(held) = self.certificates.leaf(owner, used) else {
+            return Some(write(None));
+        };
+        let over = Some(held.resource_version.clone());
+        let Some(leaf) = held.certificate.as_ref().filter(|_| held.owned) else {
+            return held.owned.then(|| write(over));
+        };
+        let wanted = self.rule.names(owner, used);
+        let covers = wanted
+            .iter()
+            .all(|name| leaf.names.contains(&name.to_ascii_lowercase()));
+        // By another authority: replaced when the one that signs is trusted by all, or this one is worth nothing.
+        let other = leaf.issuer != signs.subject
+            && (leaf.not_after <= self.now || self.reached_all(circle, authority));
+        let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
+        let trusts = held.trusts == authority.trusts;
+        (due || other || !covers || !trusts).then(|| write(over))
+    }
+
+    fn of_member(&self, member: &str) -> Vec<CertificateWrite> {
+        let uses = self.rule.uses_of_member();
+        uses.filter_map(|used| self.issue(member, used)).collect()
+    }
+
+    /// The operators' certificate, and the clients'.
+    fn of_cluster(&self, draft: &mut Draft) {
+        for used in self.uses_of_cluster() {
+            if let Some(write) = self.issue(&self.rule.cluster, used) {
+                order(write, draft);
+            }
+        }
+    }
+
+    /// Invariant 20: a member's certificates are there before its pod is made. Those who are started are returned.
+    fn before_pods(&self, draft: &mut Draft) -> BTreeSet<String> {
+        let mut started = BTreeSet::new();
+        let ready = self.certificates.trust().is_some()
+            && self.rule.circles().all(|circle| {
+                let authority = self.certificates.authority(circle);
+                authority.is_some_and(|held| held.owned && held.certificate.is_some())
+            });
+        let mut waits = false;
+        for order in &mut draft.orders {
+            let Order::Writes(writes) = order else {
+                continue;
+            };
+            let Some(at) = writes
+                .iter()
+                .position(|write| matches!(write, Write::CreatePod(_)))
+            else {
+                continue;
+            };
+            if !ready {
+                writes.clear();
+                waits = true;
+                continue;
+            }
+            if let Some(Write::CreatePod(start)) = writes.get(at) {
+                let member = start.member.clone();
+                let issued = self.of_member(&member).into_iter().map(Write::Certificate);
+                let issued: Vec<Write> = issued.collect();
+                writes.splice(at..at, issued);
+                started.insert(member);
+            }
+        }
+        draft
+            .orders
+            .retain(|order| !matches!(order, Order::Writes(writes) if writes.is_empty()));
+        if waits {
+            draft.wait(
+                "AuthorityMissing",
+                "members are started when there are authorities",
+                BLIND,
+            );
+        }
+        started
+    }
+
+    fn is_told(&self, member: &str) -> bool {
+        let told = self
+            .certificates
+            .pods
+            .get(member)
+            .and_then(|noted| noted.certificates.as_ref());
+        told.is_some() && told == self.certificates.told(member).as_ref()
+    }
+
+    /// Pods are told of new certificates, so that their kubelet brings them now.
+    fn tell(&self, draft: &mut Draft) {
+        let pods = self.observed.pods.iter().filter(|(_, pod)| pod.stays());
+        for (member, pod) in pods.filter(|(member, _)| !self.is_told(member)) {
+            let Some(certificates) = self.certificates.told(member) else {
+                continue;
+            };
+            let noted = self.certificates.pods.get(member);
+            let unknown = noted.is_some_and(|noted| noted.trust.is_none());
+            // Made by somebody else, a restore: after its certificates, so with what they trust.
+            let after = self.rule.uses_of_member().all(|used| {
+                let held = self.certificates.leaf(member, used);
+                let leaf = held.and_then(|held| held.certificate.as_ref());
+                leaf.is_some_and(|leaf| made_at(leaf) < pod.created || !pod.running)
+            });
+            let trust = self.certificates.trust().filter(|_| unknown && after);
+            order(
+                CertificateWrite::Tell {
+                    member: member.clone(),
+                    uid: pod.uid.clone(),
+                    trust,
+                    certificates,
+                },
+                draft,
+            );
+        }
+    }
+
+    /// The certificates of a member that is gone go before its Service, by which they are found.
+    fn before_services_go(&self, draft: &mut Draft) {
+        for order in &mut draft.orders {
+            let Order::Writes(writes) = order else {
+                continue;
+            };
+            let gone = writes
+                .iter()
+                .enumerate()
+                .find_map(|(at, write)| match write {
+                    Write::DeleteService { member, .. } => Some((at, member.clone())),
+                    _ => None,
+                });
+            let Some((at, member)) = gone else { continue };
+            let held = self.certificates.secrets.iter();
+            let held = held.filter(|(_, held)| held.owned && held.member.as_ref() == Some(&member));
+            let discards: Vec<Write> = held
+                .map(|(secret, held)| {
+                    Write::Certificate(CertificateWrite::Discard {
+                        secret: secret.clone(),
+                        uid: held.uid.clone(),
+                    })
+                })
+                .collect();
+            writes.splice(at..at, discards);
+        }
+    }
+
+    /// Members that trust nobody but authorities that have run out reach nobody any more, so no quorum can be asked
+    /// and none is lost: those with disks are started again, all together.
+    fn start_again(&self, draft: &mut Draft) {
+        for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
+            let noted = self.certificates.pods.get(member);
+            let ended = noted.and_then(crate::certificates::Noted::trusts_until);
+            let renewed =
+                self.certificates.outdated(member).is_some() && self.of_member(member).is_empty();
+            if ended.is_none_or(|ended| ended > self.now) || !renewed {
+                continue;
+            }
+            if !pod.durable {
+                let text = format!(
+                    "the certificate authorities {member} was started with have run out, and it has no volume, so \
+                     that it cannot be started again without losing its data: restore the cluster from a backup, or \
+                     give members volumes (spec.pod.persistentVolumeClaimSpec)"
+                );
+                draft.problem("AuthorityExpired", text);
+                continue;
+            }
+            draft.say(format!(
+                "start {member} again with new certificate authorities"
+            ));
+            draft.order(Order::Writes(vec![Write::DeletePod {
+                member: member.clone(),
+                uid: pod.uid.clone(),
+            }]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

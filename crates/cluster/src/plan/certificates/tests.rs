@@ -1,0 +1,443 @@
+//! Stories of certificates: each plan's writes are applied to what it was made from, until nothing is left to do.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::names::{CertificateUse, certificate_secret};
+use jiff::Timestamp;
+
+use crate::authority::tests::rule;
+use crate::authority::{Circle, Held, Leaf};
+use crate::certificates::{CertificateWrite, Certificates};
+use crate::plan::tests::scene::{Scene, at};
+use crate::plan::{Plan, plan};
+use crate::write::{Order, Write};
+
+const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
+
+/// A cluster with certificates by the book, and what becomes of it.
+struct Story {
+    scene: Scene,
+    now: Timestamp,
+    drawn: u32,
+    told: Vec<CertificateWrite>,
+}
+
+fn held(member: Option<&str>) -> Held {
+    Held {
+        uid: "secret".into(),
+        resource_version: "1".into(),
+        owned: true,
+        member: member.map(str::to_owned),
+        certificate: None,
+        next: None,
+        trusts: BTreeMap::new(),
+        trusts_until: None,
+        rotated_for: None,
+    }
+}
+
+impl Story {
+    fn of(scene: Scene) -> Self {
+        let mut scene = scene;
+        scene.observed.certificates = Certificates {
+            rule: Some(rule()),
+            ..Certificates::default()
+        };
+        let (drawn, told) = (0, Vec::new());
+        Self {
+            scene,
+            now: at(1000),
+            drawn,
+            told,
+        }
+    }
+
+    /// A cluster that was formed with generated certificates.
+    fn formed(durable: bool) -> Self {
+        let scene = Scene::formed(&MEMBERS);
+        let scene = if durable { scene.durable() } else { scene };
+        let mut story = Self::of(scene);
+        story.settle();
+        story.restart_all();
+        story.settle();
+        story.told.clear();
+        story
+    }
+
+    fn certificates(&mut self) -> &mut Certificates {
+        &mut self.scene.observed.certificates
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&self.scene.desired, &self.scene.observed, self.now)
+    }
+
+    fn writes(&self) -> Vec<Write> {
+        let orders = self.plan().step.orders;
+        let chain = |order| match order {
+            Order::Writes(writes) => writes,
+            _ => Vec::new(),
+        };
+        orders.into_iter().flat_map(chain).collect()
+    }
+
+    fn of_certificates(&self) -> Vec<CertificateWrite> {
+        let is = |write| match write {
+            Write::Certificate(write) => Some(write),
+            _ => None,
+        };
+        self.writes().into_iter().filter_map(is).collect()
+    }
+
+    fn deleted(&self) -> usize {
+        let deletes = |write: &&Write| matches!(write, Write::DeletePod { .. });
+        self.writes().iter().filter(deletes).count()
+    }
+
+    /// Until nothing is to be written of certificates.
+    fn settle(&mut self) {
+        for _ in 0..50 {
+            let writes = self.of_certificates();
+            if writes.is_empty() {
+                return;
+            }
+            for write in writes {
+                self.apply(&write);
+                self.told.push(write);
+            }
+        }
+        panic!("it goes on for ever: {:?}", self.of_certificates());
+    }
+
+    fn restart(&mut self, member: &str) {
+        let trust = self.certificates().trust();
+        let now = self.now;
+        let noted = self.certificates().pods.entry(member.into()).or_default();
+        (noted.trust, noted.certificates) = (trust, None);
+        let pod = self.scene.observed.pods.get_mut(member).unwrap();
+        (pod.created, pod.difference.pod) = (now, None);
+    }
+
+    fn restart_all(&mut self) {
+        for member in MEMBERS {
+            self.restart(member);
+        }
+    }
+
+    fn later(&mut self, seconds: u64) {
+        self.now = self.now.checked_add(Duration::from_secs(seconds)).unwrap();
+    }
+
+    fn draw(&mut self, validity: Duration, issuer: Option<Vec<u8>>) -> Leaf {
+        self.drawn += 1;
+        let name = format!("drawn {}", self.drawn);
+        Leaf {
+            not_before: self.now,
+            not_after: self.now.checked_add(validity).unwrap(),
+            issuer: issuer.unwrap_or_else(|| name.clone().into_bytes()),
+            subject: name.clone().into_bytes(),
+            names: [].into(),
+            fingerprint: name,
+        }
+    }
+
+    fn apply(&mut self, write: &CertificateWrite) {
+        let long = rule().authority_validity;
+        let version = format!("{}", self.drawn + 2);
+        match write {
+            CertificateWrite::Authority { circle, beside, .. } => {
+                let signs = self.draw(long, None);
+                let mut one = held(None);
+                one.trusts = [(signs.fingerprint.clone(), Vec::new())].into();
+                for pem in beside {
+                    one.trusts
+                        .insert(String::from_utf8(pem.clone()).unwrap(), pem.clone());
+                }
+                one.trusts_until = Some(signs.not_after);
+                (one.certificate, one.resource_version) = (Some(signs), version);
+                one.rotated_for = rule().rotate;
+                self.certificates().secrets.insert(circle.secret("db"), one);
+            }
+            CertificateWrite::Prepare { circle, .. } => {
+                let next = self.draw(long, None);
+                let asked = self.certificates().rule.as_ref().unwrap().rotate.clone();
+                let one = self.authority(*circle);
+                one.trusts.insert(next.fingerprint.clone(), Vec::new());
+                one.trusts_until = Some(next.not_after);
+                (one.next, one.resource_version, one.rotated_for) = (Some(next), version, asked);
+            }
+            CertificateWrite::Switch { circle, .. } => {
+                let one = self.authority(*circle);
+                one.certificate = one.next.take();
+                one.resource_version = version;
+            }
+            CertificateWrite::Retire { circle, .. } => {
+                let one = self.authority(*circle);
+                let signs = one.certificate.as_ref().unwrap().fingerprint.clone();
+                one.trusts.retain(|print, _| *print == signs);
+                one.resource_version = version;
+            }
+            CertificateWrite::Issue { owner, used, .. } => {
+                let by = self.authority(Circle::of(*used)).clone();
+                let signs = by.certificate.clone().unwrap();
+                let mut leaf = self.draw(rule().validity, Some(signs.subject));
+                leaf.not_after = leaf.not_after.min(signs.not_after);
+                leaf.names = rule().names(owner, *used).into_iter().collect();
+                let mut one = held(owner.starts_with("db-").then_some(owner));
+                (one.certificate, one.trusts) = (Some(leaf), by.trusts);
+                self.certificates()
+                    .secrets
+                    .insert(certificate_secret(owner, *used), one);
+            }
+            CertificateWrite::Tell {
+                member,
+                certificates,
+                ..
+            } => {
+                let noted = self.certificates().pods.entry(member.clone()).or_default();
+                noted.certificates = Some(certificates.clone());
+            }
+            CertificateWrite::Discard { secret, .. } => {
+                self.certificates().secrets.remove(secret);
+            }
+        }
+    }
+
+    fn authority(&mut self, circle: Circle) -> &mut Held {
+        self.certificates()
+            .secrets
+            .get_mut(&circle.secret("db"))
+            .unwrap()
+    }
+
+    fn outdated(&self) -> usize {
+        let certificates = &self.scene.observed.certificates;
+        let outdated = |member: &&&str| certificates.outdated(member).is_some();
+        MEMBERS.iter().filter(outdated).count()
+    }
+
+    fn count(&self, kind: fn(&CertificateWrite) -> bool) -> usize {
+        self.told.iter().filter(|write| kind(write)).count()
+    }
+}
+
+fn issues(write: &CertificateWrite) -> bool {
+    matches!(write, CertificateWrite::Issue { .. })
+}
+
+#[test]
+fn invariant_20_no_pod_is_made_before_its_certificates() {
+    let mut story = Story::of(Scene::begun(&MEMBERS));
+    for member in MEMBERS {
+        story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).reserved(member);
+    }
+    let starts = |story: &Story| {
+        let orders = story.plan().step.orders.into_iter();
+        let chains = orders.filter_map(|order| match order {
+            Order::Writes(writes) => Some(writes),
+            _ => None,
+        });
+        let with_pod = |writes: &Vec<Write>| {
+            writes
+                .iter()
+                .any(|write| matches!(write, Write::CreatePod(_)))
+        };
+        chains.filter(with_pod).collect::<Vec<_>>()
+    };
+    assert!(starts(&story).is_empty(), "there are no authorities yet");
+    let made = story.of_certificates();
+    assert_eq!(made.len(), 2, "one for peers, one for clients: {made:?}");
+    for write in made {
+        story.apply(&write);
+    }
+    let chains = starts(&story);
+    assert_eq!(chains.len(), 3);
+    for chain in chains {
+        let issued = chain
+            .iter()
+            .filter(|write| matches!(write, Write::Certificate(_)));
+        assert_eq!(issued.count(), 2, "{chain:?}");
+        assert!(
+            matches!(chain.last(), Some(Write::CreatePod(_))),
+            "{chain:?}"
+        );
+    }
+}
+
+#[test]
+fn at_rest_nothing_is_written() {
+    let story = Story::formed(true);
+    assert_eq!(story.of_certificates(), []);
+    assert_eq!((story.outdated(), story.deleted()), (0, 0));
+}
+
+#[test]
+fn certificates_are_renewed_at_two_thirds_of_their_life_and_pods_are_told() {
+    let mut story = Story::formed(false);
+    let life = rule().validity.as_secs();
+    story.later(life / 2);
+    assert_eq!(story.of_certificates(), []);
+    story.later(life / 5);
+    story.settle();
+    assert_eq!(
+        story.count(issues),
+        8,
+        "two a member, and the operators' and clients'"
+    );
+    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Tell { .. });
+    assert_eq!(story.count(tells), 3);
+    assert_eq!(
+        (story.outdated(), story.deleted()),
+        (0, 0),
+        "nobody is restarted"
+    );
+}
+
+#[test]
+fn certificates_that_have_run_out_are_made_anew_while_nobody_answers() {
+    let mut story = Story::formed(false);
+    story.later(2 * rule().validity.as_secs());
+    story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
+    story.settle();
+    assert_eq!(story.count(issues), 8);
+    assert_eq!(story.deleted(), 0);
+}
+
+#[test]
+fn another_name_of_the_servers_makes_their_certificates_anew_and_no_others() {
+    let mut story = Story::formed(true);
+    let rule = story.certificates().rule.as_mut().unwrap();
+    rule.server_names.push("etcd.example.net".into());
+    let writes = story.of_certificates();
+    let servers = |write: &CertificateWrite| {
+        matches!(
+            write,
+            CertificateWrite::Issue {
+                used: CertificateUse::Server,
+                ..
+            }
+        )
+    };
+    assert_eq!(writes.len(), 3);
+    assert!(writes.iter().all(servers), "{writes:?}");
+}
+
+#[test]
+fn invariant_20_an_authority_is_replaced_in_steps_that_wait_for_every_member() {
+    let mut story = Story::formed(true);
+    story.certificates().rule.as_mut().unwrap().rotate = Some("now".into());
+    story.settle();
+    let switches = |write: &CertificateWrite| matches!(write, CertificateWrite::Switch { .. });
+    let prepares = |write: &CertificateWrite| matches!(write, CertificateWrite::Prepare { .. });
+    let retires = |write: &CertificateWrite| matches!(write, CertificateWrite::Retire { .. });
+    assert_eq!(story.count(prepares), 2);
+    assert_eq!(
+        story.count(issues),
+        8,
+        "the same authority signs, both are trusted"
+    );
+    assert_eq!(story.outdated(), 3, "each member is started with both");
+    for member in &MEMBERS[..2] {
+        story.restart(member);
+        story.settle();
+        assert_eq!(story.count(switches), 0, "one member does not trust it yet");
+    }
+    story.restart(MEMBERS[2]);
+    story.settle();
+    assert_eq!(story.count(switches), 2);
+    assert_eq!(story.count(issues), 16, "every certificate by the new one");
+    assert_eq!(story.outdated(), 0);
+    assert_eq!(story.count(retires), 0, "clients are given time");
+    story.later(rule().validity.as_secs() / 3 + 600);
+    story.settle();
+    assert_eq!(story.count(retires), 2);
+    assert_eq!(
+        story.outdated(),
+        3,
+        "and started once more without the one before"
+    );
+    story.restart_all();
+    story.settle();
+    assert_eq!((story.outdated(), story.count(prepares)), (0, 2));
+    assert_eq!(story.of_certificates(), []);
+}
+
+#[test]
+fn a_lost_authority_is_followed_by_one_that_is_trusted_beside_it_first() {
+    let mut story = Story::formed(true);
+    let before = story.authority(Circle::Peers).trusts.clone();
+    story.certificates().secrets.remove("db-peer-ca");
+    let writes = story.of_certificates();
+    let [
+        CertificateWrite::Authority {
+            circle: Circle::Peers,
+            beside,
+            over: None,
+        },
+    ] = &*writes
+    else {
+        panic!("{writes:?}");
+    };
+    assert_eq!(beside.len(), before.len());
+    assert_eq!(story.deleted(), 0);
+}
+
+#[test]
+fn members_whose_authorities_have_run_out_are_started_again_on_their_disks() {
+    let mut story = Story::formed(true);
+    story.later(rule().authority_validity.as_secs() + 60);
+    story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
+    assert_eq!(story.deleted(), 0, "first their certificates");
+    story.settle();
+    assert_eq!(story.deleted(), 3);
+    assert!(
+        story
+            .plan()
+            .problems
+            .iter()
+            .all(|one| one.code != "AuthorityExpired")
+    );
+}
+
+#[test]
+fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
+    let mut story = Story::formed(false);
+    story.later(rule().authority_validity.as_secs() + 60);
+    story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
+    story.settle();
+    assert_eq!(story.deleted(), 0);
+    assert!(
+        story
+            .plan()
+            .problems
+            .iter()
+            .any(|one| one.code == "AuthorityExpired")
+    );
+}
+
+#[test]
+fn a_secret_of_somebody_else_is_left_alone() {
+    let mut story = Story::of(Scene::begun(&MEMBERS));
+    let mut theirs = held(None);
+    theirs.owned = false;
+    story
+        .certificates()
+        .secrets
+        .insert("db-peer-ca".into(), theirs);
+    let writes = story.of_certificates();
+    assert!(writes.iter().all(|write| matches!(
+        write,
+        CertificateWrite::Authority {
+            circle: Circle::Clients,
+            ..
+        }
+    )));
+    assert!(
+        story
+            .plan()
+            .problems
+            .iter()
+            .any(|one| one.code == "SecretNotOurs")
+    );
+}

@@ -1,0 +1,241 @@
+//! What stands in a certificate: until when it is valid, for which names, whose key it holds.
+//!
+//! Pure: text and bytes in, plain data out. Nothing is trusted for having been read here; who verifies a chain does
+//! it with rustls.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use jiff::Timestamp;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use yasna::models::ObjectIdentifier;
+use yasna::{ASN1Error, ASN1ErrorKind, ASN1Result, BERReader, BERReaderSeq, Tag, parse_der};
+
+/// Object identifiers: commonName, and the extensions subjectAltName and basicConstraints.
+const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
+const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
+const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
+
+/// Why a text is no certificate. Says nothing of what stood in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// No PEM block of the kind CERTIFICATE.
+    #[error("holds no certificate in PEM form")]
+    None,
+    /// A PEM block that is damaged.
+    #[error("holds a PEM block that cannot be read")]
+    Pem,
+    /// A block that is no X.509 certificate.
+    #[error("holds a certificate that cannot be read")]
+    Certificate,
+}
+
+/// One certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Valid from then on.
+    pub not_before: Timestamp,
+    /// Valid until then.
+    pub not_after: Timestamp,
+    /// The common name of its subject; empty without one.
+    pub common_name: String,
+    /// DNS names it was made for, in small letters.
+    pub dns_names: Vec<String>,
+    /// Addresses it was made for.
+    pub addresses: Vec<IpAddr>,
+    /// Whether it is a certificate authority's.
+    pub is_authority: bool,
+    /// Serial number, in hexadecimal digits.
+    pub serial: String,
+    /// Distinguished name of who signed it, in DER.
+    pub issuer: Vec<u8>,
+    /// Distinguished name of its subject, in DER.
+    pub subject: Vec<u8>,
+    /// Its public key (SubjectPublicKeyInfo), in DER.
+    pub public_key: Vec<u8>,
+    /// SHA-256 of the whole, in hexadecimal digits.
+    pub fingerprint: String,
+    /// The whole.
+    pub der: CertificateDer<'static>,
+}
+
+/// All certificates of a PEM text, in their order: a leaf with those between it and its authority, or a bundle of
+/// authorities.
+pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
+    let blocks: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let blocks = blocks.map_err(|_| Unreadable::Pem)?;
+    if blocks.is_empty() {
+        return Err(Unreadable::None);
+    }
+    blocks
+        .into_iter()
+        .map(|block| Certificate::read(block).ok_or(Unreadable::Certificate))
+        .collect()
+}
+
+impl Certificate {
+    /// Reads one certificate.
+    pub fn read(der: CertificateDer<'static>) -> Option<Self> {
+        let fields = parse_der(&der, |reader| {
+            reader.read_sequence(|reader| {
+                let fields = reader.next().read_sequence(to_be_signed)?;
+                reader.next().read_der()?;
+                reader.next().read_der()?;
+                Ok(fields)
+            })
+        })
+        .ok()?;
+        Some(Self {
+            fingerprint: hexadecimal(&Sha256::digest(&der)),
+            der,
+            ..fields
+        })
+    }
+
+    /// Whether it was made for this host: a DNS name, where `*` stands for exactly one label, or an address.
+    pub fn covers(&self, host: &str) -> bool {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return self.addresses.contains(&address);
+        }
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let below = host.split_once('.').map(|(_, rest)| rest);
+        self.dns_names.iter().any(|name| {
+            let wild = name.strip_prefix("*.");
+            *name == host || (wild.is_some() && wild == below)
+        })
+    }
+
+    /// Whether it is valid at this time.
+    pub fn is_valid_at(&self, now: Timestamp) -> bool {
+        self.not_before <= now && now <= self.not_after
+    }
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
+    reader
+        .read_optional(|reader| reader.read_tagged(Tag::context(0), |reader| reader.read_i64()))?;
+    let (serial, _) = reader.next().read_bigint_bytes()?;
+    reader.next().read_der()?;
+    let issuer = reader.next().read_der()?;
+    let (not_before, not_after) = reader
+        .next()
+        .read_sequence(|reader| Ok((time(reader.next())?, time(reader.next())?)))?;
+    let subject = reader.next().read_der()?;
+    let public_key = reader.next().read_der()?;
+    for tag in [1, 2] {
+        reader.read_optional(|reader| {
+            reader.read_tagged_implicit(Tag::context(tag), |reader| reader.read_bitvec_bytes())
+        })?;
+    }
+    let mut certificate = Certificate {
+        not_before,
+        not_after,
+        common_name: common_name(&subject),
+        dns_names: Vec::new(),
+        addresses: Vec::new(),
+        is_authority: false,
+        serial: hexadecimal(&serial),
+        issuer,
+        subject,
+        public_key,
+        fingerprint: String::new(),
+        der: CertificateDer::from(Vec::new()),
+    };
+    reader.read_optional(|reader| {
+        reader.read_tagged(Tag::context(3), |reader| {
+            reader.read_sequence_of(|reader| extension(reader, &mut certificate))
+        })
+    })?;
+    Ok(certificate)
+}
+
+/// A time of either form; anything later than can be told is the latest there is.
+fn time(reader: BERReader<'_, '_>) -> ASN1Result<Timestamp> {
+    let tag = reader.lookahead_tag()?;
+    let seconds = if tag == yasna::tags::TAG_UTCTIME {
+        reader.read_utctime()?.datetime().unix_timestamp()
+    } else {
+        reader.read_generalized_time()?.datetime().unix_timestamp()
+    };
+    Ok(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
+}
+
+fn extension(reader: BERReader<'_, '_>, certificate: &mut Certificate) -> ASN1Result<()> {
+    let (id, value) = reader.read_sequence(|reader| {
+        let id = reader.next().read_oid()?;
+        reader.read_optional(|reader| reader.read_bool())?;
+        Ok((id, reader.next().read_bytes()?))
+    })?;
+    if is(&id, &SUBJECT_ALT_NAME) {
+        parse_der(&value, |reader| {
+            reader.read_sequence_of(|reader| alternative(reader, certificate))
+        })?;
+    } else if is(&id, &BASIC_CONSTRAINTS) {
+        certificate.is_authority = parse_der(&value, |reader| {
+            reader.read_sequence(|reader| {
+                let authority = reader.read_default(false, |reader| reader.read_bool())?;
+                reader.read_optional(|reader| reader.read_u64())?;
+                Ok(authority)
+            })
+        })?;
+    }
+    Ok(())
+}
+
+fn alternative(reader: BERReader<'_, '_>, certificate: &mut Certificate) -> ASN1Result<()> {
+    let tag = reader.lookahead_tag()?;
+    if tag == Tag::context(2) {
+        let name = reader.read_tagged_implicit(tag, |reader| reader.read_ia5_string())?;
+        certificate.dns_names.push(name.to_ascii_lowercase());
+    } else if tag == Tag::context(7) {
+        let bytes = reader.read_tagged_implicit(tag, |reader| reader.read_bytes())?;
+        certificate.addresses.push(address(&bytes)?);
+    } else {
+        reader.read_der()?;
+    }
+    Ok(())
+}
+
+fn address(bytes: &[u8]) -> ASN1Result<IpAddr> {
+    if let Ok(four) = <[u8; 4]>::try_from(bytes) {
+        return Ok(Ipv4Addr::from(four).into());
+    }
+    match <[u8; 16]>::try_from(bytes) {
+        Ok(sixteen) => Ok(Ipv6Addr::from(sixteen).into()),
+        Err(_) => Err(ASN1Error::new(ASN1ErrorKind::Invalid)),
+    }
+}
+
+/// The common name of a distinguished name, as far as it is text of a usual kind.
+fn common_name(name: &[u8]) -> String {
+    let mut found = String::new();
+    let read = parse_der(name, |reader| {
+        reader.read_sequence_of(|reader| {
+            reader.read_set_of(|reader| {
+                reader.read_sequence(|reader| {
+                    let id = reader.next().read_oid()?;
+                    let value = reader.next().read_tagged_der()?;
+                    if is(&id, &COMMON_NAME) {
+                        found = String::from_utf8_lossy(value.value()).into_owned();
+                    }
+                    Ok(())
+                })
+            })
+        })
+    });
+    if read.is_ok() { found } else { String::new() }
+}
+
+fn is(id: &ObjectIdentifier, parts: &[u64]) -> bool {
+    id.components().as_slice() == parts
+}
