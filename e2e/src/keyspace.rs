@@ -10,6 +10,7 @@ use crate::Env;
 use crate::kubectl::PortForward;
 use crate::wait::{Look, until};
 
+use crate::tls::Identity;
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
 /// How long a write is made again: elections on a busy machine end earlier.
@@ -41,6 +42,111 @@ impl Keyspace {
 
     /// Connects to one member's pod.
     ///
+    /// As [`Self::of_cluster`], to a cluster that asks for TLS.
+    ///
+    /// # Errors
+    /// When the Service has no ready pod, or the identity is refused.
+    pub async fn of_tls_cluster(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        identity: &Identity,
+    ) -> Result<Self> {
+        let target = format!("service/{cluster}-client");
+        until("the client Service leads to a pod", OPENED, async || {
+            let forward = PortForward::open(env, namespace, &target, 2379).await?;
+            let url = format!("https://127.0.0.1:{}", forward.port);
+            let keys = Self::over(forward, url, identity.options(), &target).await?;
+            keys.revision().await?;
+            Ok(Look::Done(keys))
+        })
+        .await
+    }
+
+    /// As [`Self::of_cluster`], as a user of etcd's own authentication.
+    ///
+    /// # Errors
+    /// When the Service has no ready pod, or etcd does not let the user in.
+    pub async fn of_cluster_as(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        (user, password): (&str, &str),
+    ) -> Result<Self> {
+        let target = format!("service/{cluster}-client");
+        until("the client Service leads to a pod that lets the user in", OPENED, async || {
+            let forward = PortForward::open(env, namespace, &target, 2379).await?;
+            let url = format!("http://127.0.0.1:{}", forward.port);
+            let options = ConnectOptions::new()
+                .with_user(user, password)
+                .with_auto_token_refresh(true);
+            let keys = Self::over(forward, url, options, &target).await?;
+            Ok(Look::Done(keys))
+        })
+        .await
+    }
+
+    /// Whether etcd lets this user in with this password, asked once.
+    ///
+    /// # Errors
+    /// When the Service leads nowhere.
+    pub async fn lets_in(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        (user, password): (&str, &str),
+    ) -> Result<bool> {
+        let target = format!("service/{cluster}-client");
+        let forward = PortForward::open(env, namespace, &target, 2379).await?;
+        let url = format!("http://127.0.0.1:{}", forward.port);
+        let mut client = Client::connect([url], None).await?;
+        let mut auth = client.auth_client();
+        let answer = auth.authenticate(user.to_owned(), password.to_owned()).await;
+        drop(client.status().await);
+        Ok(answer.is_ok())
+    }
+
+    /// Turns authentication on as a user does: root with this password and the role root, then the switch.
+    ///
+    /// # Errors
+    /// When etcd refuses.
+    pub async fn enable_auth(&self, password: &str) -> Result<()> {
+        let mut client = self.client.clone();
+        client.user_add("root", password, None).await?;
+        client.role_add("root").await?;
+        client.user_grant_role("root", "root").await?;
+        client.auth_enable().await?;
+        Ok(())
+    }
+
+    /// Sets root's password as a user does.
+    ///
+    /// # Errors
+    /// When etcd refuses.
+    pub async fn change_password(&self, password: &str) -> Result<()> {
+        let mut auth = self.client.auth_client();
+        auth.user_change_password("root", password).await?;
+        Ok(())
+    }
+
+    /// Connects once to the pod of a member that asks for TLS, and reads from it.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or the identity is refused.
+    pub async fn of_tls_member(
+        env: &Env,
+        namespace: &str,
+        member: &str,
+        identity: &Identity,
+    ) -> Result<Self> {
+        let target = format!("pod/{member}");
+        let forward = PortForward::open(env, namespace, &target, 2379).await?;
+        let url = format!("https://127.0.0.1:{}", forward.port);
+        let keys = Self::over(forward, url, identity.options(), &target).await?;
+        keys.revision().await?;
+        Ok(keys)
+    }
+
     /// # Errors
     /// When the pod is not running.
     pub async fn of_pod(env: &Env, namespace: &str, pod: &str) -> Result<Self> {
@@ -49,15 +155,22 @@ impl Keyspace {
 
     async fn connect(env: &Env, namespace: &str, target: &str) -> Result<Self> {
         let forward = PortForward::open(env, namespace, target, 2379).await?;
-        let options = ConnectOptions::new()
+        let url = format!("http://127.0.0.1:{}", forward.port);
+        Self::over(forward, url, ConnectOptions::new(), target).await
+    }
+
+    async fn over(
+        forward: PortForward,
+        url: String,
+        options: ConnectOptions,
+        target: &str,
+    ) -> Result<Self> {
+        let options = options
             .with_connect_timeout(Duration::from_secs(5))
             .with_timeout(Duration::from_secs(20));
-        let client = Client::connect(
-            [format!("http://127.0.0.1:{}", forward.port)],
-            Some(options),
-        )
-        .await
-        .with_context(|| format!("connect to {target}"))?;
+        let client = Client::connect([url], Some(options))
+            .await
+            .with_context(|| format!("connect to {target}"))?;
         Ok(Self {
             client,
             _forward: forward,

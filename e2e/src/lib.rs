@@ -15,6 +15,7 @@ pub mod sandbox;
 pub mod picture;
 pub mod testbed;
 pub mod wait;
+pub mod tls;
 pub mod writer;
 
 pub use env::Env;

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::kubectl::PortForward;
+use crate::tls::Identity;
 use crate::wait::{Look, until};
 use crate::{PATIENCE, Sandbox};
 
@@ -35,7 +36,14 @@ pub struct Writer {
 
 /// How the cluster is reached.
 #[derive(Clone)]
-enum Way {
+struct Way {
+    road: Road,
+    identity: Option<Identity>,
+}
+
+/// Where the cluster is reached.
+#[derive(Clone)]
+enum Road {
     /// The client Service's own address: the machine reaches the testbed's Services.
     Address(String),
     /// A forwarded port: a cluster of the user's own is reached like this only.
@@ -106,7 +114,45 @@ impl Writer {
     /// # Errors
     /// When no write is acknowledged.
     pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
-        let way = Way::to(sandbox, cluster).await?;
+        let manner = Manner {
+            every: EVERY,
+            retries: None,
+        };
+        Self::start_as(manner, sandbox, cluster, None).await
+    }
+
+    /// As [`Self::start`], to a cluster that asks for TLS.
+    ///
+    /// # Errors
+    /// When no write is acknowledged.
+    pub async fn start_tls(sandbox: &Sandbox, cluster: &str, identity: &Identity) -> Result<Self> {
+        let manner = Manner {
+            every: EVERY,
+            retries: None,
+        };
+        Self::start_as(manner, sandbox, cluster, Some(identity.clone())).await
+    }
+
+    /// As [`Self::start`], with the retries every client library has: a write that fails is sent again over a new
+    /// connection, and has failed when that does not help for ten seconds.
+    ///
+    /// # Errors
+    /// When no write is acknowledged.
+    pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
+        let retries = Some(RETRIES);
+        Self::start_as(Manner { every, retries }, sandbox, cluster, None).await
+    }
+
+    async fn start_as(
+        manner: Manner,
+        sandbox: &Sandbox,
+        cluster: &str,
+        identity: Option<Identity>,
+    ) -> Result<Self> {
+        let way = Way {
+            road: Road::to(sandbox, cluster).await?,
+            identity,
+        };
         let now = Instant::now();
         let ledger = Arc::new(Mutex::new(Ledger {
             begun: now,
@@ -239,7 +285,7 @@ impl Drop for Writer {
     }
 }
 
-impl Way {
+impl Road {
     async fn to(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         if sandbox.env.xtask.is_none() {
             return Ok(Self::Forward {
@@ -261,19 +307,27 @@ impl Way {
     }
 
     async fn connect(&self) -> Result<Line> {
-        let (url, forward) = match self {
-            Self::Address(address) => (format!("http://{address}:2379"), None),
-            Self::Forward {
+        let scheme = self.identity.as_ref().map_or("http", |_| "https");
+        let (url, forward) = match &self.road {
+            Road::Address(address) => (format!("{scheme}://{address}:2379"), None),
+            Road::Forward {
                 env,
                 namespace,
                 cluster,
             } => {
                 let target = format!("service/{cluster}-client");
                 let forward = PortForward::open(env, namespace, &target, 2379).await?;
-                (format!("http://127.0.0.1:{}", forward.port), Some(forward))
+                (
+                    format!("{scheme}://127.0.0.1:{}", forward.port),
+                    Some(forward),
+                )
             }
         };
-        let options = ConnectOptions::new().with_connect_timeout(DEADLINE);
+        let options = self
+            .identity
+            .as_ref()
+            .map_or_else(ConnectOptions::new, Identity::options);
+        let options = options.with_connect_timeout(DEADLINE);
         Ok(Line {
             client: Client::connect([url], Some(options)).await?,
             _forward: forward,

@@ -48,6 +48,14 @@ app.kubernetes.io/component: {{ .name }}
 - apiGroups: [""]
   resources: [pods, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  # CPU and memory of running pods.
+  resources: [pods/resize]
+  verbs: [patch]
+- apiGroups: [""]
+  # The certificates spec.TLS names, and those of spec.TLS.generated, one by one: no list, no watch.
+  resources: [secrets]
+  verbs: [get, create, update, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

@@ -22,7 +22,11 @@ pub use status::{
     BootstrapStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
     MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
 };
-pub use tls::{MemberTls, StaticTls, TlsPolicy};
+pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy};
+pub use upkeep::{
+    AlarmStatus, DEFAULT_MIN_FREE_BYTES, DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationCause,
+    DefragmentationStatus, MemberDefragmentation, NoSpace, NoSpacePolicy, Upkeep,
+};
 
 use crate::duration::DurationText;
 use crate::schema::is_false;

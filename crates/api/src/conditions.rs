@@ -29,6 +29,8 @@ text_enum! {
         Complete = "Complete",
         /// A backup or a restore has failed for good.
         Failed = "Failed",
+        /// The certificates of a cluster with TLS hold.
+        TlsReady = "TLSReady",
         /// What is kept of a periodic backup is what its policy says.
         RetentionApplied = "RetentionApplied",
     }
@@ -97,6 +99,26 @@ text_enum! {
         BucketMissing = "BucketMissing",
         /// The store refused the credentials.
         AccessDenied = "AccessDenied",
+        /// The certificates hold.
+        CertificatesHold = "CertificatesHold",
+        /// A TLS Secret cannot be read.
+        SecretUnreadable = "SecretUnreadable",
+        /// A TLS Secret lacks a key.
+        KeyMissing = "KeyMissing",
+        /// A certificate or a private key cannot be read.
+        CertificateUnreadable = "CertificateUnreadable",
+        /// A private key is not that of its certificate.
+        KeyMismatch = "KeyMismatch",
+        /// A certificate was not signed by the authority that is asked about it.
+        UnknownAuthority = "UnknownAuthority",
+        /// A certificate has expired.
+        CertificateExpired = "CertificateExpired",
+        /// A certificate is not valid yet.
+        CertificateNotYetValid = "CertificateNotYetValid",
+        /// A certificate may not be used for what it is needed for.
+        WrongUsage = "WrongUsage",
+        /// The names of a certificate do not cover the members.
+        NameNotCovered = "NameNotCovered",
         /// The store could not be reached.
         StoreUnreachable = "StoreUnreachable",
         /// No endpoint of the etcd cluster answered.

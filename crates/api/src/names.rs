@@ -53,6 +53,16 @@ pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 /// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Annotation that gives an object to the cluster-wide operators.
+/// Annotation on an `EtcdCluster` by which a person asks for new authorities of generated certificates: any text that was
+/// not there before. The Secret of an authority carries the text it was made for.
+pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
+/// Pod annotation with a digest of the authorities its etcd trusts: it reads them when it starts.
+pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
+/// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
+pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
+/// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
+/// URLs, separated by commas.
+pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
 /// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
 pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
@@ -109,6 +119,56 @@ pub fn disruption_budget(cluster: &str) -> String {
 pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     let suffix =
         random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));
+/// Name of the Secret with the passwords that the operator has set, or is about to set, for etcd's user `root`.
+pub fn auth_secret(cluster: &str) -> String {
+    format!("{cluster}-auth")
+}
+
+/// Name of the NetworkPolicy.
+pub fn network_policy(cluster: &str) -> String {
+    format!("{cluster}-members")
+}
+
+/// What a generated certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CertificateUse {
+    /// A member towards other members.
+    Peer,
+    /// A member towards clients.
+    Server,
+    /// The operators towards the members.
+    Operator,
+    /// Clients of the user.
+    Client,
+}
+
+impl CertificateUse {
+    /// As a word, for names and labels.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Server => "server",
+            Self::Operator => "operator",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// Name of the Secret with a generated certificate of `owner`: a member, or the cluster for its operators and clients.
+pub fn certificate_secret(owner: &str, used: CertificateUse) -> String {
+    format!("{owner}-{}-tls", used.word())
+}
+
+/// Name of the Secret with the authority that signs peers' certificates.
+pub fn peer_authority_secret(cluster: &str) -> String {
+    format!("{cluster}-peer-ca")
+}
+
+/// Name of the Secret with the authority that signs the members' certificates towards clients, and the clients'.
+pub fn client_authority_secret(cluster: &str) -> String {
+    format!("{cluster}-client-ca")
+}
+
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
@@ -229,8 +289,9 @@ impl Addresses {
         )
     }
 
-    /// The client URL of whatever serves at an address: an IPv6 one stands in brackets.
-    pub fn client_url_at(&self, address: IpAddr) -> String {
+    /// Where a member is asked at an address; an IPv6 one stands in brackets. Certificates are made for names: after
+    /// `#` stands the one the member's is checked against.
+    pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
         format!("{}://{at}", scheme(self.client_tls))
     }
@@ -351,9 +412,20 @@ mod tests {
     #[test]
     fn an_address_becomes_a_url_with_brackets_where_it_is_ipv6() {
         let addresses = addresses(MemberAddress::Service, "");
-        let at = |address: &str| addresses.client_url_at(address.parse().unwrap());
-        assert_eq!(at("10.0.0.7"), "https://10.0.0.7:2379");
-        assert_eq!(at("fd00::7"), "https://[fd00::7]:2379");
+        let plain = Addresses {
+            client_tls: false,
+            ..addresses.clone()
+        };
+        let at = |addresses: &Addresses, address: &str| {
+            addresses.client_url_at(address.parse().unwrap(), "main-x")
+        };
+        assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
+        assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
+        // Which name the certificate must have there.
+        assert_eq!(
+            at(&addresses, "10.0.0.7"),
+            "https://10.0.0.7:2379#main-x.prod.svc"
+        );
     }
 
     #[test]

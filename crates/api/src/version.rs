@@ -84,6 +84,16 @@ impl EtcdVersion {
 
     /// Whether snapshots are handled by `etcdutl` (3.5), and not by `etcdctl`.
     pub fn has_etcdutl(&self) -> bool {
+    /// Whether `--tls-min-version` is known (3.4.25, 3.5.8, 3.6).
+    pub fn has_tls_min_version(&self) -> bool {
+        let patch = self.0.patch;
+        match self.minor() {
+            (3, 4) => patch >= 25,
+            (3, 5) => patch >= 8,
+            minor => minor >= (3, 6),
+        }
+    }
+
         self.minor() >= (3, 5)
     }
 

@@ -148,22 +148,20 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
         problems.push(in_policy(&problem));
     }
+    let endpoints = &backup.spec.etcd_endpoints;
+    let mut urls = endpoints.iter();
+    // Invariant 20: without an authority nobody could say whether it is the cluster that answers.
+    if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
+        problems.push(Problem::new(
+            "spec.etcdEndpoints",
+            "names an https URL, and nothing says which authority its certificate must be of",
+            "name a Secret in spec.clientTLSSecret",
+        ));
+    }
     if !problems.is_empty() {
         return Some(Trouble::new(Reason::InvalidSpec, summary(&problems)));
     }
-    let mut problems = api::backup::unsafe_to_ignore(&backup.spec);
-    if backup
-        .spec
-        .etcd_endpoints
-        .iter()
-        .any(|endpoint| endpoint.starts_with("https://"))
-    {
-        problems.push(Problem::new(
-            "spec.etcdEndpoints",
-            "names an https URL, and TLS to etcd is not in effect in this release",
-            "back up a cluster without TLS, or wait for the release that brings it",
-        ));
-    }
+    let problems = api::backup::unsafe_to_ignore(&backup.spec);
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
 }
 

@@ -4,8 +4,10 @@
 use api::EtcdCluster;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
-use api::names::{ANNOTATION_RESTORE, Addresses};
+use api::names::ANNOTATION_RESTORE;
 use api::storage::StorageSource;
+use runtime::member::Members;
+use runtime::tls::ClusterTls;
 use store::{Directories, Secrets};
 pub(crate) use store::{SecretData, Target};
 
@@ -27,6 +29,7 @@ pub(crate) async fn target(
 pub(crate) fn members_of(
     cluster: &EtcdCluster,
     namespace: &str,
+    tls: &ClusterTls,
 ) -> Result<(Vec<String>, ManifestCluster), Trouble> {
     let name = cluster.metadata.name.clone().unwrap_or_default();
     let annotations = cluster.metadata.annotations.as_ref();
@@ -37,28 +40,18 @@ pub(crate) fn members_of(
             format!("EtcdCluster {name} is being restored: it is backed up when that is done"),
         ));
     }
-    if cluster.spec.tls.is_some() {
+    if cluster.spec.hibernate {
         return Err(Trouble::new(
-            Reason::NotSupported,
+            Reason::Hibernated,
             format!(
-                "EtcdCluster {name} has spec.TLS, and TLS to etcd is not in effect in this release"
+                "EtcdCluster {name} hibernates (spec.hibernate): it is backed up when it has come back"
             ),
         ));
     }
-    if cluster.spec.auth.is_some() {
-        return Err(Trouble::new(
-            Reason::NotSupported,
-            format!("EtcdCluster {name} has spec.auth, which is not in effect in this release"),
-        ));
-    }
-    let addresses = Addresses {
-        namespace: namespace.to_owned(),
-        cluster: name.clone(),
-        member: cluster.spec.member_address(),
-        cluster_domain: cluster.spec.cluster_domain().to_owned(),
-        peer_tls: false,
-        client_tls: false,
-    };
+    // By the form of address that the certificates are made for.
+    let mut settled = cluster.clone();
+    tls.settle(&mut settled.spec, (namespace, &name), None);
+    let addresses = Members::of(&settled, namespace, "", None).addresses();
     let known = cluster
         .status
         .iter()

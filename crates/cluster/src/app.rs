@@ -20,6 +20,7 @@ use runtime::image::OwnImage;
 use crate::controller::ClusterOperator;
 use crate::figures::Figures;
 use crate::recall::Recall;
+use crate::clients::Clients;
 
 /// Health is asked of all members at each reconcile: a member that hangs costs its own cluster this much.
 const DEADLINES: Deadlines = Deadlines {
@@ -44,7 +45,8 @@ pub async fn work(operator: Operator, image: Option<String>) {
     let store = controller.store();
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
     operator.figures.collect(figures.clone());
-    let etcd = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
+    let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
+    let etcd = Clients::new(plain, DEADLINES);
     let image = OwnImage::new(&operator, image);
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures);
     drive(&operator, controller, Arc::new(reconciler)).await;

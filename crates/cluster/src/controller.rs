@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::act::{Acted, Actor};
 use crate::desired::desired;
+use crate::clients::Clients;
 use crate::figures::Figures;
 use crate::observe::{self, Look};
 use crate::observed::{Desired, Observed};
@@ -34,7 +35,7 @@ const READS: usize = 16;
 /// What a reconcile works with.
 pub struct ClusterOperator {
     client: Client,
-    etcd: Arc<dyn Etcd>,
+    clients: Clients,
     image: OwnImage,
     recall: Arc<Recall>,
     figures: Figures,
@@ -48,21 +49,21 @@ struct Round {
     desired: Desired,
     plan: Plan,
     at: jiff::Timestamp,
+    etcd: Arc<dyn Etcd>,
 }
 
 impl ClusterOperator {
-    /// `client` talks to the API server, `etcd` to the members of all clusters; seed members prepare their data with
-    /// `image`.
+    /// `client` talks to the API server, `clients` to the members; seed members prepare their data with `image`.
     pub fn new(
         client: Client,
-        etcd: Arc<dyn Etcd>,
+        clients: Clients,
         image: OwnImage,
         recall: Arc<Recall>,
         figures: Figures,
     ) -> Self {
         Self {
             client,
-            etcd,
+            clients,
             image,
             recall,
             figures,
@@ -85,10 +86,17 @@ impl ClusterOperator {
     }
 
     async fn round(&self, look: Look) -> Round {
-        let observed = observe::observe(self.etcd.as_ref(), &look).await;
+        let uid = look.cluster.uid().unwrap_or_default();
+        let etcd = self.clients.of(&uid, &look.access().unwrap_or_default());
+        let mut observed = observe::observe(etcd.as_ref(), &look).await;
+        observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
         let desired = desired(&look.cluster);
         let at = jiff::Timestamp::now();
-        let plan = plan(&desired, &observed, at);
+        let mut planned = plan(&desired, &observed, at);
+        if let Some(revision) = planned.asks {
+            observe::hashes(etcd.as_ref(), &look, &mut observed, revision).await;
+            planned = plan(&desired, &observed, at);
+        }
         Round {
             look,
             observed,
@@ -104,6 +112,7 @@ impl ClusterOperator {
         let version = object.metadata.resource_version.as_deref();
         let look = self.recall.still_true(&uid, version, Instant::now())?;
         let round = self.round(look).await;
+            etcd,
         let report = round.report(None);
         let status = report.status(&Time(round.at));
         let rests = round.plan.step.is_empty() && status == report.current();
@@ -149,7 +158,10 @@ impl Reconcile for ClusterOperator {
         let cluster = &round.look.cluster;
         let acted = Actor {
             client: &self.client,
-            etcd: self.etcd.as_ref(),
+            etcd: &round.etcd,
+            calls: &self.calls,
+            auth: &round.look.auth,
+            operators: &self.operators,
             cluster,
             observed: &round.observed,
             urls: &round.look.urls,

@@ -8,6 +8,9 @@
 pub mod act;
 pub mod app;
 pub mod controller;
+pub mod authority;
+pub mod certificates;
+pub mod clients;
 pub mod desired;
 pub mod figures;
 pub mod observe;
@@ -17,3 +20,5 @@ pub mod plan;
 pub mod recall;
 pub mod status;
 pub mod write;
+pub mod tls;
+pub mod upkeep;

@@ -11,6 +11,7 @@ mod recovery;
 
 #[cfg(test)]
 pub(crate) mod tests;
+mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use api::EtcdCluster;
 use api::cluster::MemberRole;
 use api::names;
-use etcd::{ClusterId, Etcd, Status};
+use etcd::{Access, Alarm, ClusterId, Etcd, Status};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -29,8 +30,12 @@ use runtime::member::Members;
 use crate::observed::{Intent, Observed, Seen};
 
 /// How long reading the Kubernetes objects may take.
+use runtime::tls::ClusterTls;
 const DEADLINE: Duration = Duration::from_secs(10);
 
+use crate::certificates::Certificates;
+use crate::tls::Tls;
+use crate::upkeep::Upkeep;
 /// How long a member may take that is not ready; one that is has the client's own deadline.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
@@ -69,6 +74,8 @@ pub struct Look {
     /// Where each member's etcd is asked, by name.
     pub urls: BTreeMap<String, String>,
     without_etcd: Observed,
+    tls: ClusterTls,
+    certificates: Certificates,
 }
 
 impl Objects {
@@ -78,6 +85,10 @@ impl Objects {
             urls: client_urls(&self),
             without_etcd: without_etcd(&self),
             cluster: self.cluster,
+    /// The cluster's certificates. In memory only.
+    pub tls: ClusterTls,
+    /// What the operator logs in with. In memory only.
+    pub auth: ClusterAuth,
         }
     }
 }
@@ -88,10 +99,23 @@ pub async fn objects(
     namespace: &str,
     name: &str,
 ) -> Result<Option<Objects>, Error> {
+            tls: self.tls,
+            auth: ClusterAuth::default(),
     let read = async {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
         let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
         let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+impl Look {
+    /// How the members are reached; the reason when they cannot be.
+    pub fn access(&self) -> Result<Access, String> {
+        let access = self.tls.access().map_err(|fault| fault.message)?;
+        Ok(Access {
+            credentials: self.auth.credentials(),
+            ..access
+        })
+    }
+}
+
         let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
         let services = Api::<Service>::namespaced(client.clone(), namespace);
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
@@ -113,7 +137,15 @@ pub async fn objects(
         let claims = claims.map_err(read("volume claims"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
-        Ok(cluster.map(|cluster| Objects {
+        let Some(mut cluster) = cluster else {
+            return Ok(None);
+        };
+        let policy = cluster.spec.tls.as_ref();
+        let tls = ClusterTls::read(client, (namespace, name), policy).await;
+        tls::settle(&mut cluster, &pods, &tls);
+        let certificates = certificates::read(client, &cluster, (&pods, &claims, &services));
+        let certificates = certificates.await.map_err(read("the certificates' Secrets"))?;
+        Ok(Some(Objects {
             cluster,
             pods,
             claims,
@@ -129,6 +161,8 @@ pub async fn objects(
 /// The whole observation: what Kubernetes showed, and what the members that run answer.
 pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
     let mut observed = look.without_etcd.clone();
+            tls,
+            certificates,
     let mut asked = asked(&observed);
     asked.retain(|name| look.urls.contains_key(name));
     if !asked.is_empty() {
@@ -139,6 +173,12 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
 }
 
 async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
+    observed.tls = tls::seen(look, jiff::Timestamp::now());
+    certificates::expect(&mut observed);
+    if let Err(why) = look.access() {
+        observed.members = Seen::Unknown(why);
+        return observed;
+    }
     let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
     let statuses = join_all(
         asked
@@ -166,9 +206,12 @@ fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
         let text = pod.status.as_ref()?.pod_ip.as_ref()?;
         // Certificates are made for names.
         Some(match text.parse() {
-            Ok(address) if !addresses.client_tls => addresses.client_url_at(address),
-            _ => addresses.client_url(&pod.name_any()),
+            Ok(address) => addresses.client_url_at(address, &name),
+            Err(_) => addresses.client_url(&name),
         })
+    if let Err(etcd::Error::AccessDenied(why)) = &members {
+        observed.access.refused = Some(why.clone());
+    }
     };
     let pods = objects.pods.iter();
     pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
@@ -265,6 +308,8 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         recovery,
     };
     for pod in pods {
+        tls: _,
+        certificates,
         match children::belongs(&pod.metadata, &uid) {
             Some(owned) => drop(observed.pods.insert(pod.name_any(), pods::pod(pod, owned))),
             None => observed.strangers.push(format!("pod {}", pod.name_any())),
@@ -294,3 +339,10 @@ pub fn without_etcd(objects: &Objects) -> Observed {
 pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
     u64::from_str_radix(text, 16).ok().map(ClusterId)
 }
+        upkeep: Upkeep {
+            record: status.defragmentation,
+            ..Upkeep::default()
+        },
+        tls: Tls::default(),
+        access: crate::access::Access::default(),
+        certificates: certificates.clone(),

@@ -8,6 +8,11 @@ use std::time::Duration;
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
+use runtime::member::Difference;
+
+use crate::access::{Access, AccessRule};
+use crate::tls::Tls;
+use crate::upkeep::{Upkeep, UpkeepRule};
 
 /// An answer, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -330,6 +335,14 @@ pub struct Desired {
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
     pub replace_after: Duration,
+    /// What concerns the members' databases.
+    pub upkeep: Upkeep,
+    /// What the cluster's certificates are worth.
+    pub tls: Tls,
+    /// Its generated certificates.
+    pub certificates: crate::certificates::Certificates,
+    /// Who gets in.
+    pub access: Access,
     /// `spec.recovery`.
     pub recovery: RecoveryRule,
     /// `spec.paused`.

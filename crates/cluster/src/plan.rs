@@ -21,6 +21,9 @@ pub(crate) mod tests;
 
 use std::time::Duration;
 
+mod tls;
+mod upkeep;
+mod versions;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed, Seen};
@@ -196,6 +199,8 @@ fn formed(
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster is no answer about this one.
+    certificates::keep(observed, now, &mut draft);
+    tls::hold_back(observed, &mut draft);
             let answered = list.cluster_id;
             draft.problem(
                 "ForeignCluster",

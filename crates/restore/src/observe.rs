@@ -1,6 +1,9 @@
 //! Reads the world into one value: Kubernetes objects, the backup's metadata, etcd's answer. Reads only, each with
 //! a deadline; what could not be read is `Unknown`.
 
+mod reach;
+mod tls;
+
 use std::time::Duration;
 
 use api::backup::name;
@@ -105,8 +108,10 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
                 seen.observed.source = backup(eyes, restore, &namespace, there, &seen.place).await;
             }
         }
-        Ok(Some(cluster)) => {
-            let facts = facts(&cluster);
+        Ok(Some(mut cluster)) => {
+            let certificates = tls::read(eyes.client, &namespace, &mut cluster).await;
+            let mut facts = facts(&cluster);
+            facts.problems.extend(tls::problems(&cluster, &certificates));
             look_around(eyes, restore, (&cluster, &facts), &mut seen).await;
             seen.observed.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,
@@ -539,10 +544,18 @@ async fn seed_serving(
     let addresses = addresses(cluster, namespace);
     let status = pod.and_then(|pod| pod.status.as_ref());
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
-    let url = match (address, pod) {
-        (Some(address), _) if !addresses.client_tls => addresses.client_url_at(address),
-        (Some(_), Some(pod)) => addresses.client_url(&pod.name_any()),
-        _ => return Serving::Unknown("its pod has no address yet".to_owned()),
+    Some(addresses.client_url_at(address?, &pod?.name_any()))
+}
+
+/// Before anybody else may use it: whether etcd reads the same keys as the member did that the backup came from.
+async fn compared(eyes: &Eyes<'_>, seed: &Seed, at: Option<String>, serving: Serving) -> Serving {
+    let (Pod::Present(pod), Serving::Serves { revision, .. }, Some(url)) =
+        (&seed.pod, &serving, at)
+    else {
+        return serving;
+    };
+    let (Some(restored), Some(expected)) = (pod.restored, pod.hash) else {
+        return serving;
     };
     serving(eyes, &url).await
 }

@@ -3,10 +3,10 @@
 //!
 //! Pure and total: no client, no clock, no randomness. The cluster operator and the restore operator both
 //! start members, and both through this module, so that a seed member is an ordinary member from its first
-//! second. TLS has one seam: [`Members::addresses`] says http, and `flags` adds no certificates.
+//! second. With TLS a member differs in its URLs ([`Members::addresses`]) and in what `tls` adds.
 
 use api::EtcdCluster;
-use api::cluster::EtcdClusterSpec;
+use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use api::names::{self, Addresses};
 use api::version::EtcdVersion;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -22,6 +22,7 @@ mod seed;
 mod services;
 mod volume;
 
+mod tls;
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
@@ -82,9 +83,10 @@ impl<'a> Members<'a> {
             cluster: self.cluster.to_owned(),
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
-            peer_tls: false,
-            client_tls: false,
+            peer_tls: tls.is_some_and(TlsPolicy::encrypts_peers),
+            client_tls: tls.is_some_and(TlsPolicy::encrypts_clients),
         }
+        let tls = self.spec.tls.as_ref();
     }
 
     /// Labels a member's objects carry and, for pods and claims, what finds a cluster again whose object was

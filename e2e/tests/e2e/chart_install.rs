@@ -113,66 +113,7 @@ async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
 
-        // Each operator has what it needs and not more.
-        for (account, verb, resource, allowed) in [
-            ("etcd-operator", "create", "pods", true),
-            (
-                "etcd-operator",
-                "create",
-                "poddisruptionbudgets.policy",
-                true,
-            ),
-            (
-                "etcd-operator",
-                "delete",
-                "etcdclusters.etcd.database.coreos.com",
-                false,
-            ),
-            ("etcd-operator", "create", "secrets", false),
-            ("etcd-operator", "create", "pods/exec", false),
-            ("etcd-backup-operator", "get", "secrets", true),
-            ("etcd-backup-operator", "create", "pods", false),
-            (
-                "etcd-backup-operator",
-                "delete",
-                "etcdclusters.etcd.database.coreos.com",
-                false,
-            ),
-            (
-                "etcd-restore-operator",
-                "create",
-                "etcdclusters.etcd.database.coreos.com",
-                true,
-            ),
-            (
-                "etcd-restore-operator",
-                "delete",
-                "etcdclusters.etcd.database.coreos.com",
-                false,
-            ),
-            // Of a seed that was given up, and of the cluster that is restored over.
-            (
-                "etcd-restore-operator",
-                "delete",
-                "persistentvolumeclaims",
-                true,
-            ),
-            (
-                "etcd-restore-operator",
-                "delete",
-                "etcdbackups.etcd.database.coreos.com",
-                false,
-            ),
-            ("etcd-restore-operator", "create", "secrets", false),
-            ("etcd-operator", "get", "nodes", false),
-            ("etcd-operator", "get", "secrets", false),
-        ] {
-            let found = may(sandbox, account, verb, resource).await?;
-            ensure!(
-                found == allowed,
-                "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
-            );
-        }
+        rights_are_what_is_needed(sandbox).await?;
 
         // A value that does not exist is refused, not ignored.
         let wrong = chart::install(

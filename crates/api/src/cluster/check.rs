@@ -3,13 +3,17 @@
 
 use super::pod::{PodPolicy, refused_argument};
 use super::{
-    BootstrapMode, EtcdCluster, EtcdClusterSpec, MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy,
+    BootstrapMode, EtcdCluster, EtcdClusterSpec, GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress,
+    RecoveryPolicy, TlsPolicy,
 };
 use crate::duration::DurationText;
 use crate::names::{MAX_CLUSTER_NAME, is_cluster_name, is_reserved_annotation, is_reserved_label};
 use crate::problem::Problem;
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
+
+/// The shortest life of a generated certificate: a third of it must be enough to renew it and bring it to the members.
+const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
 /// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
 /// still have it.
@@ -107,6 +111,9 @@ fn duration_problem(field: &str, text: &DurationText) -> Option<Problem> {
 
 fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
     let tls = spec.tls.as_ref()?;
+    if let Some(generated) = &tls.generated {
+        return generated_tls_problem(tls, generated);
+    }
     match (tls.operator_secret(), tls.server_secret()) {
         (Some(_), None) => Some(Problem::new(
             "spec.TLS.static.operatorSecret",
@@ -120,6 +127,46 @@ fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
         )),
         _ => None,
     }
+}
+
+fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Problem> {
+    if tls.static_.is_some() {
+        return Some(Problem::new(
+            "spec.TLS",
+            "gives both static and generated certificates",
+            "give static or generated",
+        ));
+    }
+    let durations = [
+        (
+            "spec.TLS.generated.certificateDuration",
+            &generated.certificate_duration,
+        ),
+        (
+            "spec.TLS.generated.authorityDuration",
+            &generated.authority_duration,
+        ),
+    ];
+    for (field, text) in durations {
+        let problem = text.as_ref().and_then(|text| duration_problem(field, text));
+        if problem.is_some() {
+            return problem;
+        }
+    }
+    if generated.certificate_duration() < SHORTEST_CERTIFICATE {
+        return Some(Problem::new(
+            "spec.TLS.generated.certificateDuration",
+            "is too short for a renewal in time",
+            "give at least 3m, some weeks as a rule",
+        ));
+    }
+    (generated.authority_duration() < generated.certificate_duration()).then(|| {
+        Problem::new(
+            "spec.TLS.generated.authorityDuration",
+            "is shorter than spec.TLS.generated.certificateDuration, and no certificate outlives its authority",
+            "give the authority a longer life than the certificates",
+        )
+    })
 }
 
 fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
@@ -188,10 +235,6 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
             fields.push(field.to_owned());
         }
     };
-    note(spec.hibernate, "spec.hibernate");
-    note(spec.tls.is_some(), "spec.TLS");
-    note(spec.services.is_some(), "spec.services");
-    note(spec.auth.is_some(), "spec.auth");
     if let Some(pod) = &spec.pod {
         note(
             pod.dns_timeout_in_second
@@ -211,27 +254,9 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
 /// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: the
 /// operator starts nothing while one is set.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    let tls = spec.tls.as_ref();
-    if tls.is_some_and(|tls| {
-        tls.peer_secret().is_some()
-            || tls.server_secret().is_some()
-            || tls.operator_secret().is_some()
-    }) {
-        problems.push(Problem::new(
-            "spec.TLS",
-            "is not in effect in this release, and the members would talk without encryption",
-            "remove spec.TLS to run without encryption, or wait for the release that brings it",
-        ));
-    }
-    if spec.auth.is_some() {
-        problems.push(Problem::new(
-            "spec.auth",
-            "is not in effect in this release, and the operator could not reach a cluster with authentication",
-            "remove spec.auth and leave authentication off, or wait for the release that brings it",
-        ));
-    }
-    problems
+    // None in this release: every field that must not be ignored is in effect.
+    let _ = spec;
+    Vec::new()
 }
 
 /// Whether a restore can reach this kind of store in this release.
@@ -242,7 +267,7 @@ pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Auth, MemberTls, Recovery, StaticTls, TlsPolicy};
+    use crate::cluster::{MemberTls, Recovery, StaticTls};
 
     fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
         EtcdCluster::new("main", spec)
@@ -333,9 +358,10 @@ mod tests {
                         peer_secret: None,
                         server_secret: server.map(str::to_owned),
                     }),
+                        ..MemberTls::default()
                     operator_secret: operator.map(str::to_owned),
                 }),
-            }),
+            ..TlsPolicy::default() }),
             ..EtcdClusterSpec::default()
         };
         assert_eq!(
@@ -351,21 +377,31 @@ mod tests {
     }
 
     #[test]
-    fn encryption_and_authentication_are_not_ignored() {
-        let spec = EtcdClusterSpec {
-            tls: Some(TlsPolicy {
-                static_: Some(StaticTls {
-                    operator_secret: Some("a".into()),
-                    member: None,
-                }),
-            }),
-            auth: Some(Auth {
-                secret: "root".into(),
-            }),
+    fn certificates_come_from_one_place_and_last_long_enough_to_be_renewed() {
+        let generated = |text: &str| EtcdClusterSpec {
+            tls: serde_json::from_str(text).unwrap(),
             ..EtcdClusterSpec::default()
         };
-        assert_eq!(fields(&unsafe_to_ignore(&spec)), ["spec.TLS", "spec.auth"]);
-        assert_eq!(not_in_effect(&spec), ["spec.TLS", "spec.auth"]);
+        let fine = generated(r#"{"generated":{"certificateDuration":"3m"}}"#);
+        assert_eq!(validate(&cluster(fine.clone())), []);
+        assert_eq!(unsafe_to_ignore(&fine), []);
+        for (text, field) in [
+            (r#"{"generated":{},"static":{}}"#, "spec.TLS"),
+            (
+                r#"{"generated":{"certificateDuration":"2m"}}"#,
+                "spec.TLS.generated.certificateDuration",
+            ),
+            (
+                r#"{"generated":{"authorityDuration":"1h"}}"#,
+                "spec.TLS.generated.authorityDuration",
+            ),
+            (
+                r#"{"generated":{"authorityDuration":"soon"}}"#,
+                "spec.TLS.generated.authorityDuration",
+            ),
+        ] {
+            assert_eq!(fields(&validate(&cluster(generated(text)))), [field]);
+        }
     }
 
     #[test]

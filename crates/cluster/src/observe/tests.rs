@@ -65,6 +65,8 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         claims,
         services,
         budget,
+        tls: runtime::tls::ClusterTls::default(),
+        certificates: crate::certificates::Certificates::default(),
     }
 }
 

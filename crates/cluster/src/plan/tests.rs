@@ -10,6 +10,8 @@ mod sizes;
 use std::time::Duration;
 
 use crate::observed::{Kept, Trouble};
+mod tls;
+mod upkeep;
 use crate::plan::STEADY;
 use crate::write::{Order, State, Write};
 

@@ -25,7 +25,15 @@ pub(super) fn conditions(
         advisable(report),
     ];
     let mut conditions = before.conditions.clone();
-    for finding in &findings {
+    if !report.hibernates() {
+        // How long a cluster has not been available counts from when it is to serve again.
+        conditions.retain(|condition| !is_of_hibernation(condition));
+    }
+    let certificates = tls_ready(report);
+    if certificates.is_none() {
+        conditions.retain(|condition| condition.type_ != ConditionType::TlsReady.as_str());
+    }
+    for finding in findings.iter().chain(&certificates) {
         set(
             &mut conditions,
             finding,
@@ -68,6 +76,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
             kind,
             false,
             Reason::Bootstrapping,
+        ConditionType::TlsReady,
             "the cluster has not formed yet",
         );
     };
@@ -81,6 +90,19 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
             let lost = report
                 .plan
                 .problems
+/// What the certificates are worth; `None` without TLS.
+fn tls_ready(report: &Report) -> Option<Finding> {
+    let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
+    let from = tls.from.as_ref()?;
+    Some(match tls.faults.first() {
+        None => finding(kind, true, Reason::CertificatesHold, from.clone()),
+        Some(first) => {
+            let all: Vec<&str> = tls.faults.iter().map(|fault| fault.message.as_str()).collect();
+            finding(kind, false, Reason::from(first.code), all.join("; "))
+        }
+    })
+}
+
                 .iter()
                 .find(|problem| problem.code == "QuorumLost");
             let text = lost.map_or_else(

@@ -73,6 +73,10 @@ impl World {
         self.ask_etcd(&mut observed);
         observed
     }
+            upkeep: cluster::upkeep::Upkeep::default(),
+            tls: cluster::tls::Tls::default(),
+            certificates: cluster::certificates::Certificates::default(),
+            access: cluster::access::Access::default(),
 
     /// A client Service that selects another cluster's pods is not as it should be.
     fn read_shared(&self) -> Shared {

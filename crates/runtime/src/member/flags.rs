@@ -18,22 +18,28 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let addresses = members.addresses();
     let name = member.name;
     let (peer_url, client_url) = (addresses.peer_url(name), addresses.client_url(name));
+    let (peer, client) = (scheme(addresses.peer_tls), scheme(addresses.client_tls));
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
         // Go listens on IPv6 as well where the system has it.
-        format!("--listen-peer-urls=http://0.0.0.0:{PEER_PORT}"),
-        format!("--listen-client-urls=http://0.0.0.0:{CLIENT_PORT}"),
+        format!("--listen-peer-urls={peer}://0.0.0.0:{PEER_PORT}"),
+        format!("--listen-client-urls={client}://0.0.0.0:{CLIENT_PORT}"),
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--advertise-client-urls={client_url}"),
     ];
     arguments.extend(start_arguments(members, member));
     arguments.extend(version_arguments(member.version));
+    arguments.extend(super::tls::arguments(members, member));
     if let Some(options) = &members.spec.etcd {
         arguments.extend(option_arguments(options));
     }
     arguments.extend(extra_arguments(members));
     arguments
+}
+
+fn scheme(tls: bool) -> &'static str {
+    if tls { "https" } else { "http" }
 }
 
 fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {

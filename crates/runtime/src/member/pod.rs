@@ -75,6 +75,7 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     PodSpec {
         hostname: Some(member.name.to_owned()),
         subdomain: Some(names::headless_service(members.cluster)),
+    volumes.extend(super::tls::volumes(members, member.name, policy));
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
         // One variable for each Service of the namespace would be noise, and etcd reads those that begin with ETCD_.
@@ -105,6 +106,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     Container {
         name: names::CONTAINER_ETCD.to_owned(),
         image: Some(member.version.image(&members.spec.repository)),
+    mounts.extend(super::tls::mounts(members, member.name));
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(etcd_arguments(members, member)),
@@ -114,7 +116,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("client", names::CLIENT_PORT),
             port("metrics", names::METRICS_PORT),
         ]),
-        readiness_probe: Some(probe::readiness(member.version)),
+        readiness_probe: Some(probe::readiness(members, member.version)),
         // What etcd said last tells a damaged disk from a bad setting, and the operator reads no logs.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),

@@ -4,14 +4,15 @@
 
 use api::names::{CLIENT_PORT, METRICS_PORT};
 use api::version::EtcdVersion;
-use k8s_openapi::api::core::v1::{HTTPGetAction, Probe};
+use k8s_openapi::api::core::v1::{HTTPGetAction, Probe, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::Members;
 use super::flags::has_metrics_listener;
 
 /// Ready means: the member reads linearizably, so it is in touch with a quorum. A full database (NOSPACE) still
 /// serves reads and must stay reachable for its repair.
-pub(super) fn readiness(version: &EtcdVersion) -> Probe {
+pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     let path = if version.has_readyz() {
         "/readyz"
     } else {
@@ -22,12 +23,21 @@ pub(super) fn readiness(version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    Probe {
-        http_get: Some(HTTPGetAction {
+    // A client port that asks for certificates cannot be asked more than whether it is open.
+    let (asked, open) = if port == CLIENT_PORT && members.addresses().client_tls {
+        let port = IntOrString::Int(port.into());
+        (None, Some(TCPSocketAction { port, host: None }))
+    } else {
+        let get = HTTPGetAction {
             path: Some(path.to_owned()),
             port: IntOrString::Int(port.into()),
             ..HTTPGetAction::default()
-        }),
+        };
+        (Some(get), None)
+    };
+    Probe {
+        http_get: asked,
+        tcp_socket: open,
         period_seconds: Some(1),
         timeout_seconds: Some(3),
         failure_threshold: Some(3),

@@ -105,7 +105,7 @@ impl Actor<'_> {
         let seed = Seed {
             member: &start.member,
             version,
-            source: Source::member(&url, from, record.revision),
+            source,
             bump_revision: (version.minor() >= (3, 6)).then_some(LOST_REVISIONS),
         };
         let mut pod = member::seed_pod(members, seed, operator);
@@ -119,6 +119,11 @@ impl Actor<'_> {
 /// A member that has a disk keeps it, whatever the spec says by now.
 fn on_its_disk(pod: &mut Pod, member: &str) {
     let volumes = pod
+        let mut source = Source::member(&url, from, record.revision);
+        let tls = self.cluster.spec.tls.as_ref();
+        if let Some(secret) = tls.and_then(|tls| tls.operator_secret_of(members.cluster)) {
+            source = source.with_identity(&secret);
+        }
         .spec
         .iter_mut()
         .flat_map(|spec| spec.volumes.iter_mut().flatten());

@@ -79,6 +79,10 @@ impl Scene {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
         scene.observed.intent = Some(Intent {
+            upkeep: Upkeep::default(),
+            tls: crate::tls::Tls::default(),
+            certificates: crate::certificates::Certificates::default(),
+            access: crate::access::Access::default(),
             token: "token".into(),
             members,
         });

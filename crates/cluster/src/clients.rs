@@ -1,0 +1,88 @@
+//! One etcd client for each way in: clusters without TLS share one, others have their own, made anew when what their
+//! Secret holds has changed. Key material is in memory here and nowhere else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use etcd::{Access, Deadlines, Etcd, EtcdClient};
+
+/// A client that was not asked for this long belongs to a cluster that is gone.
+const FORGOTTEN: Duration = Duration::from_mins(10);
+
+/// The clients of the clusters.
+pub struct Clients {
+    plain: Arc<dyn Etcd>,
+    deadlines: Deadlines,
+    kept: Mutex<HashMap<String, Kept>>,
+}
+
+struct Kept {
+    access: Access,
+    client: Arc<dyn Etcd>,
+    asked: Instant,
+}
+
+impl Clients {
+    /// `plain` reaches clusters without TLS; other clients have these deadlines.
+    pub fn new(plain: Arc<dyn Etcd>, deadlines: Deadlines) -> Self {
+        Self {
+            plain,
+            deadlines,
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The client of the cluster with this UID, which is reached like this.
+    pub fn of(&self, uid: &str, access: &Access) -> Arc<dyn Etcd> {
+        if *access == Access::default() {
+            return Arc::clone(&self.plain);
+        }
+        let now = Instant::now();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
+        if let Some(one) = kept.get_mut(uid)
+            && one.access == *access
+        {
+            one.asked = now;
+            return Arc::clone(&one.client);
+        }
+        let client: Arc<dyn Etcd> =
+            Arc::new(EtcdClient::with_deadlines(access.clone(), self.deadlines));
+        let one = Kept {
+            access: access.clone(),
+            client: Arc::clone(&client),
+            asked: now,
+        };
+        kept.insert(uid.to_owned(), one);
+        client
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etcd::TlsAccess;
+
+    fn access(ca: &str) -> Access {
+        Access {
+            tls: Some(TlsAccess {
+                ca: ca.as_bytes().to_vec(),
+                identity: None,
+            }),
+            credentials: None,
+        }
+    }
+
+    #[test]
+    fn a_changed_secret_makes_another_client_and_an_unchanged_one_keeps_it() {
+        let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
+        let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
+        assert!(Arc::ptr_eq(&clients.of("1", &Access::default()), &plain));
+        let first = clients.of("1", &access("a"));
+        assert!(!Arc::ptr_eq(&first, &plain));
+        assert!(Arc::ptr_eq(&first, &clients.of("1", &access("a"))));
+        assert!(!Arc::ptr_eq(&first, &clients.of("2", &access("a"))));
+        assert!(!Arc::ptr_eq(&first, &clients.of("1", &access("b"))));
+    }
+}

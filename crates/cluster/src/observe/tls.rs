@@ -1,0 +1,72 @@
+//! A cluster's certificates: the spec completed by what they tell, and what is wrong with them. Pure; the Secrets were
+//! read before.
+
+use api::EtcdCluster;
+use api::cluster::MemberAddress;
+use api::names::{self, Addresses};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use runtime::member::Members;
+use runtime::tls::{ClusterTls, Slot};
+
+use super::Look;
+use crate::tls::Tls;
+
+/// What etcd was told to call itself: by it a running member says which form of address it has.
+const ADVERTISED: &str = "--initial-advertise-peer-urls=";
+
+/// Completes the spec as it was read: how the Secrets' keys are called, and the form of address that nobody has said.
+pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod], tls: &ClusterTls) {
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    // A cluster that runs stays with its form, whatever its certificates cover by now.
+    let running = pods.iter().find_map(|pod| form(pod, &addresses));
+    tls.settle(&mut cluster.spec, (&namespace, &name), running);
+}
+
+fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
+    let containers = pod.spec.as_ref()?.containers.iter();
+    let mut arguments = containers
+        .filter(|container| container.name == names::CONTAINER_ETCD)
+        .flat_map(|container| container.args.iter().flatten());
+    let url = arguments.find_map(|argument| argument.strip_prefix(ADVERTISED))?;
+    let of = |member| {
+        let addresses = Addresses {
+            member,
+            ..addresses.clone()
+        };
+        format!("://{}:", addresses.host(&pod.name_any()))
+    };
+    [MemberAddress::Service, MemberAddress::Pod]
+        .into_iter()
+        .find(|form| url.contains(&of(form.clone())))
+}
+
+/// What the planner gets to see.
+pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
+    let tls = &look.tls;
+    let namespace = look.cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(&look.cluster, &namespace, "", None).addresses();
+    Tls {
+        from: used(tls, &addresses),
+        faults: tls.faults(&addresses, now),
+    }
+}
+
+fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
+    let part = |slot: &Option<Slot>, what: &str| {
+        let slot = slot.as_ref()?;
+        Some(format!("{what} by Secret {}", slot.secret))
+    };
+    let parts = [
+        part(&tls.peer, "members talk to each other"),
+        part(&tls.server, "clients are served"),
+        part(&tls.operator, "the operators are clients"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| {
+        let form = &addresses.member;
+        format!("{}; members have the {form} form of address", parts.join("; "))
+    })
+}

@@ -1,0 +1,30 @@
+//! The certificates of the cluster to restore into: its spec completed by what they tell, and what is wrong with them.
+
+use api::EtcdCluster;
+use api::problem::Problem;
+use jiff::Timestamp;
+use kube::{Client, ResourceExt};
+use runtime::member::Members;
+use runtime::tls::ClusterTls;
+
+/// Reads the Secrets the cluster names, and settles the form of address of its members.
+pub(super) async fn read(client: &Client, namespace: &str, cluster: &mut EtcdCluster) -> ClusterTls {
+    let name = cluster.name_any();
+    let policy = cluster.spec.tls.as_ref();
+    let tls = ClusterTls::read(client, (namespace, &name), policy).await;
+    tls.settle(&mut cluster.spec, (namespace, &name), None);
+    tls
+}
+
+/// Invariant 20: no seed is started with material that does not hold.
+pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let faults = tls.faults(&addresses, Timestamp::now());
+    let problem = |fault: runtime::tls::Fault| {
+        let what = fault.message.replacen(fault.purpose.field(), "", 1);
+        let what = what.trim_start_matches(": ").to_owned();
+        Problem::new(fault.purpose.field(), what, "and the restore goes on")
+    };
+    faults.into_iter().map(problem).collect()
+}

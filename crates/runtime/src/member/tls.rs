@@ -1,0 +1,156 @@
+//! TLS in a member's pod: Secrets mounted where v1beta2 mounted them, and etcd's flags.
+//!
+//! Only the etcd container sees them. The operator's own client certificate is in no member's pod: the probe asks the
+//! metrics listener, which is plain HTTP and serves no data.
+
+use api::cluster::{KeyNames, PodPolicy};
+use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
+
+use super::{Member, Members};
+use crate::tls::Purpose;
+
+/// Read-only for the pod's group, which is etcd's.
+const MODE: i32 = 0o440;
+/// Where the spec gives the pod no group, nobody knows as whom etcd runs.
+const MODE_WITHOUT_GROUP: i32 = 0o444;
+
+/// TLS 1.2 with forward secrecy and authenticated encryption; every etcd from 3.4 on knows these names. TLS 1.3 has
+/// its own, which Go does not let anybody choose.
+const CIPHER_SUITES: [&str; 6] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+];
+
+/// A Secret that is mounted into the etcd container.
+struct Mounted {
+    purpose: Purpose,
+    secret: String,
+    names: KeyNames,
+}
+
+impl Mounted {
+    fn volume(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Peer => "member-peer-tls",
+            _ => "member-server-tls",
+        }
+    }
+
+    fn path(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Peer => "/etc/etcdtls/member/peer-tls",
+            _ => "/etc/etcdtls/member/server-tls",
+        }
+    }
+}
+
+fn mounted(members: &Members<'_>, member: &str) -> Vec<Mounted> {
+    let Some(tls) = &members.spec.tls else {
+        return Vec::new();
+    };
+    let peer = tls.peer_secret_of(member).map(|secret| Mounted {
+        purpose: Purpose::Peer,
+        secret,
+        names: tls.peer_keys(),
+    });
+    let server = tls.server_secret_of(member).map(|secret| Mounted {
+        purpose: Purpose::Server,
+        secret,
+        names: tls.server_keys(),
+    });
+    peer.into_iter().chain(server).collect()
+}
+
+/// The volumes of the pod.
+pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -> Vec<Volume> {
+    let given = policy.security_context.as_ref();
+    let grouped = given.is_none_or(|context| context.fs_group.is_some());
+    let volume = |mounted: Mounted| {
+        let (from, to) = (
+            mounted.purpose.keys(mounted.names),
+            mounted.purpose.keys(KeyNames::OfPurpose),
+        );
+        let name = mounted.volume().to_owned();
+        let item = |key: &str, path: &str| KeyToPath {
+            key: key.to_owned(),
+            path: path.to_owned(),
+            mode: None,
+        };
+        Volume {
+            name,
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(mounted.secret),
+                default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
+                // These and no others: a Secret may hold more than members may see.
+                items: Some(vec![
+                    item(from.certificate, to.certificate),
+                    item(from.key, to.key),
+                    item(from.ca, to.ca),
+                ]),
+                optional: None,
+            }),
+            ..Volume::default()
+        }
+    };
+    mounted(members, member).into_iter().map(volume).collect()
+}
+
+/// Where the etcd container sees them.
+pub(super) fn mounts(members: &Members<'_>, member: &str) -> Vec<VolumeMount> {
+    let mount = |mounted: Mounted| VolumeMount {
+        name: mounted.volume().to_owned(),
+        mount_path: mounted.path().to_owned(),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    };
+    mounted(members, member).into_iter().map(mount).collect()
+}
+
+/// etcd's flags. Whoever connects to a member shows a certificate (invariant 20).
+pub(super) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
+    let all = mounted(members, member.name);
+    let mut arguments = Vec::new();
+    for mounted in &all {
+        let keys = mounted.purpose.keys(KeyNames::OfPurpose);
+        let path = mounted.path();
+        let prefix = match mounted.purpose {
+            Purpose::Peer => "peer-",
+            _ => "",
+        };
+        arguments.extend([
+            format!("--{prefix}cert-file={path}/{}", keys.certificate),
+            format!("--{prefix}key-file={path}/{}", keys.key),
+            format!("--{prefix}trusted-ca-file={path}/{}", keys.ca),
+            format!("--{prefix}client-cert-auth=true"),
+        ]);
+        if matches!(mounted.purpose, Purpose::Peer) {
+            arguments.extend(by_certificate_alone(member.version));
+        }
+    }
+    if !all.is_empty() {
+        arguments.push(format!("--cipher-suites={}", CIPHER_SUITES.join(",")));
+        if member.version.has_tls_min_version() {
+            arguments.push("--tls-min-version=TLS1.2".to_owned());
+        }
+    }
+    arguments
+}
+
+/// etcd verifies a peer's certificate and then, beside that, looks up the address the peer comes from: the names of
+/// that address in reverse DNS must match a name with a wildcard (`checkCertSAN`, `isHostInDNS` in
+/// `client/pkg/transport/listener_tls.go`). Where reverse DNS is slow or away, no peer gets in. The certificate, its
+/// authority and its use are verified all the same, and so is the name of the member that is dialled.
+fn by_certificate_alone(version: &EtcdVersion) -> Option<String> {
+    let flag = "peer-skip-client-san-verification";
+    if version.has_stable_flag_names() {
+        Some(format!("--{flag}=true"))
+    } else {
+        // It came with 3.4.
+        (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
+    }
+}

@@ -1,0 +1,167 @@
+//! TLS of a cluster as its Secrets hold it: read by name, kept in memory only, checked before a member is started
+//! with it, and turned into the way the operators reach the members.
+//!
+//! It decides nothing about clusters. Key material never leaves it but inside an [`Access`] (invariant 14), and no
+//! check of a certificate can be switched off here (invariant 20).
+
+mod check;
+mod material;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use api::cluster::{EtcdClusterSpec, MemberAddress, TlsPolicy};
+use api::names::Addresses;
+use etcd::{Access, TlsAccess};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+
+pub use material::{Fault, Material, Purpose, SecretData, data_of, material};
+
+/// How long reading one Secret may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A Secret that is used, and what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its name.
+    pub secret: String,
+    /// What it holds, or why that cannot be used.
+    pub found: Result<Material, Fault>,
+}
+
+/// The Secrets of a cluster's TLS. None is there where the cluster does not use TLS; generated certificates of members
+/// are each member's own and not among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterTls {
+    /// Between members.
+    pub peer: Option<Slot>,
+    /// Towards clients.
+    pub server: Option<Slot>,
+    /// The operator's own.
+    pub operator: Option<Slot>,
+}
+
+impl ClusterTls {
+    /// Reads the Secrets a cluster names. What cannot be read is a fault of that Secret.
+    pub async fn read(
+        client: &Client,
+        (namespace, cluster): (&str, &str),
+        policy: Option<&TlsPolicy>,
+    ) -> Self {
+        let Some(policy) = policy else {
+            return Self::default();
+        };
+        let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
+        let slot = async |purpose: Purpose, name: Option<String>| {
+            let secret = name?;
+            let found = held(&secrets, purpose, &secret).await;
+            Some(Slot { secret, found })
+        };
+        let (peer, server, operator) = tokio::join!(
+            slot(Purpose::Peer, policy.peer_secret().map(str::to_owned)),
+            slot(Purpose::Server, policy.server_secret().map(str::to_owned)),
+            slot(Purpose::Operator, policy.operator_secret_of(cluster)),
+        );
+        Self {
+            peer,
+            server,
+            operator,
+        }
+    }
+
+    /// Whether the cluster uses TLS at all.
+    pub fn is_used(&self) -> bool {
+        self.peer.is_some() || self.server.is_some()
+    }
+
+    /// How the operators reach the members. The fault when the Secret for that cannot be used.
+    pub fn access(&self) -> Result<Access, Fault> {
+        match &self.operator {
+            None => Ok(Access::default()),
+            Some(slot) => slot.found.as_ref().map(access).map_err(Clone::clone),
+        }
+    }
+
+    /// Everything that is wrong with the material, for members that are reached like this. Pure.
+    pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
+        check::faults(self, addresses, now)
+    }
+
+    /// Completes a spec by what the Secrets tell: how their keys are called and, where the spec does not say how
+    /// members are reached and no member runs yet (`running` says how those are reached that do), the form of
+    /// address the certificates are made for. The pods' form is chosen when they cover no other.
+    pub fn settle(
+        &self,
+        spec: &mut EtcdClusterSpec,
+        (namespace, cluster): (&str, &str),
+        running: Option<MemberAddress>,
+    ) {
+        let names = |slot: &Option<Slot>| {
+            let held = slot.as_ref().and_then(|slot| slot.found.as_ref().ok());
+            held.map(|material| material.names)
+        };
+        let static_ = spec.tls.as_mut().and_then(|tls| tls.static_.as_mut());
+        if let Some(member) = static_.and_then(|tls| tls.member.as_mut()) {
+            member.peer_keys = names(&self.peer).unwrap_or_default();
+            member.server_keys = names(&self.server).unwrap_or_default();
+        }
+        if spec.member_address.is_some() || !self.is_used() {
+            return;
+        }
+        let covered = |member: MemberAddress| {
+            let addresses = Addresses {
+                namespace: namespace.to_owned(),
+                cluster: cluster.to_owned(),
+                member,
+                cluster_domain: spec.cluster_domain().to_owned(),
+                peer_tls: self.peer.is_some(),
+                client_tls: self.server.is_some(),
+            };
+            check::covers_members(self, &addresses)
+        };
+        let chosen = running.unwrap_or_else(|| {
+            if !covered(MemberAddress::Service) && covered(MemberAddress::Pod) {
+                MemberAddress::Pod
+            } else {
+                MemberAddress::Service
+            }
+        });
+        // The default stays unsaid, so that what is made for it is what is made for a spec that does not say.
+        if chosen == MemberAddress::Pod {
+            spec.member_address = Some(chosen);
+        }
+    }
+}
+
+/// How a cluster's members are reached by whoever has this Secret's content.
+pub fn access(material: &Material) -> Access {
+    let identity = (material.certificate.clone(), material.key.clone());
+    Access {
+        tls: Some(TlsAccess {
+            ca: material.ca.clone(),
+            identity: Some(identity),
+        }),
+        credentials: None,
+    }
+}
+
+/// Reads one TLS Secret.
+pub async fn held(secrets: &Api<Secret>, purpose: Purpose, name: &str) -> Result<Material, Fault> {
+    let answer = tokio::time::timeout(DEADLINE, secrets.get_opt(name)).await;
+    let secret = match answer {
+        Ok(Ok(secret)) => secret,
+        Ok(Err(error)) => return Err(Fault::unread(purpose, name, &error.to_string())),
+        Err(_) => {
+            return Err(Fault::unread(
+                purpose,
+                name,
+                "the API server did not answer",
+            ));
+        }
+    };
+    material(purpose, name, secret.map(data_of).as_ref())
+}

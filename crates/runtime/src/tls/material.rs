@@ -1,0 +1,187 @@
+//! What a TLS Secret holds, by either way of naming its keys; and what can be wrong with one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use api::cluster::KeyNames;
+use k8s_openapi::api::core::v1::Secret;
+
+/// A Secret's content.
+pub type SecretData = BTreeMap<String, Vec<u8>>;
+
+/// A Secret's content as bytes.
+pub fn data_of(secret: Secret) -> SecretData {
+    let data = secret.data.unwrap_or_default();
+    data.into_iter()
+        .map(|(key, value)| (key, value.0))
+        .collect()
+}
+
+/// What a TLS Secret is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Between members.
+    Peer,
+    /// Members towards clients.
+    Server,
+    /// The cluster operator as a client.
+    Operator,
+    /// The backup operator as a client of endpoints.
+    Client,
+}
+
+/// How the three keys of a TLS Secret are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// The certificate, with those between it and its authority.
+    pub certificate: &'static str,
+    /// Its private key.
+    pub key: &'static str,
+    /// The authorities whose certificates are taken from others.
+    pub ca: &'static str,
+}
+
+impl Purpose {
+    /// The field that names the Secret.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Peer => "spec.TLS.static.member.peerSecret",
+            Self::Server => "spec.TLS.static.member.serverSecret",
+            Self::Operator => "spec.TLS.static.operatorSecret",
+            Self::Client => "spec.clientTLSSecret",
+        }
+    }
+
+    /// How its keys are called.
+    pub fn keys(self, names: KeyNames) -> Keys {
+        let (certificate, key, ca) = match (names, self) {
+            (KeyNames::Usual, _) => ("tls.crt", "tls.key", "ca.crt"),
+            (KeyNames::OfPurpose, Self::Peer) => ("peer.crt", "peer.key", "peer-ca.crt"),
+            (KeyNames::OfPurpose, Self::Server) => ("server.crt", "server.key", "server-ca.crt"),
+            (KeyNames::OfPurpose, Self::Operator | Self::Client) => {
+                ("etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt")
+            }
+        };
+        Keys {
+            certificate,
+            key,
+            ca,
+        }
+    }
+}
+
+/// What a TLS Secret holds: PEM, as it stands there.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Material {
+    /// How its keys are called.
+    pub names: KeyNames,
+    /// The certificate, with those between it and its authority.
+    pub certificate: Vec<u8>,
+    /// Its private key.
+    pub key: Vec<u8>,
+    /// The authorities whose certificates are taken from others.
+    pub ca: Vec<u8>,
+}
+
+/// Invariant 14: nothing of it is shown.
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Material")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with a TLS Secret: which one, which key, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What the Secret is for.
+    pub purpose: Purpose,
+    /// In one word, for conditions and Events.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+impl Fault {
+    pub(super) fn new(purpose: Purpose, secret: &str, code: &'static str, what: &str) -> Self {
+        Self {
+            purpose,
+            code,
+            message: format!("{}: Secret {secret}: {what}", purpose.field()),
+        }
+    }
+
+    pub(super) fn unread(purpose: Purpose, secret: &str, why: &str) -> Self {
+        let what = format!("cannot be read: {why}");
+        Self::new(purpose, secret, "SecretUnreadable", &what)
+    }
+
+    /// Whether a member that is started now would not work: the operator's own certificate concerns the operator
+    /// alone.
+    pub fn concerns_members(&self) -> bool {
+        matches!(self.purpose, Purpose::Peer | Purpose::Server)
+    }
+}
+
+/// Takes the material out of a Secret. A Secret with the names of its purpose is read by these, also where it holds
+/// the usual ones beside them.
+pub fn material(
+    purpose: Purpose,
+    secret: &str,
+    data: Option<&SecretData>,
+) -> Result<Material, Fault> {
+    let Some(data) = data else {
+        let what = "is not there: create it, or correct the name";
+        return Err(Fault::new(purpose, secret, "SecretMissing", what));
+    };
+    let missing = |names: KeyNames| -> Vec<&'static str> {
+        let Keys {
+            certificate,
+            key,
+            ca,
+        } = purpose.keys(names);
+        let all = [certificate, key, ca].into_iter();
+        all.filter(|key| data.get(*key).is_none_or(Vec::is_empty))
+            .collect()
+    };
+    let (of_purpose, usual) = (missing(KeyNames::OfPurpose), missing(KeyNames::Usual));
+    let names = if of_purpose.is_empty() {
+        KeyNames::OfPurpose
+    } else if usual.is_empty() {
+        KeyNames::Usual
+    } else {
+        return Err(incomplete(purpose, secret, &of_purpose, &usual));
+    };
+    let keys = purpose.keys(names);
+    let value = |key: &str| data.get(key).cloned().unwrap_or_default();
+    Ok(Material {
+        names,
+        certificate: value(keys.certificate),
+        key: value(keys.key),
+        ca: value(keys.ca),
+    })
+}
+
+fn incomplete(
+    purpose: Purpose,
+    secret: &str,
+    of_purpose: &[&'static str],
+    usual: &[&'static str],
+) -> Fault {
+    // Whichever it is closer to is what was meant.
+    let (lacking, other) = if usual.len() < of_purpose.len() {
+        (usual, KeyNames::OfPurpose)
+    } else {
+        (of_purpose, KeyNames::Usual)
+    };
+    let other = purpose.keys(other);
+    let what = format!(
+        "has no {}: add it; the keys may also be called {}, {} and {}",
+        lacking.join(" and no "),
+        other.certificate,
+        other.key,
+        other.ca
+    );
+    Fault::new(purpose, secret, "KeyMissing", &what)
+}

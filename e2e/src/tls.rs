@@ -1,0 +1,180 @@
+//! Certificates the tests make, the Secrets that hold them, and clients that show them.
+//!
+//! They are made anew for each test and are worth nothing outside of it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use etcd_client::{Certificate, ConnectOptions, TlsOptions};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use serde_json::json;
+
+/// The keys of Secrets as v1beta2 names them: certificate, private key, authorities.
+pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
+/// As [`PEER`], towards clients.
+pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
+/// As [`PEER`], of the operator as a client.
+pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
+/// The keys as cert-manager names them.
+pub const USUAL: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
+
+/// A year from now, and an hour ago.
+const GOOD: (i64, i64) = (-3_600, 365 * 86_400);
+/// Over since an hour.
+const EXPIRED: (i64, i64) = (-86_400, -3_600);
+
+/// An authority that signs certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Its own certificate.
+    pub pem: String,
+}
+
+/// A certificate and its private key.
+#[derive(Clone, Debug)]
+pub struct Signed {
+    /// The certificate.
+    pub certificate: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl Authority {
+    /// A new authority.
+    ///
+    /// # Errors
+    /// When there is no randomness.
+    pub fn new(name: &str) -> Result<Self> {
+        let mut own = CertificateParams::default();
+        own.distinguished_name.push(DnType::CommonName, name);
+        own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        own.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate()?;
+        let pem = own.self_signed(&key).context("authority")?.pem();
+        Ok(Self {
+            issuer: Issuer::new(own, key),
+            pem,
+        })
+    }
+
+    /// A certificate for servers and clients of these names.
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn sign(&self, names: &[String]) -> Result<Signed> {
+        self.signed(
+            names,
+            &[
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
+            GOOD,
+        )
+    }
+
+    /// A client's certificate.
+    ///
+    /// # Errors
+    /// When there is no randomness.
+    pub fn client(&self) -> Result<Signed> {
+        self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], GOOD)
+    }
+
+    /// A client's certificate that has expired.
+    ///
+    /// # Errors
+    /// When there is no randomness.
+    pub fn expired_client(&self) -> Result<Signed> {
+        self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], EXPIRED)
+    }
+
+    /// A certificate for servers and clients of these names that has expired.
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn sign_expired(&self, names: &[String]) -> Result<Signed> {
+        self.signed(
+            names,
+            &[
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
+            EXPIRED,
+        )
+    }
+
+    fn signed(
+        &self,
+        names: &[String],
+        usages: &[ExtendedKeyUsagePurpose],
+        (from, to): (i64, i64),
+    ) -> Result<Signed> {
+        let mut parameters = CertificateParams::new(names).context("names")?;
+        parameters
+            .distinguished_name
+            .push(DnType::CommonName, "a test");
+        parameters.extended_key_usages = usages.to_vec();
+        let at = |seconds: i64| -> Result<_> {
+            let since = jiff::Timestamp::now().as_second() + seconds;
+            let since = Duration::from_secs(u64::try_from(since)?);
+            Ok(rcgen::date_time_ymd(1970, 1, 1) + since)
+        };
+        (parameters.not_before, parameters.not_after) = (at(from)?, at(to)?);
+        let key = KeyPair::generate()?;
+        let certificate = parameters.signed_by(&key, &self.issuer).context("sign")?;
+        Ok(Signed {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+
+    /// What a client shows and trusts that has this certificate.
+    #[must_use]
+    pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
+        Identity {
+            ca: self.pem.clone(),
+            own: signed.cloned(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// A Secret as a manifest; `keys` as in [`PEER`].
+#[must_use]
+pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": { "name": name },
+        "stringData": { keys[0]: signed.certificate, keys[1]: signed.key, keys[2]: ca },
+    })
+    .to_string()
+}
+
+/// What a client shows, and whom it trusts.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The authority it trusts.
+    pub ca: String,
+    /// What it shows; nothing when it has nothing.
+    pub own: Option<Signed>,
+    /// The name it expects in the certificate of whom it talks to.
+    pub name: String,
+}
+
+impl Identity {
+    /// The options of a connection.
+    #[must_use]
+    pub fn options(&self) -> ConnectOptions {
+        let mut tls = TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(&self.ca))
+            .domain_name(&self.name);
+        if let Some(own) = &self.own {
+            tls = tls.identity(etcd_client::Identity::from_pem(&own.certificate, &own.key));
+        }
+        ConnectOptions::new().with_tls(tls)
+    }
+}

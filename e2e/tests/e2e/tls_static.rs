@@ -1,0 +1,170 @@
+//! A cluster with TLS from the Secrets of v1beta2: it forms, loses and replaces members, grows and shrinks; and
+//! nobody without a certificate gets in.
+
+use anyhow::{Context, Result, ensure};
+use e2e::kubectl::PortForward;
+use e2e::objects::{condition, field};
+use e2e::tls::{Authority, Identity};
+use e2e::{Sandbox, scenario};
+use etcd_client::Client;
+use kube::ResourceExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Duration, timeout};
+
+use crate::certificates::{
+    STATIC, arguments, client, client_name, lives, make_secrets, of_pods, of_services,
+};
+use crate::fixtures::cluster_with;
+
+/// The Secrets of v1beta2's documentation: their names cover the pods' form of address alone.
+#[tokio::test]
+async fn a_cluster_lives_on_certificates_of_the_pods_form() {
+    scenario("tls_static", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
+        sandbox.apply(&manifest).await?;
+        let formed = sandbox.await_members("c", 3).await?;
+        let ready = condition(&formed, "TLSReady").context("no condition TLSReady")?;
+        ensure!(ready["status"] == "True", "{ready}");
+        ensure!(
+            ready["message"]
+                .as_str()
+                .unwrap_or_default()
+                .contains("Pod form"),
+            "{ready}"
+        );
+        ensure!(field(&formed, "/spec/memberAddress").is_null());
+        for argument in arguments(sandbox).await? {
+            ensure!(
+                !argument.contains("http://") || argument.starts_with("--listen-metrics-urls="),
+                "{argument}"
+            );
+        }
+        let identity = client(&authority, sandbox, "c")?;
+        lives(sandbox, &identity, "TLS of the pods' form").await
+    })
+    .await;
+}
+
+/// Invariant 20: whoever has no certificate of the authority is refused, and the listener that asks for none serves
+/// no data.
+#[tokio::test]
+async fn nobody_without_a_certificate_gets_in() {
+    scenario("tls_refused", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+        let manifest = cluster_with(&sandbox.env, "c", 1, STATIC)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 1).await?;
+        let pods = sandbox.member_pods("c").await?;
+        let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
+        let name = client_name(sandbox, "c");
+        let stranger = Authority::new("a stranger")?;
+
+        let good = client(&authority, sandbox, "c")?;
+        put(sandbox, &pod, &good).await.context("a good client")?;
+        let foreign = Identity {
+            own: Some(stranger.client()?),
+            ..good.clone()
+        };
+        let expired = authority.identity(Some(&authority.expired_client()?), &name);
+        let nothing = authority.identity(None, &name);
+        for (who, identity) in [
+            ("no certificate", &nothing),
+            ("a foreign authority's certificate", &foreign),
+            ("an expired certificate", &expired),
+        ] {
+            ensure!(
+                put(sandbox, &pod, identity).await.is_err(),
+                "{who}: a write was taken"
+            );
+            for port in [2379, 2380] {
+                ensure!(
+                    !is_let_in(sandbox, &pod, port, identity).await?,
+                    "{who}: let in on port {port}"
+                );
+            }
+        }
+        for port in [2379, 2380] {
+            ensure!(
+                is_let_in(sandbox, &pod, port, &good).await?,
+                "the good client is not let in on port {port}"
+            );
+            let plain = get(sandbox, &pod, port, "/health").await;
+            ensure!(
+                !plain.as_ref().is_ok_and(|answer| answer.contains("200 OK")),
+                "plain HTTP on port {port}: {plain:?}"
+            );
+        }
+        // And a client does not talk to a server of another authority.
+        let suspicious = stranger.identity(good.own.as_ref(), &name);
+        ensure!(put(sandbox, &pod, &suspicious).await.is_err());
+
+        let health = get(sandbox, &pod, 2381, "/readyz").await?;
+        ensure!(health.contains("200 OK"), "{health}");
+        for path in [
+            "/v3/kv/range",
+            "/v3/maintenance/snapshot",
+            "/v3/cluster/member/list",
+            "/v2/keys",
+            "/debug/pprof/",
+            "/",
+        ] {
+            let answer = get(sandbox, &pod, 2381, path).await?;
+            ensure!(answer.contains("404"), "{path}: {answer}");
+        }
+        Ok(())
+    })
+    .await;
+}
+
+async fn connect(
+    sandbox: &Sandbox,
+    pod: &str,
+    port: u16,
+    identity: &Identity,
+) -> Result<(Client, PortForward)> {
+    let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
+    let url = format!("https://127.0.0.1:{}", forward.port);
+    let options = identity
+        .options()
+        .with_connect_timeout(Duration::from_secs(5));
+    Ok((Client::connect([url], Some(options)).await?, forward))
+}
+
+async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
+    let (client, _forward) = connect(sandbox, pod, 2379, identity).await?;
+    let mut client = client.kv_client();
+    let answer = client.put("key", "value", None);
+    timeout(Duration::from_secs(5), answer).await??;
+    Ok(())
+}
+
+/// Whether the handshake gets through: then there is an answer of the server, whatever it says.
+async fn is_let_in(sandbox: &Sandbox, pod: &str, port: u16, identity: &Identity) -> Result<bool> {
+    let Ok((client, _forward)) = connect(sandbox, pod, port, identity).await else {
+        return Ok(false);
+    };
+    let mut client = client.maintenance_client();
+    Ok(
+        match timeout(Duration::from_secs(5), client.status()).await? {
+            Ok(_) => true,
+            Err(etcd_client::Error::GRpcStatus(status)) => {
+                // An answer has no cause on this side.
+                std::error::Error::source(&status).is_none()
+            }
+            Err(_) => false,
+        },
+    )
+}
+
+/// The answer to a plain HTTP request.
+async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
+    let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
+    let mut stream = TcpStream::connect(("127.0.0.1", forward.port)).await?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await??;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
