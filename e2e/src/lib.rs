@@ -8,6 +8,7 @@ pub mod chart;
 pub mod env;
 pub mod keyspace;
 pub mod kubectl;
+pub mod leaks;
 pub mod manifests;
 pub mod metrics;
 pub mod objects;

@@ -59,6 +59,10 @@ app.kubernetes.io/component: {{ .name }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  # Those of clusters with spec.networkPolicy.
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
 {{- else if eq . "etcd-backup-operator" }}
 - apiGroups: [etcd.database.coreos.com]
   # create and delete: those that EtcdCluster.spec.backup asks for, and finished ones after their time. patch: the

@@ -1,5 +1,6 @@
 //! `EtcdCluster`: a cluster of etcd members.
 
+mod access;
 mod check;
 mod options;
 mod pod;
@@ -11,9 +12,10 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub use access::{Auth, NetworkAccess, ROOT_USER};
 pub(crate) use check::{store_in_effect, validate_spec};
 pub use options::{
-    Auth, AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
+    AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
     DisruptionBudgetPolicy, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
     RecoveryPolicy, ServicesPolicy,
 };
@@ -145,6 +147,9 @@ pub struct EtcdClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
 }
+    /// A NetworkPolicy for the members. Without it there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkAccess>,
 
 impl Default for EtcdClusterSpec {
     fn default() -> Self {
@@ -169,6 +174,7 @@ impl Default for EtcdClusterSpec {
     }
 }
 
+            network_policy: None,
 impl EtcdClusterSpec {
     /// Whether members keep their data on volumes of their own.
     pub fn is_durable(&self) -> bool {
@@ -204,6 +210,13 @@ impl EtcdClusterSpec {
         self.member_replacement
             .as_ref()
             .and_then(|replacement| replacement.after.as_ref())
+    /// Whether the members get a NetworkPolicy.
+    pub fn has_network_policy(&self) -> bool {
+        self.network_policy
+            .as_ref()
+            .is_some_and(|access| access.enabled)
+    }
+
             .and_then(DurationText::parse)
             .unwrap_or(std::time::Duration::from_secs(
                 DEFAULT_REPLACE_AFTER_SECONDS,

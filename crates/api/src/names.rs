@@ -48,11 +48,6 @@ pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 /// Annotation by which a person approves the recovery of an `EtcdCluster` that has lost its quorum: its cluster ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Finalizer of an `EtcdBackup` whose stored backups go with it.
-pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
-/// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
-pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
-/// Annotation that gives an object to the cluster-wide operators.
 /// Annotation on an `EtcdCluster` by which a person asks for new authorities of generated certificates: any text that was
 /// not there before. The Secret of an authority carries the text it was made for.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
@@ -68,6 +63,11 @@ pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
 pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
 
 /// Port of the client URL.
+/// Finalizer of an `EtcdBackup` whose stored backups go with it.
+pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
+/// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
+pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
+/// Annotation that gives an object to the cluster-wide operators.
 pub const CLIENT_PORT: u16 = 2379;
 /// Port of the peer URL.
 pub const PEER_PORT: u16 = 2380;

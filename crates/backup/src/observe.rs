@@ -8,7 +8,7 @@ use api::manifest::ManifestCluster;
 use api::storage::{PvcSource, StorageSource};
 use api::backup::EtcdBackupSpec;
 use api::{EtcdBackup, EtcdCluster};
-use etcd::Etcd;
+use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
@@ -139,7 +139,7 @@ async fn place(
     };
     let (endpoints, cluster) = members(means, backup).await?;
     let transfer = Transfer {
-        etcd: means.etcd.clone(),
+        etcd: reach(means, backup).await?,
         endpoints,
         store,
         name,
@@ -275,8 +275,7 @@ async fn removal(
 
 fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
     let spec = &backup.spec;
-    let source = spec
-        .blocks()
+    spec.blocks()
         .select(&spec.storage_type, "spec", "storageType")
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
 }

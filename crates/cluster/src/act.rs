@@ -14,7 +14,9 @@ use etcd::{Error as EtcdError, Etcd};
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
 use runtime::image::OwnImage;
+use runtime::credentials::ClusterAuth;
 use runtime::outcome::Failure;
+use runtime::member::Operators;
 
 use crate::observed::Observed;
 use crate::write::{Change, Draw, Step, Write, chains};
@@ -61,6 +63,26 @@ pub enum Error {
     Missing(String),
     /// The version a pod should run is none.
     #[error("cannot build the pod of {member}")]
+    /// Kubernetes does not let a volume grow.
+    #[error(
+        "the volume of {member} does not grow: {why}; set allowVolumeExpansion: true in its StorageClass, or give \
+         spec.pod.persistentVolumeClaimSpec another storageClassName, and members are replaced one by one"
+    )]
+    NotGrown {
+        /// Whose volume.
+        member: String,
+        /// What the API server says.
+        why: String,
+    },
+    /// A certificate could not be made.
+    #[error("cannot make Secret {what}")]
+    Certificate {
+        /// Its Secret.
+        what: String,
+        /// Why.
+        #[source]
+        source: crate::authority::Error,
+    },
     Version {
         /// Whose pod.
         member: String,
@@ -138,7 +160,13 @@ pub struct Actor<'a> {
     /// Talks to the API server.
     pub client: &'a Client,
     /// Talks to the members.
-    pub etcd: &'a dyn Etcd,
+    pub etcd: &'a Arc<dyn Etcd>,
+    /// The calls to members that nobody waits for.
+    pub calls: &'a Calls,
+    /// What the operator logs in with. In memory only.
+    pub auth: &'a ClusterAuth,
+    /// Where the operators run.
+    pub operators: &'a Operators,
     /// The object as it was observed.
     pub cluster: &'a EtcdCluster,
     /// What the step was planned from.

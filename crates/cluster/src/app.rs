@@ -8,6 +8,7 @@ use etcd::{Access, Deadlines, EtcdClient};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Controller;
 use kube::runtime::reflector::ObjectRef;
@@ -17,6 +18,7 @@ use runtime::Operator;
 use runtime::controller::{Guarded, all_at_once, controller, drive, watched};
 use runtime::image::OwnImage;
 
+use runtime::member::Operators;
 use crate::controller::ClusterOperator;
 use crate::figures::Figures;
 use crate::recall::Recall;
@@ -33,8 +35,9 @@ const DEADLINES: Deadlines = Deadlines {
 };
 
 /// Runs until the operator is told to stop. Every child's event leads to its cluster. Seed members prepare their data
-/// with `image`, or with that of the operator's own pod.
-pub async fn work(operator: Operator, image: Option<String>) {
+/// with `image`, or with that of the operator's own pod. NetworkPolicies let in the `pods` with these labels in the
+/// operator's namespace.
+pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<String, String>) {
     let recall = Arc::new(Recall::default());
     let controller = all_at_once(controller::<EtcdCluster>(&operator));
     let controller = children::<Pod>(&operator, controller, &recall);
@@ -43,12 +46,17 @@ pub async fn work(operator: Operator, image: Option<String>) {
     let controller = children::<PodDisruptionBudget>(&operator, controller, &recall);
     let figures = Figures::default();
     let store = controller.store();
+    let controller = children::<NetworkPolicy>(&operator, controller, &recall);
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
     operator.figures.collect(figures.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
     let etcd = Clients::new(plain, DEADLINES);
     let image = OwnImage::new(&operator, image);
-    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures);
+    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
+        .of(Operators {
+            namespace: operator.namespace.clone(),
+            labels: pods,
+        });
     drive(&operator, controller, Arc::new(reconciler)).await;
 }
 

@@ -9,6 +9,7 @@ use etcd::Etcd;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
 use runtime::image::OwnImage;
+use runtime::member::Operators;
 use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
@@ -41,6 +42,8 @@ pub struct ClusterOperator {
     figures: Figures,
     reads: Semaphore,
 }
+    operators: Operators,
+    calls: Calls,
 
 /// One look at a cluster and what follows from it.
 struct Round {
@@ -69,17 +72,26 @@ impl ClusterOperator {
             figures,
             reads: Semaphore::new(READS),
         }
+            operators: Operators::default(),
+            calls: Calls::default(),
     }
 
     /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
+    /// Where the operators run: NetworkPolicies let them in.
+    #[must_use]
+    pub fn of(self, operators: Operators) -> Self {
+        Self { operators, ..self }
+    }
+
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         self.recall.begin(&uid);
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let objects = observe::objects(&self.client, &namespace, &name).await?;
-        let look = objects.map(observe::Objects::look);
-        if let Some(look) = &look {
+        let mut look = objects.map(observe::Objects::look);
+        if let Some(look) = &mut look {
+            observe::access::complete(&self.client, &self.operators, look).await?;
             self.recall.keep(&uid, look.clone(), since);
         }
         Ok(look.map(|look| (look, since)))
@@ -115,7 +127,10 @@ impl ClusterOperator {
             etcd,
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        let rests = round.plan.step.is_empty() && status == report.current();
+        // Secrets are not watched: one that is to be corrected is read again at each look.
+        let rests = round.plan.step.is_empty()
+            && status == report.current()
+            && round.observed.tls.faults.is_empty();
         rests.then(|| {
             self.done(&round, &status, Acted::default())
                 .unwrap_or_default()

@@ -6,7 +6,10 @@ use api::problem::summary;
 use api::version::EtcdVersion;
 use runtime::member::spec_hash;
 
-use crate::observed::{Desired, RecoveryRule};
+use crate::access::AccessRule;
+use crate::observed::{Claim, Desired, RecoveryRule};
+use crate::quantity::bytes;
+use crate::upkeep::UpkeepRule;
 
 /// Reads the spec. What is wrong with it is said in `invalid`; an object stored before the schema existed may
 /// hold anything.
@@ -41,3 +44,8 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
         refused: (!dangerous.is_empty()).then(|| summary(&dangerous)),
     }
 }
+        access: AccessRule {
+            auth: spec.auth.as_ref().and_then(|auth| auth.enabled),
+            secret: spec.auth.as_ref().map(|auth| auth.secret.clone()),
+            network: spec.has_network_policy(),
+        },

@@ -5,6 +5,7 @@
 //! primitive writes in [`write`]; what is true is in etcd's member list, pods, disks and the few recorded
 //! fields of the status, never in this process.
 
+pub mod access;
 pub mod act;
 pub mod app;
 pub mod controller;

@@ -16,6 +16,16 @@ struct Options {
     /// is not given
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     operator_image: Option<String>,
+    /// A label of the operators' pods, all three of them, which NetworkPolicies let in to the members; may be given more
+    /// than once. Without any, every pod of the operator's namespace is let in
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    operator_label: Vec<(String, String)>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = pair.ok_or_else(|| format!("{text:?} is not <key>=<value>"))?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn main() -> anyhow::Result<()> {
@@ -35,8 +45,9 @@ fn main() -> anyhow::Result<()> {
         crd: EtcdCluster::crd(),
     };
     let image = options.operator_image;
+    let labels = options.operator_label.into_iter().collect();
     runtime::run(definition, options.common, |operator| {
-        cluster::app::work(operator, image)
+        cluster::app::work(operator, image, labels)
     })?;
     Ok(())
 }

@@ -4,6 +4,8 @@
 //! in the list read afterwards belongs to a member that was removed. What etcd does not answer is unknown
 //! (invariant 1); without the Kubernetes objects there is no observation at all.
 
+pub mod access;
+mod certificates;
 mod children;
 mod ending;
 mod pods;
@@ -26,6 +28,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use runtime::member::Members;
+use runtime::credentials::ClusterAuth;
 
 use crate::observed::{Intent, Observed, Seen};
 
@@ -82,29 +85,19 @@ impl Objects {
     /// Keeps what is needed of them.
     pub fn look(self) -> Look {
         Look {
-            urls: client_urls(&self),
-            without_etcd: without_etcd(&self),
-            cluster: self.cluster,
     /// The cluster's certificates. In memory only.
     pub tls: ClusterTls,
     /// What the operator logs in with. In memory only.
     pub auth: ClusterAuth,
+            urls: client_urls(&self),
+            without_etcd: without_etcd(&self),
+            cluster: self.cluster,
+            tls: self.tls,
+            auth: ClusterAuth::default(),
         }
     }
 }
 
-/// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
-pub async fn objects(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-) -> Result<Option<Objects>, Error> {
-            tls: self.tls,
-            auth: ClusterAuth::default(),
-    let read = async {
-        let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
-        let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
-        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
 impl Look {
     /// How the members are reached; the reason when they cannot be.
     pub fn access(&self) -> Result<Access, String> {
@@ -161,8 +154,12 @@ impl Look {
 /// The whole observation: what Kubernetes showed, and what the members that run answer.
 pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
     let mut observed = look.without_etcd.clone();
-            tls,
-            certificates,
+    observed.tls = tls::seen(look, jiff::Timestamp::now());
+    certificates::expect(&mut observed);
+    if let Err(why) = look.access() {
+        observed.members = Seen::Unknown(why);
+        return observed;
+    }
     let mut asked = asked(&observed);
     asked.retain(|name| look.urls.contains_key(name));
     if !asked.is_empty() {
@@ -173,12 +170,6 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
 }
 
 async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
-    observed.tls = tls::seen(look, jiff::Timestamp::now());
-    certificates::expect(&mut observed);
-    if let Err(why) = look.access() {
-        observed.members = Seen::Unknown(why);
-        return observed;
-    }
     let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
     let statuses = join_all(
         asked
@@ -192,6 +183,15 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
     observed.members = seen(members);
     observed.statuses = asked
         .into_iter()
+/// The members' hashes of their data at one revision, for a plan that asked for them.
+pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revision: i64) {
+    let answering = observed.statuses.iter();
+    let answering = answering.filter(|(_, seen)| seen.known().is_some_and(|it| !it.is_learner));
+    let asked = answering.filter_map(|(name, _)| Some((name.clone(), look.urls.get(name)?)));
+    let answers = asked.map(async |(name, url)| (name, seen(etcd.hash(url, revision).await)));
+    observed.hashes = join_all(answers).await.into_iter().collect();
+}
+
         .zip(statuses.into_iter().map(seen))
         .collect();
 }
@@ -214,6 +214,26 @@ fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
     }
     };
     let pods = objects.pods.iter();
+    observed.upkeep.slow = took > SLOW;
+    access::ask(etcd, &via, observed).await;
+    observed.upkeep.alarms = alarms(etcd, &via, observed).await;
+}
+
+/// The alarms: asked for when a member tells of one in its status, so that a cluster at rest costs nothing more.
+async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Vec<Alarm>> {
+    let mut told = observed.statuses.values().filter_map(Seen::known);
+    if !told.any(|status| status.errors.iter().any(|error| error.contains(ALARM))) {
+        return Seen::Known(Vec::new());
+    }
+    seen(etcd.alarms(via).await.map(|mut alarms| {
+        alarms.sort();
+        alarms
+    }))
+}
+
+async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
+    let since = Instant::now();
+    (call.await, since.elapsed())
     pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
         .collect()
 }
@@ -338,7 +358,6 @@ pub fn without_etcd(objects: &Objects) -> Observed {
 /// Reads a cluster ID as etcd and its tools write it.
 pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
     u64::from_str_radix(text, 16).ok().map(ClusterId)
-}
         upkeep: Upkeep {
             record: status.defragmentation,
             ..Upkeep::default()
@@ -346,3 +365,4 @@ pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
         tls: Tls::default(),
         access: crate::access::Access::default(),
         certificates: certificates.clone(),
+}

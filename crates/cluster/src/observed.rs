@@ -354,3 +354,5 @@ pub struct Desired {
     /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
     pub refused: Option<String>,
 }
+    /// Who is to get in.
+    pub access: AccessRule,

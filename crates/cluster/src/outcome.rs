@@ -207,6 +207,7 @@ mod tests {
     use super::*;
     use crate::plan::Reason as Why;
     use crate::write::Step;
+        Write::Access(write) => write.event(),
     use api::conditions::{Finding, set};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 

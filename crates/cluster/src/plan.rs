@@ -4,6 +4,8 @@
 //! reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
+mod adoption;
+mod auth;
 mod blind;
 mod bootstrap;
 mod evidence;
@@ -76,6 +78,9 @@ pub struct Plan {
     pub waiting_for: Vec<Reason>,
     /// What the user has to know or to do something about.
     pub problems: Vec<Reason>,
+    /// The revision at which the members' data are to be compared before more can be planned: each member reads its
+    /// whole database for that, so it is not part of every look.
+    pub asks: Option<i64>,
     /// When to look again if no watch fires before.
     pub requeue: Duration,
 }
@@ -209,6 +214,7 @@ fn formed(
         }
         Seen::Known(list) => {
             let view = View::new(list, (desired, observed, now));
+    auth::network(desired, observed, draft);
             recovery::settle(observed, cluster_id, now, draft);
             objects::budget(desired, observed, &view, draft);
             objects::labels(&view, intent, cluster_id, draft);
@@ -220,3 +226,4 @@ fn formed(
         }
     }
 }
+            auth::settle(desired, observed, draft);

@@ -12,6 +12,8 @@ use etcd::{ClusterId, MemberId, Members};
 
 use crate::observed::{Intent, Role};
 
+use crate::access::AccessWrite;
+use crate::certificates::CertificateWrite;
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -114,6 +116,8 @@ pub enum Write {
     CreateService {
         /// Whose Service.
         member: String,
+    /// Who gets in: etcd's authentication and the NetworkPolicy.
+    Access(AccessWrite),
         /// Whether it carries the mark that a pod may have been made.
         started: bool,
         /// Whether it has no endpoints until it is opened.
@@ -414,3 +418,5 @@ fn recorded(record: &RecoveryRecord, f: &mut fmt::Formatter<'_>) -> fmt::Result 
         (phase, None) => write!(f, "recovery {phase}"),
     }
 }
+            Self::Access(write) => write.point(),
+            Self::Access(write) => write!(f, "{write}"),

@@ -37,6 +37,18 @@ pub struct Credentials {
     pub user: String,
     /// The user's password.
     pub password: String,
+    /// Passwords that may still be the user's: while one is changed, the one before.
+    pub former: Vec<String>,
+}
+
+impl Credentials {
+    /// The passwords to try, the wanted one first.
+    pub(crate) fn passwords(&self) -> impl Iterator<Item = &str> {
+        let former = self.former.iter().filter(|one| **one != self.password);
+        std::iter::once(&self.password)
+            .chain(former)
+            .map(String::as_str)
+    }
 }
 
 impl fmt::Debug for Credentials {
@@ -60,10 +72,11 @@ mod tests {
             credentials: Some(Credentials {
                 user: "root".into(),
                 password: "hunter2".into(),
+                former: vec!["hunter1".into()],
             }),
         };
         let shown = format!("{access:?}");
-        for secret in ["hunter2", "PEM", "67, 65", "75, 69"] {
+        for secret in ["hunter", "PEM", "67, 65", "75, 69"] {
             assert!(!shown.contains(secret), "{shown}");
         }
     }

@@ -17,6 +17,13 @@ mod code {
 /// What etcd says to the promotion of a member that votes already.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
+/// How the answer to a compaction ends that was done before.
+pub(crate) const COMPACTED: &str = "required revision has been compacted";
+
+/// What etcd says to a user, and to a role, that is there already.
+pub(crate) const USER_EXISTS: &str = "user name already exists";
+pub(crate) const ROLE_EXISTS: &str = "role name already exists";
+
 /// How the answer to a read ends that an election interrupts.
 pub(crate) const LEADER_CHANGED: &str = "leader changed";
 
@@ -83,6 +90,7 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
         || code == code::UNAUTHENTICATED
         || [
             "authentication failed",
+            "invalid auth token",
             "user name is empty",
             "user name not found",
             "permission denied",

@@ -10,14 +10,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
-    AlarmAction, AlarmType, Certificate, Client, ConnectOptions, GetOptions, Identity,
+    AlarmAction, AlarmOptions, AlarmType, Certificate, Client, ConnectOptions, DowngradeOptions, CompactionOptions, GetOptions, Identity,
     MemberAddOptions, SnapshotStreaming, TlsOptions,
 };
 use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
-use crate::access::Access;
-use crate::answer::{ALREADY_VOTER, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling};
+use crate::access::{Access, Credentials};
+use crate::answer::{ALREADY_VOTER, ROLE_EXISTS, USER_EXISTS, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling};
+use crate::login::{Answer, Session, asks_for_token, log_in};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Snapshot, Status,
@@ -34,6 +35,8 @@ pub struct Deadlines {
     pub call: Duration,
     /// After this long without an answer a read is also sent to the next member.
     pub hedge: Duration,
+    /// For a defragmentation: etcd writes the whole database anew before it answers.
+    pub defragment: Duration,
     /// For a snapshot stream: the longest silence between two chunks.
     pub progress: Duration,
     /// A connection that was not used for this long is closed.
@@ -47,6 +50,7 @@ impl Default for Deadlines {
             status: Duration::from_secs(2),
             call: Duration::from_secs(5),
             hedge: Duration::from_secs(1),
+            defragment: Duration::from_mins(10),
             progress: Duration::from_secs(30),
             idle: Duration::from_mins(2),
         }
@@ -63,6 +67,7 @@ pub struct EtcdClient {
     access: Access,
     deadlines: Deadlines,
     connections: Mutex<HashMap<String, Connection>>,
+    session: Session,
 }
 
 impl EtcdClient {
@@ -74,6 +79,7 @@ impl EtcdClient {
     /// As [`EtcdClient::new`], with deadlines other than the defaults.
     pub fn with_deadlines(access: Access, deadlines: Deadlines) -> Self {
         Self {
+            session: Session::new(access.credentials.clone()),
             access,
             deadlines,
             connections: Mutex::new(HashMap::new()),
@@ -100,21 +106,17 @@ impl EtcdClient {
             if let Some((certificate, key)) = &tls.identity {
                 config = config.identity(Identity::from_pem(certificate, key));
             }
+            if let Some(name) = name {
+                config = config.domain_name(name);
+            }
             options = options.with_tls(config);
         } else if !url.starts_with("http://") {
             return Err(Error::Other(format!(
                 "{endpoint}: a client URL begins with http:// or https://"
             )));
         }
-            if let Some(name) = name {
-                config = config.domain_name(name);
-            }
-        if let Some(credentials) = &self.access.credentials {
-            options = options
-                .with_user(&credentials.user, &credentials.password)
-                .with_auto_token_refresh(true);
-        }
-        Client::connect([endpoint], Some(options))
+        self.session
+            .connect(url, options)
             .await
             .map_err(|error| classify(endpoint, &error))
     }
@@ -134,13 +136,20 @@ impl EtcdClient {
     /// One call to one member, within `deadline`, connecting included.
     async fn ask<T, C, F>(&self, endpoint: &str, deadline: Duration, call: C) -> Result<T, Error>
     where
-        C: FnOnce(Client) -> F + Send,
+        C: Fn(Client) -> F + Send + Sync,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            match call(client.clone()).await {
+            let login = self.logged_in(endpoint, None).await?;
+            let mut answer = call(client.clone()).await;
+            if self.session.has_credentials() && answer.as_ref().is_err_and(asks_for_token) {
+                // The member does not know the token: it was started, or the token has lasted its time.
+                self.logged_in(endpoint, login).await?;
+                answer = call(client.clone()).await;
+            }
+            match answer {
                 Ok(answer) => {
                     let connection = Connection {
                         client,
@@ -161,6 +170,23 @@ impl EtcdClient {
             self.kept().remove(endpoint);
         }
         answer
+    }
+
+    /// Makes sure that the client is logged in, where it has credentials and etcd asks for them; `stale` is the login
+    /// that was not good enough. Returns which login it is.
+    async fn logged_in(&self, endpoint: &str, stale: Option<u64>) -> Result<Option<u64>, Error> {
+        let ask = |member: String, credentials: Credentials| async move {
+            let asked = async {
+                match self.connection(&member).await {
+                    Ok(client) => log_in(&client, &credentials).await,
+                    Err(_) => Answer::Silent,
+                }
+            };
+            let answer = timeout(self.deadlines.call, asked).await;
+            answer.unwrap_or(Answer::Silent)
+        };
+        let found = self.session.ensure(endpoint, stale, ask).await?;
+        Ok(found.map(|(_, number)| number))
     }
 
     /// A read that an election interrupts is repeated: the next leader is there within a second or so.
@@ -188,6 +214,26 @@ impl EtcdClient {
         }
     }
 
+    /// Begins a snapshot: the stream, its first chunk and what etcd calls its own version there.
+    async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
+        // A connection of its own: hours of streaming share no flow control with short calls.
+        let mut client = timeout(self.deadlines.call, self.connect(member))
+            .await
+            .map_err(|_| Error::Timeout(member.to_owned()))??;
+        let mut source = Source {
+            endpoint: member.to_owned(),
+            stream: timeout(self.deadlines.call, client.snapshot())
+                .await
+                .map_err(|_| Error::Timeout(member.to_owned()))?
+                .map_err(|error| classify(member, &error))?,
+            progress: self.deadlines.progress,
+        };
+        match source.next().await? {
+            Some((first, version)) => Ok((source, first, version)),
+            None => Err(Error::Other(format!("{member}: the snapshot is empty"))),
+        }
+    }
+
     /// The members in the order to try them: those that answered last come first.
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let kept = self.kept();
@@ -206,6 +252,7 @@ impl EtcdClient {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
+        self.session.know(via);
         let ordered = self.ordered(via);
         let mut waiting = ordered.iter();
         let mut asked = FuturesUnordered::new();
@@ -243,6 +290,7 @@ impl EtcdClient {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
+        self.session.know(via);
         let mut errors = Vec::new();
         let end = Instant::now() + self.deadlines.call;
         for endpoint in self.ordered(via) {
@@ -258,6 +306,15 @@ impl EtcdClient {
             }
         }
         Err(most_telling(errors))
+    }
+}
+
+/// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members
+/// are asked at their pods' addresses, and certificates are made for names. The check itself is never left out.
+fn split(endpoint: &str) -> (&str, Option<&str>) {
+    match endpoint.split_once('#') {
+        Some((url, name)) => (url, Some(name)),
+        None => (endpoint, None),
     }
 }
 
@@ -309,15 +366,6 @@ impl Etcd for EtcdClient {
             }
             Ok(members_from(list.header(), list.members()))
         })
-/// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members
-/// are asked at their pods' addresses, and certificates are made for names. The check itself is never left out.
-fn split(endpoint: &str) -> (&str, Option<&str>) {
-    match endpoint.split_once('#') {
-        Some((url, name)) => (url, Some(name)),
-        None => (endpoint, None),
-    }
-}
-
         .await
     }
 
@@ -338,6 +386,12 @@ fn split(endpoint: &str) -> (&str, Option<&str>) {
                 db_size: status.db_size(),
                 db_size_in_use: status.raft_used_db_size(),
                 errors: status.errors().to_vec(),
+                storage_version: Some(status.storage_version().to_owned())
+                    .filter(|version| !version.is_empty()),
+                downgrade: status
+                    .downgrade_info()
+                    .filter(|info| info.enabled())
+                    .map(|info| info.target_version().to_owned()),
             })
         })
         .await
@@ -372,6 +426,43 @@ fn split(endpoint: &str) -> (&str, Option<&str>) {
                     })
                 })
                 .collect())
+        })
+        .await
+    }
+
+    async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error> {
+        self.change(via, |mut client| async move {
+            let kind = match alarm.kind {
+                AlarmKind::NoSpace => AlarmType::Nospace,
+                AlarmKind::Corrupt => AlarmType::Corrupt,
+            };
+            let mut whose = AlarmOptions::new();
+            whose.with_member(alarm.member.0);
+            let answer = client.alarm(AlarmAction::Deactivate, kind, Some(whose));
+            answer.await.map(|_| ())
+        })
+        .await
+    }
+
+    async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error> {
+        self.change(via, |mut client| async move {
+            let options = CompactionOptions::new().with_physical();
+            match client.compact(revision, Some(options)).await {
+                Err(etcd_client::Error::GRpcStatus(status))
+                    if status.message().ends_with(COMPACTED) =>
+                {
+                    Ok(())
+                }
+                answer => answer.map(|_| ()),
+            }
+        })
+        .await
+    }
+
+    async fn defragment(&self, member: &str) -> Result<(), Error> {
+        let deadline = self.deadlines.defragment;
+        self.ask(member, deadline, |mut client| async move {
+            client.defragment().await.map(|_| ())
         })
         .await
     }
@@ -433,23 +524,91 @@ fn split(endpoint: &str) -> (&str, Option<&str>) {
         .await
     }
 
+    async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error> {
+        self.change(via, |client| async move {
+            let mut client = client.maintenance_client();
+            let Some(version) = to else {
+                return client.downgrade(DowngradeOptions::Cancel).await.map(|_| ());
+            };
+            let validate = DowngradeOptions::Validate(version.to_owned());
+            client.downgrade(validate).await?;
+            let enable = DowngradeOptions::Enable(version.to_owned());
+            client.downgrade(enable).await.map(|_| ())
+        })
+        .await
+    }
+
+    async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
+        if let Some((login, _)) = self.session.current() {
+            return Ok(Some(login));
+        }
+        self.session.know(via);
+        let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
+            return Err(most_telling(Vec::new()));
+        };
+        match self.logged_in(&endpoint, None).await {
+            Ok(_) | Err(Error::AccessDenied(_)) => {}
+            Err(error) => return Err(error),
+        }
+        match self.session.current() {
+            Some((login, _)) => Ok(Some(login)),
+            None if self.session.has_credentials() => Err(Error::Timeout(via.join(", "))),
+            None => Ok(None),
+        }
+    }
+
+    async fn enable_auth(&self, via: &[String]) -> Result<(), Error> {
+        let Some(credentials) = self.access.credentials.clone() else {
+            return Err(Error::Other("there are no credentials".to_owned()));
+        };
+        self.session.forget();
+        // Where it is on by now, what is there is looked at again: a new password would end this very login.
+        match self.login(via).await? {
+            Some(Login::Off) => {}
+            _ => return Ok(()),
+        }
+        let done = self.change(via, |client| turn_on(client, credentials.clone()));
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+
+    async fn disable_auth(&self, via: &[String]) -> Result<(), Error> {
+        let done = self.change(via, |mut client| async move {
+            client.auth_disable().await.map(|_| ())
+        });
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+
+    async fn change_password(&self, via: &[String]) -> Result<(), Error> {
+        let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
+            return Err(Error::Other("there are no credentials".to_owned()));
+        };
+        let done = self.change(via, |client| {
+            let (user, password) = (user.clone(), password.clone());
+            async move {
+                let mut auth = client.auth_client();
+                auth.user_change_password(user, password).await.map(|_| ())
+            }
+        });
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error> {
-        let progress = self.deadlines.progress;
-        // A connection of its own: hours of streaming share no flow control with short calls.
-        let mut client = timeout(self.deadlines.call, self.connect(member))
-            .await
-            .map_err(|_| Error::Timeout(member.to_owned()))??;
-        let mut source = Source {
-            endpoint: member.to_owned(),
-            stream: timeout(self.deadlines.call, client.snapshot())
-                .await
-                .map_err(|_| Error::Timeout(member.to_owned()))?
-                .map_err(|error| classify(member, &error))?,
-            progress,
+        let login = self.logged_in(member, None).await?;
+        let opened = match self.open(member).await {
+            Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
+                // The member does not know the token.
+                self.logged_in(member, login).await?;
+                self.open(member).await?
+            }
+            opened => opened?,
         };
-        let Some((first, version)) = source.next().await? else {
-            return Err(Error::Other(format!("{member}: the snapshot is empty")));
-        };
+        let (source, first, version) = opened;
         let rest = stream::try_unfold(source, |mut source| async move {
             let next = source.next().await?;
             Ok(next.map(|(chunk, _)| (chunk, source)))
@@ -459,28 +618,6 @@ fn split(endpoint: &str) -> (&str, Option<&str>) {
             version: Some(version).filter(|version| !version.is_empty()),
         })
     }
-}
-
-struct Source {
-    endpoint: String,
-    stream: SnapshotStreaming,
-    progress: Duration,
-}
-
-impl Source {
-    async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
-        let message = timeout(self.progress, self.stream.message())
-            .await
-            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
-            .map_err(|error| classify(&self.endpoint, &error))?;
-        Ok(message.map(|message| {
-            (
-                Bytes::copy_from_slice(message.blob()),
-                message.version().to_owned(),
-            )
-        }))
-    }
-}
 
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error> {
         let answer = self
@@ -523,3 +660,25 @@ async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etc
     }
     client.user_grant_role(user, "root").await?;
     client.auth_enable().await.map(|_| ())
+}
+
+struct Source {
+    endpoint: String,
+    stream: SnapshotStreaming,
+    progress: Duration,
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
+        let message = timeout(self.progress, self.stream.message())
+            .await
+            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
+            .map_err(|error| classify(&self.endpoint, &error))?;
+        Ok(message.map(|message| {
+            (
+                Bytes::copy_from_slice(message.blob()),
+                message.version().to_owned(),
+            )
+        }))
+    }
+}

@@ -29,6 +29,8 @@ pub struct FakeMember {
     pub revision: i64,
     /// What `status` reports, bytes.
     pub db_size: i64,
+    /// How much of that is free: a defragmentation gives it back.
+    pub free: i64,
 }
 
 /// The state of a [`FakeEtcd`], open to tests.
@@ -42,20 +44,24 @@ pub struct FakeState {
     pub leader: Option<MemberId>,
     /// etcd's `--max-learners`.
     pub max_learners: usize,
+    /// The version the cluster may go back to.
+    pub downgrade: Option<String>,
     /// The alarms raised.
     pub alarms: Vec<Alarm>,
+    /// What is older was compacted.
+    pub compacted: i64,
     /// What a snapshot streams, trailer included.
     pub snapshot: Vec<Bytes>,
+    /// What every member says of its keys.
+    pub hash: Option<KeyHash>,
+    /// What a login finds; `None` without credentials.
+    pub login: Option<Login>,
     /// Answers to the next calls, whatever they are: `Some` fails the call, `None` lets it through.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
 
 /// An etcd cluster in memory.
-    /// What every member says of its keys.
-    pub hash: Option<KeyHash>,
-    /// What a login finds; `None` without credentials.
-    pub login: Option<Login>,
 #[derive(Debug)]
 pub struct FakeEtcd {
     state: Mutex<FakeState>,
@@ -79,6 +85,7 @@ impl FakeEtcd {
                 version: "3.6.16".to_owned(),
                 revision: 1,
                 db_size: 20_480,
+                free: 0,
             })
             .collect();
         Self {
@@ -89,7 +96,11 @@ impl FakeEtcd {
                 members,
                 max_learners: 1,
                 alarms: Vec::new(),
+                downgrade: None,
+                compacted: 0,
                 snapshot: Vec::new(),
+                hash: None,
+                login: None,
                 script: VecDeque::new(),
             }),
         }
@@ -99,8 +110,6 @@ impl FakeEtcd {
     pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = change(&mut state);
-                hash: None,
-                login: None,
         state.elect();
         answer
     }
@@ -255,8 +264,10 @@ impl Etcd for FakeEtcd {
                 raft_index: index,
                 raft_applied_index: index,
                 db_size: found.db_size,
-                db_size_in_use: found.db_size,
-                errors: Vec::new(),
+                db_size_in_use: found.db_size - found.free,
+                errors: state.alarms.iter().map(|alarm| format!("{alarm:?}")).collect(),
+                storage_version: None,
+                downgrade: state.downgrade.clone(),
             })
         })
     }
@@ -267,6 +278,31 @@ impl Etcd for FakeEtcd {
 
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error> {
         self.ask(via, true, |state| Ok(state.alarms.clone()))
+    }
+
+    async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.alarms.retain(|raised| *raised != alarm);
+            Ok(())
+        })
+    }
+
+    async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.compacted = state.compacted.max(revision);
+            Ok(())
+        })
+    }
+
+    async fn defragment(&self, member: &str) -> Result<(), Error> {
+        let via = [member.to_owned()];
+        self.ask(&via, false, |state| {
+            let reached = |found: &&mut FakeMember| found.member.client_urls.contains(&via[0]);
+            if let Some(found) = state.members.iter_mut().find(reached) {
+                found.db_size -= std::mem::take(&mut found.free);
+            }
+            Ok(())
+        })
     }
 
     async fn add_member(
@@ -302,6 +338,7 @@ impl Etcd for FakeEtcd {
                 version: "3.6.16".to_owned(),
                 revision: 1,
                 db_size: 20_480,
+                free: 0,
             });
             Ok(Added {
                 id,
@@ -349,6 +386,38 @@ impl Etcd for FakeEtcd {
         })
     }
 
+    async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.downgrade = to.map(str::to_owned);
+            Ok(())
+        })
+    }
+
+    async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
+        self.ask(via, true, |state| Ok(state.login.clone()))
+    }
+
+    async fn enable_auth(&self, via: &[String]) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.login = Some(Login::Accepted);
+            Ok(())
+        })
+    }
+
+    async fn disable_auth(&self, via: &[String]) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.login = Some(Login::Off);
+            Ok(())
+        })
+    }
+
+    async fn change_password(&self, via: &[String]) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            state.login = Some(Login::Accepted);
+            Ok(())
+        })
+    }
+
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error> {
         self.ask(&[member.to_owned()], false, |state| {
             let chunks: Vec<Result<Bytes, Error>> =
@@ -358,6 +427,10 @@ impl Etcd for FakeEtcd {
                 version: None,
             })
         })
+    }
+
+    async fn hash(&self, member: &str, _: i64) -> Result<Option<KeyHash>, Error> {
+        self.ask(&[member.to_owned()], false, |state| Ok(state.hash))
     }
 }
 
@@ -420,7 +493,3 @@ mod tests {
         ));
     }
 }
-
-    async fn hash(&self, member: &str, _: i64) -> Result<Option<KeyHash>, Error> {
-        self.ask(&[member.to_owned()], false, |state| Ok(state.hash))
-    }

@@ -9,6 +9,7 @@ mod client;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod inspect;
+mod login;
 mod port;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -78,10 +78,14 @@ pub struct Status {
     pub db_size_in_use: i64,
     /// Problems the member reports itself: alarms, corruption, no leader.
     pub errors: Vec<String>,
+    /// The version of what it has on its disk, such as `3.6.0`; etcd 3.6 and later tell.
+    pub storage_version: Option<String>,
+    /// The version the cluster may go back to, such as `3.5`, while a downgrade is enabled; etcd 3.6 and later tell.
+    pub downgrade: Option<String>,
 }
 
 /// What an alarm is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
     /// The quota is used up; the cluster refuses writes.
     NoSpace,
@@ -90,7 +94,7 @@ pub enum AlarmKind {
 }
 
 /// A raised alarm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alarm {
     /// Whose alarm it is.
     pub member: MemberId,
@@ -107,10 +111,6 @@ pub struct Added {
     pub members: Members,
 }
 
-/// A snapshot being streamed: the database file followed by its 32-byte SHA-256.
-pub struct Snapshot {
-    /// The chunks as the member sends them, trailer included.
-    pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 /// etcd's own hash of the keys, as they were at a revision (`HashKV`). Hashes can be compared where the revision and
 /// the compaction are the same, whatever the version of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -134,6 +134,10 @@ pub enum Login {
     Refused(String),
 }
 
+/// A snapshot being streamed: the database file followed by its 32-byte SHA-256.
+pub struct Snapshot {
+    /// The chunks as the member sends them, trailer included.
+    pub chunks: BoxStream<'static, Result<Bytes, Error>>,
     /// The etcd version the member named in the stream; absent before etcd 3.6.
     pub version: Option<String>,
 }
@@ -181,6 +185,14 @@ pub trait Etcd: Send + Sync {
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// The alarms raised in the cluster.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
+    /// Takes an alarm back; one that is not raised is no error.
+    async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
+    /// Forgets what was before this revision, and returns when one member has it out of its database; a revision
+    /// that was compacted before is no error.
+    async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
+    /// Writes one member's database file anew, without what is free in it. That member answers nothing else
+    /// meanwhile. It goes on when the caller does not wait any longer, and a second call waits for the first.
+    async fn defragment(&self, member: &str) -> Result<(), Error>;
     /// Adds a member that is not started yet.
     async fn add_member(
         &self,
@@ -194,9 +206,22 @@ pub trait Etcd: Send + Sync {
     async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
     /// Hands leadership from the leader, reached at its own client URL, to another voter.
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error>;
+    /// Lets the cluster's members go back to the minor release before theirs, such as `3.5` (3.6 and later), after
+    /// etcd has found that they may; `None` takes that back.
+    async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
+    /// How etcd takes the credentials this client has, as last found out within minutes; `None` when it has none. It
+    /// takes a quorum.
+    async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
+    /// Turns authentication on with the client's own user as `root`: makes the user or sets its password, gives it
+    /// the role `root`, and then turns it on. Each part does no harm when it is done again.
+    async fn enable_auth(&self, via: &[String]) -> Result<(), Error>;
+    /// Turns authentication off; users and roles stay.
+    async fn disable_auth(&self, via: &[String]) -> Result<(), Error>;
+    /// Sets the password of the client's own user to the wanted one.
+    async fn change_password(&self, via: &[String]) -> Result<(), Error>;
     /// Streams a snapshot from one member. The deadline is for progress, not for the whole.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
-}
     /// The hash of the keys as they were at a revision, as one member has them, answered without a quorum; `None` when
     /// it has compacted them since. The member reads its whole database and applies nothing meanwhile.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
+}

@@ -212,6 +212,7 @@ async fn says_what_is_wrong_with_the_access() {
             credentials: Some(Credentials {
                 user: "root".into(),
                 password: password.into(),
+                former: Vec::new(),
             }),
         })
     };

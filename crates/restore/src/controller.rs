@@ -122,6 +122,7 @@ impl Reconcile for Restorer {
         let eyes = Eyes {
             client: &self.client,
             etcd: &self.etcd,
+            fault: None,
         };
         let seen = Box::pin(observe(&eyes, &restore)).await;
         let now = now();

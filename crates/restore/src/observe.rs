@@ -12,7 +12,7 @@ use api::conditions::{self, ConditionType, Reason};
 use api::manifest::BackupManifest;
 use api::names::{self, ANNOTATION_RESTORE, Addresses};
 use api::problem;
-use api::storage::{StorageBlock, StorageType};
+use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
 use api::version::EtcdVersion;
 use api::{EtcdBackup, EtcdCluster, EtcdRestore};
 use etcd::Etcd;
@@ -22,6 +22,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::member::Members;
 use runtime::outcome::Chain;
+use runtime::progress;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
@@ -66,6 +67,8 @@ pub struct Eyes<'a> {
     pub client: &'a Client,
     /// etcd.
     pub etcd: &'a dyn Etcd,
+    /// Why its members cannot be asked as the cluster's spec says.
+    pub fault: Option<&'a str>,
 }
 
 /// The first minor version whose etcdutl raises revisions.
@@ -131,6 +134,8 @@ async fn look_around(
     seen: &mut Seen,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
+    let reached = reach::client(eyes, cluster).await;
+    let eyes = &reached.eyes(eyes);
     let (turned, in_place) = (
         in_place::has_turned(restore, facts),
         in_place::replaces(restore).is_some(),
@@ -143,12 +148,18 @@ async fn look_around(
             seen.place = place(eyes, restore, &namespace).await;
         }
         seen.observed.seed = seed(eyes, restore, &namespace, cluster, &mut seen.children).await;
+        look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         if turned {
             seen.observed.former = former(eyes, restore, &namespace, cluster).await;
         } else {
             let pod = seen.children.pod.as_ref();
             seen.observed.serving =
                 seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
+            if !plan::is_verified(restore) {
+                let serving = std::mem::replace(&mut seen.observed.serving, Serving::NotAsked);
+                let at = seed_url(&namespace, cluster, pod);
+                seen.observed.serving = compared(eyes, &seen.observed.seed, at, serving).await;
+            }
         }
     } else if facts.claim.is_none() && turned {
         if facts.available {
@@ -285,11 +296,8 @@ fn place_of(backup: &EtcdBackup, before: Option<&Time>) -> Result<StorageBlock, 
     let block = selected
         .map(StorageBlock::from)
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
-    if !block.source().has_bucket() {
-        let message = format!(
-            "the EtcdBackup {name} is in {}, and this release restores from buckets only",
-            backup.spec.storage_type
-        );
+    if let Some(problem) = api::restore::unreachable(&backup.spec.storage_type) {
+        let message = format!("the EtcdBackup {name}: {problem}");
         return Err(Trouble::new(Reason::NotSupported, message));
     }
     let location = match before {
@@ -308,6 +316,14 @@ fn place_of(backup: &EtcdBackup, before: Option<&Time>) -> Result<StorageBlock, 
     let (_, path) = location
         .and_then(|location| location.split_once("://"))
         .ok_or_else(none)?;
+    // A path on a claim does not name it.
+    let path = match block.source() {
+        StorageSource::Pvc(pvc) => path
+            .strip_prefix(&pvc.claim_name)
+            .and_then(|path| path.strip_prefix('/'))
+            .unwrap_or_default(),
+        _ => path,
+    };
     // What the spec says by now may be another place than the one the status tells of.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
@@ -349,10 +365,13 @@ async fn backup(
     let look = async {
         let source = place.as_ref().map_err(Clone::clone)?;
         let place = source.source();
+        if let StorageSource::Pvc(pvc) = &place {
+            return on_claim(eyes, restore, namespace, there, pvc).await;
+        }
         let named = store::secrets_of(&place);
         let keys = secret(eyes, namespace, named.credentials).await?;
         let ca = secret(eyes, namespace, named.ca).await?;
-        let place = source::open(source, keys.as_ref(), ca.as_ref()).await?;
+        let place = source::open(source, keys.as_ref(), ca.as_ref(), None).await?;
         // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
         place.check().await?;
@@ -369,6 +388,36 @@ async fn backup(
                 "the store did not answer within {STORE:?}: check the endpoint and the network"
             );
             Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
+        }
+    }
+}
+
+/// What lies on a claim the seed's pod alone can see: it looks at the backup before anything is touched.
+async fn on_claim(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    there: Option<&EtcdClusterSpec>,
+    pvc: &PvcSource,
+) -> Result<EtcdClusterSpec, Trouble> {
+    let name = &pvc.claim_name;
+    let claim = read::<PersistentVolumeClaim>(eyes.client, namespace, name).await;
+    if claim
+        .map_err(|why| Trouble::new(Reason::StepFailed, format!("spec.pvc.claimName: {why}")))?
+        .is_none()
+    {
+        let message = format!(
+            "spec.pvc.claimName: there is no PersistentVolumeClaim {name} in {namespace}: correct the name"
+        );
+        return Err(Trouble::new(Reason::BackupMissing, message));
+    }
+    match (there, &restore.spec.etcd_cluster.template) {
+        (Some(there), _) => check_version(restore, there, None).map(|()| there.clone()),
+        (None, Some(_)) => cluster_to_make(restore, None),
+        (None, None) => {
+            let message = "spec.etcdCluster.template: what is recorded on a claim beside the backup the operator \
+                           cannot see: give the spec of the cluster to make";
+            Err(Trouble::new(Reason::InvalidSpec, message))
         }
     }
 }
@@ -501,6 +550,18 @@ async fn seed(
     }
 }
 
+/// How far the container that fetches is, while it runs.
+async fn look_at_progress(seed: &mut Seed, pod: Option<&KubePod>) {
+    let Pod::Present(facts) = &mut seed.pod else {
+        return;
+    };
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
+    if let Some(address) = address.filter(|_| facts.fetching) {
+        facts.moved = progress::read(address).await;
+    }
+}
+
 fn child<K: Resource>(
     found: Result<Option<K>, String>,
     owner: &str,
@@ -530,7 +591,7 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
     Members::of(cluster, namespace, "", None).addresses()
 }
 
-/// At the pod's own address: beside members that serve no Service leads to it. Certificates are made for names.
+/// At the pod's own address: beside members that serve no Service leads to it.
 async fn seed_serving(
     eyes: &Eyes<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
@@ -541,6 +602,13 @@ async fn seed_serving(
         Pod::Present(pod) if pod.restored.is_some() => {}
         _ => return Serving::NotAsked,
     }
+    match seed_url(namespace, cluster, pod) {
+        Some(url) => serving(eyes, &url).await,
+        None => Serving::Unknown("its pod has no address yet".to_owned()),
+    }
+}
+
+fn seed_url(namespace: &str, cluster: &EtcdCluster, pod: Option<&KubePod>) -> Option<String> {
     let addresses = addresses(cluster, namespace);
     let status = pod.and_then(|pod| pod.status.as_ref());
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
@@ -557,7 +625,20 @@ async fn compared(eyes: &Eyes<'_>, seed: &Seed, at: Option<String>, serving: Ser
     let (Some(restored), Some(expected)) = (pod.restored, pod.hash) else {
         return serving;
     };
-    serving(eyes, &url).await
+    if *revision < restored {
+        return serving;
+    }
+    match eyes.etcd.hash(&url, restored).await {
+        Err(error) => Serving::Unknown(format!("no hash of its keys: {error}")),
+        Ok(Some(found)) if found.compacted == expected.compacted && found.hash != expected.hash => {
+            Serving::Differs {
+                expected: expected.hash,
+                found: found.hash,
+            }
+        }
+        // Of a store that was compacted since nothing can be compared.
+        Ok(_) => serving,
+    }
 }
 
 async fn cluster_serving(eyes: &Eyes<'_>, namespace: &str, cluster: &EtcdCluster) -> Serving {
@@ -567,7 +648,7 @@ async fn cluster_serving(eyes: &Eyes<'_>, namespace: &str, cluster: &EtcdCluster
 /// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
 async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
     if let Err(error) = eyes.etcd.members(&[url.to_owned()]).await {
-        return Serving::Unknown(error.to_string());
+        return Serving::Unknown(eyes.in_words(&error));
     }
     match eyes.etcd.status(url).await {
         Err(error) => Serving::Unknown(error.to_string()),

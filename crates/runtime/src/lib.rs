@@ -10,6 +10,7 @@ pub mod cli;
 pub mod controller;
 pub mod crd;
 pub mod image;
+pub mod credentials;
 pub mod lease;
 pub mod marks;
 pub mod member;

@@ -17,6 +17,7 @@ mod budget;
 mod flags;
 mod hash;
 mod pod;
+mod network;
 mod probe;
 mod seed;
 mod services;
@@ -35,6 +36,7 @@ pub use pod::{USER, container_security, data_mount, pod};
 pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_pod};
 pub use services::{client_service, closed, headless_service, is_closed, member_service};
 pub use volume::volume_claim;
+pub use network::{Operators, network_policy};
 
 /// Annotation with a hash of what the spec says about pods: a pod whose hash differs from
 /// [`spec_hash`] was made for another spec.

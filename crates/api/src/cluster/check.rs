@@ -334,6 +334,11 @@ mod tests {
             r#"{"recovery":{"policy":"Manual"}}"#,
             r#"{"recovery":{"policy":"Automatic","after":"5m"}}"#,
             r#"{"etcd":{"snapshotCount":1000}}"#,
+            r#"{"services":{"client":{"type":"NodePort"}}}"#,
+            r#"{"hibernate":true}"#,
+            r#"{"auth":{"secret":"root","enabled":true}}"#,
+            r#"{"networkPolicy":{}}"#,
+            r#"{"upkeep":{"defragmentation":{"freePercent":50}}}"#,
         ] {
             assert_eq!(not_in_effect(&spec(text)), Vec::<String>::new(), "{text}");
         }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backup::{BackupPolicy, Compression};
 use crate::duration::DurationText;
-use crate::schema::{TextMap, is_false, object_name, text_map};
+use crate::schema::{TextMap, is_false, text_map};
 use crate::storage::{
     AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageType,
 };
@@ -191,15 +191,6 @@ pub struct EtcdOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_request_bytes: Option<i64>,
-}
-
-/// Credentials for a cluster with authentication.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Auth {
-    /// Name of the Secret with the keys `username` and `password` of an etcd user with the role `root`.
-    #[schemars(schema_with = "object_name")]
-    pub secret: String,
 }
 
 /// Where and how often a cluster is backed up.

@@ -1,5 +1,6 @@
 //! Each write as one request.
 
+mod access;
 mod build;
 mod membership;
 mod patch;
@@ -55,6 +56,7 @@ impl Actor<'_> {
             | Write::OpenService { .. }
             | Write::RepairService { .. }
             | Write::MarkService { .. }
+            Write::Access(write) => self.access(*write).await,
             | Write::DeleteService { .. } => self.member_service(write).await,
             Write::CreateDisk(start) => match self.claim(start) {
                 Some(claim) => self.create(&claim).await,

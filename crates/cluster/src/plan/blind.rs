@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::membership::current_version;
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, objects, recovery};
+use crate::plan::{Draft, auth, objects, recovery, roll};
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -52,6 +52,10 @@ pub(super) fn blind(
     start_added(desired, observed, intent, cluster_id, draft);
     objects::troubles(observed, &initial, now, draft);
     recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
+    // Members that refuse to answer live, and a refusal says nothing of the quorum.
+    if auth::refused(desired, observed, draft) {
+        return;
+    }
 }
 
 /// Before etcd 3.4 a member joins with a vote, and a cluster of one has no quorum from its addition until it runs. The

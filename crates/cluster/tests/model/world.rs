@@ -258,6 +258,7 @@ impl World {
     pub(crate) fn recorded(&self) -> Option<&Cluster> {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
+            access: cluster::access::AccessRule::default(),
 
     /// The data of a member, wherever it is.
     pub(crate) fn data(&self, name: &str) -> Option<&Data> {

@@ -51,6 +51,7 @@ impl Scene {
         };
         let observed = Observed {
             cluster: "db".into(),
+            access: crate::access::AccessRule::default(),
             resource_version: "1".into(),
             deleting: false,
             claimed_by: None,
@@ -78,11 +79,11 @@ impl Scene {
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
-        scene.observed.intent = Some(Intent {
             upkeep: Upkeep::default(),
             tls: crate::tls::Tls::default(),
             certificates: crate::certificates::Certificates::default(),
             access: crate::access::Access::default(),
+        scene.observed.intent = Some(Intent {
             token: "token".into(),
             members,
         });

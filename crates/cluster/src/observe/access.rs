@@ -1,0 +1,57 @@
+//! What concerns who gets in: the Secrets and the NetworkPolicy are read with the other objects, and etcd is asked how
+//! it takes the credentials.
+
+use api::names;
+use etcd::Etcd;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::{Api, Client, ResourceExt};
+use runtime::credentials::ClusterAuth;
+use runtime::member::{Members, Operators, network_policy};
+
+use super::{DEADLINE, Error, Look, children, seen};
+use crate::observed::{Kept, Observed};
+
+/// Completes what was read of a cluster.
+pub async fn complete(
+    client: &Client,
+    operators: &Operators,
+    look: &mut Look,
+) -> Result<(), Error> {
+    let cluster = &look.cluster;
+    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+    let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
+    let policy_name = names::network_policy(&name);
+    let policy = tokio::time::timeout(DEADLINE, policies.get_opt(&policy_name));
+    let (auth, policy) = tokio::join!(ClusterAuth::read(client, cluster), policy);
+    let policy = policy.map_err(|_| Error::Deadline)?;
+    let policy = policy.map_err(|source| Error::Read {
+        what: "the network policy",
+        source,
+    })?;
+    let uid = cluster.uid().unwrap_or_default();
+    // One of the same name that is not ours is left alone.
+    let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
+    let members = Members::of(cluster, &namespace, "", None);
+    let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
+    // Compared whole: a peer too many lets somebody in.
+    let made = network_policy(&members, &wanted, operators);
+    let network = match policy {
+        None => Kept::Missing,
+        Some(policy) if policy.spec != made.spec => Kept::Drifted,
+        Some(_) => Kept::AsMade(()),
+    };
+    let access = &mut look.without_etcd.access;
+    access.network = network;
+    access.fault = auth.fault().map(str::to_owned);
+    access.is_root = auth.is_root();
+    access.record = auth.record();
+    look.auth = auth;
+    Ok(())
+}
+
+/// Asks how etcd takes the credentials; found out by the calls before, as a rule.
+pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
+    if observed.members.known().is_some() {
+        observed.access.login = seen(etcd.login(via).await);
+    }
+}

@@ -1,0 +1,216 @@
+//! etcd's authentication: turned on, off, and its password changed, so that nobody is ever locked out.
+//!
+//! Invariant 21: a password is recorded before it is set in etcd, and what is recorded is dropped only when etcd has
+//! taken the wanted one; so at any time one of the passwords in the two Secrets opens the cluster.
+
+use etcd::Login;
+use runtime::credentials::Record;
+
+use crate::access::AccessWrite;
+use crate::observed::{Desired, Kept, Observed, Seen};
+use crate::plan::{Draft, STEADY};
+use crate::write::{Order, Write};
+
+/// Says why nobody could be asked, where that is for want of credentials. Such an answer is one of a cluster that
+/// lives: nothing is lost.
+pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
+    let Some(why) = &observed.access.refused else {
+        return false;
+    };
+    let remedy = match (&desired.access.secret, &observed.access.fault) {
+        (_, Some(fault)) => fault.clone(),
+        (Some(secret), None) => {
+            format!("put the user's password into Secret {secret}, which spec.auth.secret names")
+        }
+        (None, None) => {
+            "name a Secret with username and password of a user with the role root in spec.auth.secret".to_owned()
+        }
+    };
+    let text = format!("the members let the operator not in ({why}): {remedy}");
+    draft.problem("EtcdAccessDenied", text);
+    true
+}
+
+/// The switch and the password of a cluster whose quorum answers.
+pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) {
+    let (rule, seen) = (&desired.access, &observed.access);
+    if rule.secret.is_none() {
+        return;
+    }
+    if let Some(fault) = &seen.fault {
+        draft.problem("AuthSecret", fault.clone());
+        return;
+    }
+    let Seen::Known(Some(login)) = &seen.login else {
+        return;
+    };
+    let is_recorded = matches!(seen.record, Record::Wanted | Record::WantedFirst);
+    match (rule.auth, login) {
+        (Some(true), Login::Off) if !seen.is_root => {
+            let text = "spec.auth.enabled is true, and etcd turns its authentication on for a user called root only: \
+                        give the Secret of spec.auth.secret the username root";
+            draft.problem("AuthUser", text);
+        }
+        (Some(true), Login::Off) => {
+            draft.say("turn etcd's authentication on");
+            let mut writes = Vec::new();
+            // Invariant 21: what may be etcd's password by now, of an earlier attempt, is kept.
+            if !is_recorded {
+                writes.push(Write::Access(AccessWrite::Record { others: true }));
+            }
+            writes.push(Write::Access(AccessWrite::Enable));
+            draft.order(Order::Writes(writes));
+        }
+        (Some(true), Login::Accepted) if seen.record != Record::Wanted => {
+            order(AccessWrite::Record { others: false }, draft);
+        }
+        (Some(true), Login::Former) => {
+            draft.say("change the password of etcd's user to that of the Secret");
+            let mut writes = Vec::new();
+            if !is_recorded {
+                writes.push(Write::Access(AccessWrite::Record { others: true }));
+            }
+            writes.push(Write::Access(AccessWrite::ChangePassword));
+            draft.order(Order::Writes(writes));
+        }
+        // Only what the operator turned on.
+        (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
+            let text = "spec.auth.enabled is false, and authentication was not turned on by the operator: it is left on";
+            draft.wait("AuthLeftOn", text, STEADY);
+        }
+        (Some(false), Login::Accepted | Login::Former) => {
+            draft.say("turn etcd's authentication off");
+            order(AccessWrite::Disable, draft);
+        }
+        (Some(false), Login::Off) if seen.record != Record::None => {
+            order(AccessWrite::Forget, draft);
+        }
+        (None, Login::Former) => {
+            let text = "the password of spec.auth.secret is not etcd's; the operator goes on with the one before: set \
+                        spec.auth.enabled, or change the password in etcd";
+            draft.problem("AuthSecret", text);
+        }
+        (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}
+    }
+}
+
+/// The NetworkPolicy, which is there or not as the spec says.
+pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft) {
+    match (desired.access.network, observed.access.network) {
+        (true, Kept::Missing | Kept::Drifted) => order(AccessWrite::ApplyNetwork, draft),
+        (false, Kept::Drifted | Kept::AsMade(())) => order(AccessWrite::DeleteNetwork, draft),
+        (true, Kept::AsMade(())) | (false, Kept::Missing) => {}
+    }
+}
+
+fn order(write: AccessWrite, draft: &mut Draft) {
+    draft.order(Order::Writes(vec![Write::Access(write)]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::{Access, AccessRule};
+    use crate::plan::tests::scene::Scene;
+    use crate::plan::Plan;
+
+    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan {
+        let mut scene = Scene::formed(&["a", "b", "c"]);
+        scene.desired.access = AccessRule {
+            auth: enabled,
+            secret: Some("root".to_owned()),
+            network: false,
+        };
+        scene.observed.access = Access {
+            is_root: true,
+            record,
+            login: Seen::Known(Some(login)),
+            ..Access::default()
+        };
+        scene.plan()
+    }
+
+    fn writes(plan: &Plan) -> Vec<AccessWrite> {
+        let orders = plan.step.orders.iter();
+        let writes = orders.filter_map(|order| match order {
+            Order::Writes(writes) => Some(writes),
+            _ => None,
+        });
+        let access = writes.flatten().filter_map(|write| match write {
+            Write::Access(write) => Some(*write),
+            _ => None,
+        });
+        access.collect()
+    }
+
+    /// Invariant 21: whatever an earlier attempt left, the password is recorded before etcd gets it.
+    #[test]
+    fn invariant_21_a_password_is_recorded_before_etcd_gets_it() {
+        use AccessWrite::{ChangePassword, Enable, Record as Note};
+        let off = |record| writes(&planned(Some(true), Login::Off, record));
+        assert_eq!(off(Record::None), [Note { others: true }, Enable]);
+        assert_eq!(off(Record::Others), [Note { others: true }, Enable]);
+        assert_eq!(off(Record::WantedFirst), [Enable]);
+        assert_eq!(off(Record::Wanted), [Enable]);
+        let former = |record| writes(&planned(Some(true), Login::Former, record));
+        assert_eq!(former(Record::Others), [Note { others: true }, ChangePassword]);
+        assert_eq!(former(Record::WantedFirst), [ChangePassword]);
+    }
+
+    /// Invariant 21: the one before is dropped only when etcd takes the new one.
+    #[test]
+    fn invariant_21_the_password_before_is_kept_until_etcd_takes_the_new_one() {
+        let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));
+        for record in [Record::None, Record::Others, Record::WantedFirst] {
+            assert_eq!(accepted(record), [AccessWrite::Record { others: false }]);
+        }
+        assert_eq!(accepted(Record::Wanted), []);
+    }
+
+    #[test]
+    fn only_what_the_operator_turned_on_is_turned_off() {
+        let by_user = planned(Some(false), Login::Accepted, Record::None);
+        assert_eq!(writes(&by_user), []);
+        assert!(by_user.waiting_for.iter().any(|one| one.code == "AuthLeftOn"));
+        let by_us = planned(Some(false), Login::Accepted, Record::Wanted);
+        assert_eq!(writes(&by_us), [AccessWrite::Disable]);
+        let off = planned(Some(false), Login::Off, Record::Wanted);
+        assert_eq!(writes(&off), [AccessWrite::Forget]);
+        assert_eq!(writes(&planned(Some(false), Login::Off, Record::None)), []);
+    }
+
+    #[test]
+    fn without_the_switch_etcds_users_are_left_alone() {
+        for login in [Login::Off, Login::Accepted, Login::Former] {
+            for record in [Record::None, Record::Others, Record::Wanted] {
+                assert_eq!(writes(&planned(None, login.clone(), record)), []);
+            }
+        }
+    }
+
+    #[test]
+    fn authentication_is_turned_on_for_root_alone() {
+        let mut scene = Scene::formed(&["a", "b", "c"]);
+        scene.desired.access.auth = Some(true);
+        scene.desired.access.secret = Some("admin".to_owned());
+        scene.observed.access.login = Seen::Known(Some(Login::Off));
+        let plan = scene.plan();
+        assert_eq!(writes(&plan), []);
+        assert!(plan.problems.iter().any(|one| one.code == "AuthUser"));
+    }
+
+    #[test]
+    fn a_policy_follows_the_spec() {
+        let with = |wanted: bool, network| {
+            let mut scene = Scene::formed(&["a", "b", "c"]);
+            scene.desired.access.network = wanted;
+            scene.observed.access.network = network;
+            writes(&scene.plan())
+        };
+        assert_eq!(with(true, Kept::Missing), [AccessWrite::ApplyNetwork]);
+        assert_eq!(with(true, Kept::Drifted), [AccessWrite::ApplyNetwork]);
+        assert_eq!(with(true, Kept::AsMade(())), []);
+        assert_eq!(with(false, Kept::AsMade(())), [AccessWrite::DeleteNetwork]);
+        assert_eq!(with(false, Kept::Missing), []);
+    }
+}

@@ -1,0 +1,161 @@
+//! Authentication against real etcd processes: turned on and off, logins that last, learners, rotated passwords.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::{Duration, Instant};
+
+use etcd::testing::{EtcdProcess, Programs, Start, free_port};
+use etcd::{Access, Credentials, Error, Etcd, EtcdClient, Login, MemberId};
+use futures::StreamExt;
+
+fn client(password: &str, former: &[&str]) -> EtcdClient {
+    EtcdClient::new(Access {
+        tls: None,
+        credentials: Some(Credentials {
+            user: "root".into(),
+            password: password.into(),
+            former: former.iter().map(|one| (*one).to_owned()).collect(),
+        }),
+    })
+}
+
+fn urls(members: &[EtcdProcess]) -> Vec<String> {
+    let urls = members.iter().map(|member| member.client_url.clone());
+    urls.collect()
+}
+
+async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
+    let snapshot = client.snapshot(member).await.unwrap();
+    let chunks: Vec<_> = snapshot.chunks.collect().await;
+    chunks.into_iter().map(|chunk| chunk.unwrap().len()).sum()
+}
+
+/// Invariant 21: whoever has the password still reaches everything, whoever has not reaches nothing, and doing it
+/// again does no harm.
+#[tokio::test]
+async fn invariant_21_turns_authentication_on_and_off_on_every_supported_minor() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let programs = Programs::find(minor);
+        let members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+        let via = urls(&members);
+        let root = client("first", &[]);
+        assert_eq!(root.login(&via).await.unwrap(), Some(Login::Off), "{minor}");
+        root.enable_auth(&via).await.unwrap();
+        root.enable_auth(&via).await.unwrap();
+        assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
+        assert_eq!(root.members(&via).await.unwrap().members.len(), 3);
+        for url in &via {
+            assert!(root.status(url).await.unwrap().leader.is_some());
+            assert!(bytes_of_snapshot(&root, url).await > 0);
+        }
+        let nobody = EtcdClient::new(Access::default());
+        let refused = nobody.members(&via).await;
+        assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
+        let wrong = client("wrong", &[]);
+        let refused = wrong.members(&via).await;
+        assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
+        assert!(matches!(wrong.login(&via).await.unwrap(), Some(Login::Refused(_))));
+        root.disable_auth(&via).await.unwrap();
+        assert_eq!(root.login(&via).await.unwrap(), Some(Login::Off));
+        assert!(nobody.members(&via).await.is_ok());
+        assert!(root.members(&via).await.is_ok());
+    }
+}
+
+/// Invariant 21: whatever part was done before a crash, the next attempt ends with the password that is wanted.
+#[tokio::test]
+async fn invariant_21_turning_on_goes_on_from_wherever_it_was_interrupted() {
+    let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let via = [member.client_url.clone()];
+    let mut plain = etcd_client::Client::connect(&via, None).await.unwrap();
+    plain.user_add("root", "of before", None).await.unwrap();
+    client("wanted", &[]).enable_auth(&via).await.unwrap();
+    let root = client("wanted", &[]);
+    assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
+    root.disable_auth(&via).await.unwrap();
+    // Role and grant are there already.
+    client("another", &[]).enable_auth(&via).await.unwrap();
+    assert!(client("another", &[]).members(&via).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_password_is_changed_with_the_one_before() {
+    let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let via = [member.client_url.clone()];
+    let old = client("old", &[]);
+    old.enable_auth(&via).await.unwrap();
+    let new = client("new", &["older", "old"]);
+    assert_eq!(new.login(&via).await.unwrap(), Some(Login::Former));
+    assert!(new.members(&via).await.is_ok());
+    new.change_password(&via).await.unwrap();
+    assert_eq!(new.login(&via).await.unwrap(), Some(Login::Accepted));
+    let refused = old.members(&via).await;
+    assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_login_outlasts_its_token_and_the_restart_of_a_member() {
+    let programs = Programs::find("3.6");
+    let start = Start {
+        flags: vec!["--auth-token-ttl=1".into()],
+        ..Start::default()
+    };
+    let mut members = EtcdProcess::start_cluster(&programs, 3, &start).await;
+    let via = urls(&members);
+    let root = client("first", &[]);
+    root.enable_auth(&via).await.unwrap();
+    assert!(root.members(&via).await.is_ok());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(root.members(&via).await.is_ok());
+    for url in &via {
+        assert!(root.status(url).await.is_ok());
+        assert!(bytes_of_snapshot(&root, url).await > 0);
+    }
+    members[0].kill();
+    // The others go on, and a stream asks anew as well.
+    assert!(root.members(&via[1..]).await.is_ok());
+    assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
+}
+
+/// A learner gives no token out, and asks for one.
+#[tokio::test]
+async fn a_learner_is_asked_with_a_token_of_the_voters() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let programs = Programs::find(minor);
+        let first = EtcdProcess::start(&programs, &Start::default()).await;
+        let via = [first.client_url.clone()];
+        let root = client("first", &[]);
+        root.enable_auth(&via).await.unwrap();
+        assert!(root.members(&via).await.is_ok());
+        let peer = format!("http://127.0.0.1:{}", free_port());
+        let added = root.add_member(&via, std::slice::from_ref(&peer), true);
+        let added = added.await.unwrap();
+        let start = Start {
+            join: vec![format!("{}={}", first.name, first.peer_url)],
+            ..Start::default()
+        };
+        let second = EtcdProcess::join(&programs, "m1", &peer, &start);
+        let learner = status_of(&root, &second.client_url).await;
+        assert!(learner.1, "{minor}");
+        promoted(&root, &via, added.id).await;
+        assert_eq!(status_of(&root, &second.client_url).await.0, added.id);
+    }
+}
+
+async fn status_of(client: &EtcdClient, member: &str) -> (MemberId, bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        match client.status(member).await {
+            Ok(status) if status.leader.is_some() => return (status.member_id, status.is_learner),
+            answer if Instant::now() > end => panic!("{answer:?}"),
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn promoted(client: &EtcdClient, via: &[String], id: MemberId) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = client.promote_member(via, id).await {
+        assert!(Instant::now() < end, "{error}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

@@ -1,0 +1,75 @@
+//! How the members of a restored cluster are asked: with what its spec names. A snapshot holds users and switch, so a
+//! restored cluster asks for the passwords of the one that was backed up.
+
+use api::EtcdCluster;
+use etcd::{Access, Error, EtcdClient};
+
+use super::Eyes;
+
+/// The client of one cluster.
+#[derive(Default)]
+pub(super) struct Reached {
+    own: Option<EtcdClient>,
+    fault: Option<String>,
+}
+
+/// Makes the client a cluster's spec asks for; none of its own where it names no Secrets.
+pub(super) async fn client(eyes: &Eyes<'_>, cluster: &EtcdCluster) -> Reached {
+    match runtime::reach::of_cluster(eyes.client, cluster).await {
+        Ok(access) if access == Access::default() => Reached::default(),
+        Ok(access) => Reached {
+            own: Some(EtcdClient::new(access)),
+            fault: None,
+        },
+        Err(why) => Reached {
+            own: None,
+            fault: Some(why),
+        },
+    }
+}
+
+impl Reached {
+    /// The same eyes, with that client.
+    pub(super) fn eyes<'a>(&'a self, eyes: &Eyes<'a>) -> Eyes<'a> {
+        Eyes {
+            client: eyes.client,
+            etcd: self.own.as_ref().map_or(eyes.etcd, |own| own),
+            fault: self.fault.as_deref(),
+        }
+    }
+}
+
+impl Eyes<'_> {
+    /// Why there is no answer, with the remedy where there is one.
+    pub(super) fn in_words(&self, error: &Error) -> String {
+        match (self.fault, error) {
+            (Some(fault), _) => fault.to_owned(),
+            (None, Error::AccessDenied(why)) => format!(
+                "the restored cluster has authentication on, with the users and passwords of the backup, and lets the \
+                 operator not in ({why}): put a password of that time into the Secret that the EtcdCluster names in \
+                 spec.auth.secret"
+            ),
+            (None, error) => error.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_that_does_not_fit_is_said_with_the_remedy() {
+        let denied = Error::AccessDenied("http://a: etcd does not take the password of user root".into());
+        let etcd = EtcdClient::new(Access::default());
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _guard = runtime.enter();
+        let client = kube::Client::try_from(config).unwrap();
+        let eyes = |fault| Eyes { client: &client, etcd: &etcd, fault };
+        let text = eyes(None).in_words(&denied);
+        assert!(text.contains("spec.auth.secret") && text.contains("user root"), "{text}");
+        let fault = Some("spec.auth.secret: there is no Secret root");
+        assert_eq!(eyes(fault).in_words(&denied), fault.unwrap());
+    }
+}

@@ -1,0 +1,188 @@
+//! Clusters with etcd's own authentication: run, scaled, healed, backed up and restored, with passwords that change.
+
+use anyhow::{Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::leaks::nothing_leaks;
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete, await_object, condition, has_condition};
+use e2e::wait::{Look, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+
+use crate::backup_restore_s3::backup;
+use crate::fixtures::{DURABLE, cluster_with};
+
+const KEYS: usize = 200;
+const FIRST: &str = "correct-horse-battery";
+const SECOND: &str = "staple-is-the-second";
+
+fn secret(password: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: root}}\ntype: kubernetes.io/basic-auth\nstringData: \
+         {{username: root, password: {password}}}\n"
+    )
+}
+
+async fn keys_as(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<Keyspace> {
+    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    Keyspace::of_cluster_as(env, namespace, cluster, ("root", password)).await
+}
+
+async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<bool> {
+    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    Keyspace::lets_in(env, namespace, cluster, ("root", password)).await
+}
+
+/// Waits until etcd takes this password.
+async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
+    until("etcd takes the password", PATIENCE, async || {
+        Ok(if lets_in(sandbox, cluster, password).await? {
+            Look::Done(())
+        } else {
+            Look::NotYet("it does not let root in".to_owned())
+        })
+    })
+    .await
+}
+
+/// Waits for a problem of the cluster, by its reason.
+async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let seen = await_object(&clusters, cluster, reason, PATIENCE, |object| {
+        condition(object, "Degraded").is_some_and(|one| one["reason"] == reason)
+    })
+    .await?;
+    let message = condition(&seen, "Degraded").map(|one| one["message"].to_string());
+    Ok(message.unwrap_or_default())
+}
+
+/// A user turns authentication on and changes the password; the operators go on with what the Secret says.
+#[tokio::test]
+async fn auth_enabled() {
+    scenario("auth_enabled", async |sandbox| {
+        sandbox.apply(&secret(FIRST)).await?;
+        let auth = "  auth: {secret: root}\n";
+        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, auth)?).await?;
+        sandbox.await_members("c", 3).await?;
+        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+        let open = Keyspace::of_cluster(env, namespace, "c").await?;
+        open.fill("kept/", KEYS, |_| ()).await?;
+        open.enable_auth(FIRST).await?;
+        let keys = keys_as(sandbox, "c", FIRST).await?;
+
+        // Members are lost, added and removed as ever; a learner asks for a token and gives none out.
+        let pods = sandbox.member_pods("c").await?;
+        let lost = pods.first().and_then(|pod| pod.metadata.name.clone()).unwrap_or_default();
+        sandbox.lose_pod("c", &lost).await?;
+        sandbox.await_members("c", 3).await?;
+        sandbox.scale("c", 5).await?;
+        sandbox.await_members("c", 5).await?;
+        sandbox.scale("c", 3).await?;
+        sandbox.await_members("c", 3).await?;
+        keys.verify("kept/", KEYS).await?;
+
+        // Until the Secret follows, the operator says which one does not fit.
+        keys_as(sandbox, "c", FIRST).await?.change_password(SECOND).await?;
+        let said = await_degraded(sandbox, "c", "EtcdAccessDenied").await?;
+        ensure!(said.contains("Secret root") && said.contains("spec.auth.secret"), "{said}");
+        sandbox.apply(&secret(SECOND)).await?;
+        sandbox.await_members("c", 3).await?;
+        keys_as(sandbox, "c", SECOND).await?.verify("kept/", KEYS).await?;
+        nothing_leaks(sandbox).await
+    })
+    .await;
+}
+
+/// The operator turns it on, changes the password, backs up, restores into a new cluster with the users of the
+/// backup, and turns it off.
+#[tokio::test]
+async fn auth_turn_on() {
+    scenario("auth_turn_on", async |sandbox| {
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+        sandbox.apply(&secret(FIRST)).await?;
+        let with = |enabled: bool| {
+            let more = format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n");
+            cluster_with(&sandbox.env, "c", 3, &more)
+        };
+        sandbox.apply(&with(true)?).await?;
+        sandbox.await_members("c", 3).await?;
+        await_password(sandbox, "c", FIRST).await?;
+        let keys = keys_as(sandbox, "c", FIRST).await?;
+        let written = keys.fill("kept/", KEYS, |_| ()).await?;
+
+        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+
+        // The Secret is changed: etcd follows.
+        sandbox.apply(&secret(SECOND)).await?;
+        await_password(sandbox, "c", SECOND).await?;
+        ensure!(!lets_in(sandbox, "c", FIRST).await?, "the password before still fits");
+        sandbox.await_members("c", 3).await?;
+        sandbox.apply(&backup(sandbox, "second", &bucket.name, "second.backup")?).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "second", PATIENCE).await?;
+        nothing_leaks(sandbox).await?;
+
+        // Back with the users of the backup, under another name.
+        let path = format!("{}/second.backup", bucket.name);
+        let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
+        sandbox.apply(&manifest).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+        sandbox.await_members("d", 3).await?;
+        let restored = keys_as(sandbox, "d", SECOND).await?;
+        ensure!(restored.verify("kept/", KEYS).await? >= written);
+
+        // Off again, where the operator had turned it on.
+        sandbox.apply(&with(false)?).await?;
+        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+        until("authentication is off", PATIENCE, async || {
+            let open = Keyspace::of_cluster(env, namespace, "c").await?;
+            Ok(match open.verify("kept/", KEYS).await {
+                Ok(_) => Look::Done(()),
+                Err(error) => Look::NotYet(format!("{error:#}")),
+            })
+        })
+        .await?;
+        sandbox.await_members("c", 3).await?;
+        nothing_leaks(sandbox).await
+    })
+    .await;
+}
+
+/// A backup from before the password was changed holds the one before; the restore says so, and goes on once the
+/// Secret has it.
+#[tokio::test]
+async fn auth_restore_of_another_password() {
+    scenario("auth_restore_password", async |sandbox| {
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+        sandbox.apply(&secret(FIRST)).await?;
+        let auth = "  auth: {secret: root, enabled: true}\n";
+        sandbox.apply(&cluster_with(&sandbox.env, "c", 1, auth)?).await?;
+        sandbox.await_members("c", 1).await?;
+        await_password(sandbox, "c", FIRST).await?;
+        keys_as(sandbox, "c", FIRST).await?.fill("kept/", KEYS, |_| ()).await?;
+        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        sandbox.apply(&secret(SECOND)).await?;
+        await_password(sandbox, "c", SECOND).await?;
+
+        let path = format!("{}/etcd.backup", bucket.name);
+        let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
+        sandbox.apply(&manifest).await?;
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        await_object(&restores, "back", "the password does not fit", PATIENCE, |object| {
+            object.data["status"].to_string().contains("passwords of the backup")
+        })
+        .await?;
+        sandbox.apply(&secret(FIRST)).await?;
+        await_complete(&restores, "back", PATIENCE).await?;
+        keys_as(sandbox, "d", FIRST).await?.verify("kept/", KEYS).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(&clusters, "d", "available", PATIENCE, |object| {
+            has_condition(object, "Available", "True")
+        })
+        .await?;
+        Ok(())
+    })
+    .await;
+}

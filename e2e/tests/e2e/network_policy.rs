@@ -1,0 +1,65 @@
+//! The NetworkPolicy of a cluster, as rendered. The testbed's network is a plain bridge without anything that enforces
+//! policies, so that nobody is kept out here; what is seen is the object, and that it goes with the switch.
+
+use anyhow::{Result, ensure};
+use e2e::wait::{Look, until};
+use e2e::{PATIENCE, Sandbox, scenario};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use serde_json::{Value, json};
+
+use crate::fixtures::cluster_with;
+
+async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) -> Result<Value> {
+    let policies = sandbox.api::<NetworkPolicy>();
+    until("the NetworkPolicy is as the spec says", PATIENCE, async || {
+        let found = policies.get_opt("c-members").await?;
+        let found = found.map(serde_json::to_value).transpose()?;
+        Ok(if is(found.as_ref()) {
+            Look::Done(found.unwrap_or_default())
+        } else {
+            Look::NotYet(format!("{found:?}"))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn network_policy() {
+    scenario("network_policy", async |sandbox| {
+        let with = |more: &str| cluster_with(&sandbox.env, "c", 1, more);
+        let team = "{namespaceSelector: {matchLabels: {team: a}}}";
+        sandbox
+            .apply(&with(&format!("  networkPolicy: {{clients: [{team}]}}\n"))?)
+            .await?;
+        sandbox.await_members("c", 1).await?;
+        let policy = await_policy(sandbox, |policy| policy.is_some()).await?;
+        ensure!(policy["metadata"]["ownerReferences"][0]["kind"] == "EtcdCluster");
+        let member = json!({ "podSelector": { "matchLabels": { "app": "etcd", "etcd_cluster": "c" } } });
+        let operators = json!({
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": sandbox.namespace } },
+            "podSelector": { "matchLabels": {
+                "app.kubernetes.io/instance": "etcd-operator", "app.kubernetes.io/name": "etcd-operator",
+            } },
+        });
+        let clients = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
+        let port = |port: u16| json!([{ "port": port, "protocol": "TCP" }]);
+        let wanted = json!([
+            { "from": [member], "ports": port(2380) },
+            { "from": [member, operators, clients], "ports": port(2379) },
+            { "ports": port(2381) },
+        ]);
+        ensure!(policy["spec"]["ingress"] == wanted, "{}", policy["spec"]["ingress"]);
+        ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
+
+        // One that was changed is put right; one that is not wanted any more goes.
+        let patch = "{\"spec\":{\"ingress\":[{}]}}";
+        sandbox
+            .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])
+            .await?;
+        await_policy(sandbox, |policy| policy.is_some_and(|it| it["spec"]["ingress"] == wanted)).await?;
+        sandbox.apply(&with("  networkPolicy: {enabled: false}\n")?).await?;
+        await_policy(sandbox, |policy| policy.is_none()).await?;
+        sandbox.await_members("c", 1).await.map(drop)
+    })
+    .await;
+}

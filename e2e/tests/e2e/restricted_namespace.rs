@@ -1,0 +1,86 @@
+//! Pods under the restricted pod security profile, which the API server enforces in every namespace of these tests:
+//! members, seeds and operators, with no token, no privilege, and nothing to write but their volumes.
+
+use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::leaks::nothing_leaks;
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, ListParams};
+use serde_json::{Value, json};
+
+use crate::backup_restore_s3::backup;
+use crate::fixtures::cluster;
+
+const KEYS: usize = 100;
+
+/// What every container of every pod has, beyond what the profile asks for.
+async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
+    let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
+    for pod in &pods {
+        let pod = serde_json::to_value(pod)?;
+        let name = &pod["metadata"]["name"];
+        let spec = &pod["spec"];
+        ensure!(spec["securityContext"]["runAsNonRoot"] == true, "{name}");
+        ensure!(
+            spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
+            "{name}"
+        );
+        // The operators talk to the API server; nobody else does.
+        let is_member = pod["metadata"]["labels"]["app"] == "etcd";
+        if is_member {
+            ensure!(spec["automountServiceAccountToken"] == false, "{name} has a token");
+        }
+        let all = |key: &str| spec[key].as_array().cloned().unwrap_or_default();
+        for container in [all("containers"), all("initContainers")].concat() {
+            let security = &container["securityContext"];
+            let what = format!("{name}/{}: {security}", container["name"]);
+            ensure!(security["readOnlyRootFilesystem"] == true, "{what}");
+            ensure!(security["allowPrivilegeEscalation"] == false, "{what}");
+            ensure!(security["capabilities"]["drop"] == json!(["ALL"]), "{what}");
+            ensure!(security["privileged"] != true, "{what}");
+            let mounts = container["volumeMounts"].as_array().cloned().unwrap_or_default();
+            let token = |mount: &Value| {
+                let path = mount["mountPath"].as_str().unwrap_or_default();
+                path.starts_with("/var/run/secrets/kubernetes.io")
+            };
+            ensure!(!is_member || !mounts.iter().any(token), "{what}");
+        }
+    }
+    Ok(pods.items.len())
+}
+
+#[tokio::test]
+async fn restricted_namespace() {
+    scenario("restricted_namespace", async |sandbox| {
+        let namespaces: Api<Namespace> = Api::all(sandbox.client.clone());
+        let namespace = namespaces.get(&sandbox.namespace).await?;
+        let labels = namespace.metadata.labels.context("the namespace has labels")?;
+        let enforced = labels.get("pod-security.kubernetes.io/enforce");
+        ensure!(enforced.is_some_and(|level| level == "restricted"));
+
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
+        sandbox.await_members("c", 3).await?;
+        let (env, own) = (&sandbox.env, &sandbox.namespace);
+        let keys = Keyspace::of_cluster(env, own, "c").await?;
+        keys.fill("kept/", KEYS, |_| ()).await?;
+        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        let path = format!("{}/etcd.backup", bucket.name);
+        sandbox
+            .apply(&restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, ""))
+            .await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+        sandbox.await_members("d", 3).await?;
+        let restored = Keyspace::of_cluster(env, own, "d").await?;
+        restored.verify("kept/", KEYS).await?;
+        // Three operators, two clusters of three; the restored one's seed among them.
+        ensure!(every_pod_is_hardened(sandbox).await? >= 9);
+        nothing_leaks(sandbox).await
+    })
+    .await;
+}
