@@ -27,6 +27,18 @@ const EVERY: Duration = Duration::from_millis(60);
 /// A write that takes longer is given up; whether it was done is unknown then.
 const DEADLINE: Duration = Duration::from_secs(1);
 
+/// How long a client with ordinary retries goes on with one write.
+const RETRIES: Duration = Duration::from_secs(10);
+/// How soon such a client tries again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How often a client writes, and how long it goes on with one write.
+#[derive(Clone, Copy)]
+struct Manner {
+    every: Duration,
+    retries: Option<Duration>,
+}
+
 /// A client that writes in the background until [`Writer::finish`].
 pub struct Writer {
     task: JoinHandle<()>,
@@ -34,7 +46,7 @@ pub struct Writer {
     way: Way,
 }
 
-/// How the cluster is reached.
+/// How the cluster is reached, and what is shown there.
 #[derive(Clone)]
 struct Way {
     road: Road,
@@ -163,7 +175,7 @@ impl Writer {
             gap_begun: now,
             why: String::new(),
         }));
-        let task = tokio::spawn(write(way.clone(), Arc::clone(&ledger)));
+        let task = tokio::spawn(write(manner, way.clone(), Arc::clone(&ledger)));
         let writer = Self { task, ledger, way };
         writer.await_more(1).await?;
         Ok(writer)
@@ -305,7 +317,9 @@ impl Road {
             .context("the client Service has no address")?;
         Ok(Self::Address(address))
     }
+}
 
+impl Way {
     async fn connect(&self) -> Result<Line> {
         let scheme = self.identity.as_ref().map_or("http", |_| "https");
         let (url, forward) = match &self.road {
@@ -336,36 +350,49 @@ impl Road {
 }
 
 /// Writes until it is aborted.
-async fn write(way: Way, ledger: Arc<Mutex<Ledger>>) {
-    let mut beat = interval(EVERY);
+async fn write(manner: Manner, way: Way, ledger: Arc<Mutex<Ledger>>) {
+    let mut beat = interval(manner.every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut line: Option<Line> = None;
     for number in 0.. {
         beat.tick().await;
-        let attempt = async {
-            if line.is_none() {
-                line = Some(way.connect().await?);
+        let begun = Instant::now();
+        let outcome = loop {
+            let outcome = attempt(&way, &mut line, number).await;
+            if outcome.is_err() {
+                line = None;
             }
-            let client = line.as_ref().map(|line| line.client.kv_client());
-            let mut client = client.context("no connection")?;
-            let answer = client.put(key(number), value(number), None);
-            let answer = timeout(DEADLINE, answer)
-                .await
-                .context("no answer in time")??;
-            let header = answer.header().context("an answer without a header")?;
-            anyhow::Ok(header.revision())
+            let again = manner.retries.is_some_and(|most| begun.elapsed() < most);
+            if outcome.is_ok() || !again {
+                break outcome;
+            }
+            tokio::time::sleep(PAUSE).await;
         };
-        // A forwarded port takes its time to open; a write does not.
-        let outcome = timeout(DEADLINE * 5, attempt).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")));
-        if outcome.is_err() {
-            line = None;
-        }
         ledger
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .enter(number, outcome);
     }
+}
+
+/// One write, over the connection there is or a new one.
+async fn attempt(way: &Way, line: &mut Option<Line>, number: u64) -> Result<i64> {
+    let attempt = async {
+        if line.is_none() {
+            *line = Some(way.connect().await?);
+        }
+        let client = line.as_ref().map(|line| line.client.kv_client());
+        let mut client = client.context("no connection")?;
+        let answer = client.put(key(number), value(number), None);
+        let answer = timeout(DEADLINE, answer)
+            .await
+            .context("no answer in time")??;
+        let header = answer.header().context("an answer without a header")?;
+        anyhow::Ok(header.revision())
+    };
+    // A forwarded port takes its time to open; a write does not.
+    let outcome = timeout(DEADLINE * 5, attempt).await;
+    outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }
 
 impl Ledger {

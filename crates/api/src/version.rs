@@ -1,5 +1,7 @@
 //! Versions of etcd: how they are written, which are supported, what they can do.
 
+pub mod path;
+
 use std::fmt;
 
 use thiserror::Error;
@@ -82,8 +84,6 @@ impl EtcdVersion {
         self.minor() >= (3, 6)
     }
 
-    /// Whether snapshots are handled by `etcdutl` (3.5), and not by `etcdctl`.
-    pub fn has_etcdutl(&self) -> bool {
     /// Whether `--tls-min-version` is known (3.4.25, 3.5.8, 3.6).
     pub fn has_tls_min_version(&self) -> bool {
         let patch = self.0.patch;
@@ -94,6 +94,8 @@ impl EtcdVersion {
         }
     }
 
+    /// Whether snapshots are handled by `etcdutl` (3.5), and not by `etcdctl`.
+    pub fn has_etcdutl(&self) -> bool {
         self.minor() >= (3, 5)
     }
 

@@ -93,6 +93,8 @@ mod tests {
                 db_size: 0,
                 db_size_in_use: 0,
                 errors: Vec::new(),
+                storage_version: None,
+                downgrade: None,
             },
         }
     }

@@ -8,7 +8,7 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
-use crate::plan::membership::current_version;
+use crate::plan::versions::{self, current_version};
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, auth, objects, recovery, roll};
 use crate::write::{Label, Order, Start, State, Write};
@@ -41,7 +41,7 @@ pub(super) fn blind(
                 initial: initial.clone(),
                 role: Role::Voter,
                 durable: true,
-                version: current_version(desired, observed),
+                version: versions::noted(desired, observed, disk),
                 token: intent.token.clone(),
                 cluster_id: Some(cluster_id),
             };
@@ -50,12 +50,13 @@ pub(super) fn blind(
         }
     }
     start_added(desired, observed, intent, cluster_id, draft);
+    roll::in_the_dark(desired, observed, intent, draft);
     objects::troubles(observed, &initial, now, draft);
-    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
     // Members that refuse to answer live, and a refusal says nothing of the quorum.
     if auth::refused(desired, observed, draft) {
         return;
     }
+    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
 }
 
 /// Before etcd 3.4 a member joins with a vote, and a cluster of one has no quorum from its addition until it runs. The

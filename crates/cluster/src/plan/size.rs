@@ -45,9 +45,10 @@ pub(super) fn reserve(
 }
 
 /// Whether a member that is to be replaced is followed before it is removed: where the voters that are left would
-/// survive no failure. Not in larger clusters: there may be no node for one member more.
-pub(super) fn comes_first(desired: &Desired) -> bool {
-    desired.size < 3
+/// survive no failure, and where nothing is wrong with it but its pod. Not otherwise in larger clusters: there may be no
+/// node for one member more.
+pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
+    desired.size < 3 || view.seats.iter().any(|seat| seat.followed && seat.leaves())
 }
 
 /// More members than wanted: those that are to be replaced first, then learners, unhealthy voters, the newest. The
@@ -249,7 +250,7 @@ pub(super) fn grow(
     reserved: &[String],
     draft: &mut Draft,
 ) -> bool {
-    let there = if comes_first(desired) {
+    let there = if comes_first(desired, view) {
         view.staying().count()
     } else {
         view.seats.len()

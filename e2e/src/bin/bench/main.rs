@@ -7,6 +7,7 @@ mod cluster;
 mod figures;
 mod idle;
 mod subject;
+mod upgrade;
 
 use std::path::PathBuf;
 
@@ -38,6 +39,15 @@ enum What {
         #[arg(long, default_value = "nocache", env = "E2E_DNS")]
         dns: String,
     },
+    /// How long three members take from 3.5 to 3.6 while a client writes, and what the client notices.
+    Upgrade {
+        /// How many clusters are upgraded, without volumes and with; the median is reported.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Write the figures to this file as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
 }
 
 #[tokio::main]
@@ -49,5 +59,6 @@ async fn main() -> Result<()> {
             json,
             dns,
         } => cluster::bench(rounds, &only, json.as_deref(), &dns).await,
+        What::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
     }
 }

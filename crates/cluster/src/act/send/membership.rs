@@ -22,6 +22,7 @@ impl Actor<'_> {
             Write::MoveLeader { from, id, .. } => {
                 self.etcd.move_leader(&self.client_url(from), *id).await
             }
+            Write::Downgrade { to } => self.etcd.downgrade(via, to.as_deref()).await,
             _ => Ok(()),
         };
         answer.map_err(|source| Error::Etcd {

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{cancel, write};
 use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
 use crate::plan::evidence::{Evidence, Member};
-use crate::plan::membership::current_version;
+use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, objects};
 use crate::write::{Order, RecoveryRecord, Start, State, Write};

@@ -1,0 +1,443 @@
+//! Running members changed to what the spec says, one at a time: the followers, then the leader, which hands over
+//! first.
+//!
+//! A new image is patched into the running pod: the kubelet starts the container again in place, the pod keeps its
+//! address and what is in it. What cannot be changed in place recreates the pod: a member with a disk comes back on
+//! it, one without is followed by a learner first and then leaves ([`leaver`]). The next member is touched when all
+//! of them serve, run what their pods say, have caught up and hold the same data. A member that does not come back
+//! stops everything but its own repair.
+
+use std::time::Duration;
+
+use api::version::EtcdVersion;
+use api::version::path::Way;
+use etcd::MemberId;
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Intent, Observed, Pod, Seen, Trouble};
+use crate::plan::fate::Fate;
+use crate::plan::membership::{decide, move_leader};
+use crate::plan::versions::{self, Course, Downgrade};
+use crate::plan::view::{Data, Seat, View};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, objects};
+use crate::write::{Order, Write};
+
+/// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
+/// other while clients write.
+const CAUGHT_UP: u64 = 500;
+/// How long a member may take to come back before it is said that everything waits for it.
+const SLOW: Duration = Duration::from_secs(60);
+
+/// What has to be done with a member's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Need {
+    /// Another image in the same pod.
+    Image(EtcdVersion),
+    /// Another pod, and why.
+    Pod(EtcdVersion, String),
+}
+
+fn need(desired: &Desired, course: &Course, seat: &Seat) -> Option<Need> {
+    let pod = seat.pod.filter(|pod| pod.stays())?;
+    if seat.data != Data::There {
+        return None;
+    }
+    let version = course.target.clone().or_else(|| versions::made_for(pod))?;
+    let other_image = pod.image != version.image(&desired.repository);
+    if let Some(why) = &pod.difference.pod
+        && (pod.durable || !other_image)
+    {
+        return Some(Need::Pod(version, why.clone()));
+    }
+    if !other_image {
+        return None;
+    }
+    if versions::fits(pod, &version) {
+        return Some(Need::Image(version));
+    }
+    let why = format!("etcd {version} does not take the flags its pod was made with");
+    Some(Need::Pod(version, why))
+}
+
+/// The next member to change, or what it waits for.
+pub(super) fn next(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
+    draft: &mut Draft,
+) {
+    let course = versions::course(desired, observed);
+    if let Some(why) = &course.refused {
+        let text = format!("the version stays as it is: {why}");
+        draft.problem("VersionRefused", text);
+    }
+    let needs: Vec<(&Seat, Need)> = view
+        .seats
+        .iter()
+        .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
+        .collect();
+    let downgrade = versions::downgrade(&course, observed);
+    stopped(observed, view, now, draft);
+    if needs.is_empty() && downgrade != Downgrade::TakeBack {
+        return;
+    }
+    if repair(observed, &course, &needs, draft) {
+        return;
+    }
+    if !at_rest(desired, observed, view, draft) {
+        return;
+    }
+    if told_etcd(view, &downgrade, draft) || needs.is_empty() {
+        return;
+    }
+    let by_turn = |(seat, _): &&(&Seat, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
+    let in_place = needs.iter().filter(|(seat, need)| touches(seat, need));
+    let Some((seat, need)) = in_place.min_by_key(by_turn) else {
+        return;
+    };
+    if !holds_the_same(observed, view, draft) {
+        return;
+    }
+    // Invariant 18: the leader is the last, and hands over before; to one that has been changed, if there is one.
+    if view.leader == Some(seat.id()) {
+        let able = view.voters().filter(|next| next.id() != seat.id());
+        let waits = |next: &&Seat| needs.iter().any(|(other, _)| other.id() == next.id());
+        if let Some(next) = able.min_by_key(waits) {
+            move_leader(view, seat, next, draft);
+            return;
+        }
+    }
+    change(observed, seat, need, draft);
+}
+
+/// Whether the member is changed by touching its own pod.
+fn touches(seat: &Seat, need: &Need) -> bool {
+    matches!(need, Need::Image(_)) || seat.pod.is_some_and(|pod| pod.durable)
+}
+
+/// A member that was changed and has not come back is stopped at, and said so.
+fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) {
+    for seat in view.seats.iter().filter(|seat| seat.fate == Fate::Stays) {
+        let Some(pod) = seat.pod.filter(|pod| pod.stays()) else {
+            continue;
+        };
+        let Some(changed) = &pod.changed else {
+            continue;
+        };
+        let Some(why) = unsettled(observed, view, seat) else {
+            let (member, uid) = (seat.name.clone(), pod.uid.clone());
+            let back = Write::SettleImage { member, uid };
+            draft.order(Order::Writes(vec![back]));
+            continue;
+        };
+        let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
+        let slow = pod
+            .unready_since
+            .is_some_and(|since| objects::age(since, now) > SLOW);
+        let version = pod.version.as_deref().unwrap_or_default();
+        if fails || slow {
+            let from = &changed.from;
+            let text = format!(
+                "{why}; it was changed from {from} to {version}, and no other member is changed until it is back; \
+                 correct spec.version, or set it to {from} to go back"
+            );
+            draft.problem("UpgradeStopped", text);
+        } else {
+            draft.wait("MemberRestarting", why, SHORTLY);
+        }
+    }
+}
+
+/// A member that does not serve is given what the spec says now without further ado: it costs nobody anything, and
+/// setting the version back has to reach the one that is broken first. Up to another minor release it does not go
+/// while it is down, unless it is what it was made for.
+fn repair(
+    observed: &Observed,
+    course: &Course,
+    needs: &[(&Seat, Need)],
+    draft: &mut Draft,
+) -> bool {
+    let mut repaired = false;
+    for (seat, need) in needs {
+        let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
+        let down = |pod: &&Pod| !seat.serves() && !pod.ready && failed(pod);
+        let Some(pod) = seat.pod.filter(down).filter(|_| seat.fate == Fate::Stays) else {
+            continue;
+        };
+        let (Need::Image(version) | Need::Pod(version, _)) = need;
+        let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
+        let within = matches!(course.way, None | Some(Way::Within));
+        if touches(seat, need) && (within || is_there) {
+            change(observed, seat, need, draft);
+            repaired = true;
+        }
+    }
+    repaired
+}
+
+/// Invariant 18: one member at a time, and only when every other one serves, has come back from its own change and
+/// has caught up, so that a quorum stays while one restarts (invariant 3).
+fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+    let wait = |what: String, draft: &mut Draft| {
+        let text = format!("the next member is changed when {what}");
+        draft.wait("RollWaits", text, BLIND);
+        false
+    };
+    if let Some(seat) = view.learners().next() {
+        return wait(format!("{} has its vote", seat.name), draft);
+    }
+    if view.seats.len() != desired.size {
+        return wait(format!("there are {} members", desired.size), draft);
+    }
+    if let Some(seat) = view.seats.iter().find(|seat| seat.fate != Fate::Stays) {
+        return wait(format!("{} is replaced", seat.name), draft);
+    }
+    let seats = view.seats.iter();
+    if let Some(why) = seats
+        .filter_map(|seat| unsettled(observed, view, seat))
+        .next()
+    {
+        draft.wait(
+            "RollWaits",
+            format!("the next member is changed later: {why}"),
+            SHORTLY,
+        );
+        return false;
+    }
+    true
+}
+
+/// Why a member is not as it should be after its last change.
+fn unsettled(observed: &Observed, view: &View, seat: &Seat) -> Option<String> {
+    let name = &seat.name;
+    let Some(pod) = seat.pod else {
+        return Some(format!("{name} has no pod"));
+    };
+    let answer = observed.statuses.get(name).and_then(Seen::known);
+    let Some(answer) = answer.filter(|_| seat.is_healthy()) else {
+        let why = match (&seat.health, &pod.trouble) {
+            (_, Some(trouble)) => trouble.message(),
+            (crate::plan::Health::Unhealthy(why), None) => why,
+            _ => "it is lost",
+        };
+        return Some(format!("{name} does not serve: {why}"));
+    };
+    if let Some(changed) = &pod.changed
+        && pod.restarts <= changed.restarts
+    {
+        return Some(format!("the container of {name} is being started again"));
+    }
+    if !pod.ready || !pod.stays() {
+        return Some(format!("{name} is not ready"));
+    }
+    let (runs, made) = (
+        EtcdVersion::parse(&answer.version).ok(),
+        versions::made_for(pod),
+    );
+    if let (Some(runs), Some(made)) = (runs, made)
+        && runs != made
+    {
+        return Some(format!(
+            "{name} answers as etcd {runs}, and its pod is made for {made}"
+        ));
+    }
+    let indices = |seat: &Seat| Some(observed.statuses.get(&seat.name)?.known()?.raft_index);
+    let newest = view.voters().filter_map(indices).max().unwrap_or_default();
+    let applied = answer.raft_applied_index;
+    (applied + CAUGHT_UP < newest)
+        .then(|| format!("{name} has applied {applied} of {newest} log entries"))
+}
+
+/// What etcd has to be told, or be waited for, before members go back by a minor release.
+fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
+    let (to, said) = match downgrade {
+        Downgrade::None | Downgrade::Ready => return false,
+        Downgrade::Settling(why) => {
+            draft.wait("DowngradeSettling", why.clone(), SHORTLY);
+            return true;
+        }
+        Downgrade::Allow(to) => (Some(to.clone()), format!("let etcd go back to {to}")),
+        Downgrade::TakeBack => (None, "take the downgrade back".to_owned()),
+    };
+    decide(view, vec![Write::Downgrade { to }], None, said, draft)
+}
+
+/// The members hold the same data: etcd's own hash, at one revision, of every voter. It is asked for when all else is
+/// well, as each member reads its whole database for it.
+fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+    if view.voters().count() < 2 {
+        return true;
+    }
+    let wait = |text: String, look_again: Duration, draft: &mut Draft| {
+        draft.wait("ComparingData", text, look_again);
+        false
+    };
+    if observed.hashes.is_empty() {
+        let revision = |seat: &Seat| Some(observed.statuses.get(&seat.name)?.known()?.revision);
+        draft.asks = view.voters().filter_map(revision).min();
+        return wait("the members' data are compared".to_owned(), SOON, draft);
+    }
+    let mut hashes = Vec::new();
+    for seat in view.voters() {
+        match observed.hashes.get(&seat.name) {
+            Some(Seen::Known(Some(hash))) => hashes.push((seat, hash)),
+            Some(Seen::Known(None)) | None => {
+                let text = format!("{} has compacted what was to be compared", seat.name);
+                return wait(text, SHORTLY, draft);
+            }
+            Some(Seen::Unknown(why)) => {
+                let text = format!("{} gives no hash of its data: {why}", seat.name);
+                return wait(text, BLIND, draft);
+            }
+        }
+    }
+    for (seat, hash) in &hashes {
+        let generation = compacts_like(observed, seat);
+        let twins = hashes.iter().filter(|(other, twin)| {
+            twin.compacted == hash.compacted && compacts_like(observed, other) == generation
+        });
+        if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
+            let text = format!(
+                "{} and {} hold different data at the same revision: no member is changed; see which is right, and \
+                 delete the pod and volume claim of the other, which is then replaced",
+                seat.name, other.name
+            );
+            draft.problem("DataDiffers", text);
+            return false;
+        }
+    }
+    let first = hashes.first().map(|(_, hash)| hash.compacted);
+    if hashes.iter().any(|(_, hash)| Some(hash.compacted) != first) {
+        return wait("the members are compacting".to_owned(), SHORTLY, draft);
+    }
+    true
+}
+
+/// Releases before 3.4.34 and 3.5.16 drop a deletion that was made at the revision of the compaction, and later ones
+/// keep it (etcd pull requests 18274 and 18475): their hashes are of other data, though neither has lost any.
+fn compacts_like(observed: &Observed, seat: &Seat) -> bool {
+    let version = seat
+        .pod
+        .and_then(|pod| versions::runs(observed, &seat.name, pod));
+    version.is_some_and(|version| {
+        let patch = version.semver().patch;
+        match version.minor() {
+            (3, 4) => patch >= 34,
+            (3, 5) => patch >= 16,
+            minor => minor > (3, 5),
+        }
+    })
+}
+
+/// Changes one member: its disk is told the version first, so that whatever is lost in between, the member is not
+/// started with another one.
+fn change(observed: &Observed, seat: &Seat, need: &Need, draft: &mut Draft) {
+    let Some(pod) = seat.pod else {
+        return;
+    };
+    let (Need::Image(version) | Need::Pod(version, _)) = need;
+    let text = version.to_string();
+    let mut writes = Vec::new();
+    let disk = seat.disk.filter(|disk| !disk.terminating);
+    if let Some(disk) = disk.filter(|disk| disk.version.as_ref() != Some(&text)) {
+        writes.push(Write::NoteVersion {
+            member: seat.name.clone(),
+            uid: disk.uid.clone(),
+            version: text.clone(),
+        });
+    }
+    match need {
+        Need::Image(_) => {
+            let from = versions::runs(observed, &seat.name, pod);
+            draft.say(format!("start {} again with etcd {text}", seat.name));
+            writes.push(patch(&seat.name, pod, text, from));
+        }
+        Need::Pod(_, why) => {
+            draft.say(format!("make the pod of {} again ({why})", seat.name));
+            writes.push(Write::DeletePod {
+                member: seat.name.clone(),
+                uid: pod.uid.clone(),
+            });
+        }
+    }
+    draft.order(Order::Writes(writes));
+}
+
+fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) -> Write {
+    Write::PatchImage {
+        member: member.to_owned(),
+        uid: pod.uid.clone(),
+        version,
+        from: from.map(|from| from.to_string()).unwrap_or_default(),
+        restarts: pod.restarts,
+    }
+}
+
+/// The member that is to be followed by another, because its pod has to be made anew and its data is in the pod. The
+/// choice depends on the members alone, so it is the same until the next one has taken its place.
+pub(super) fn leaver(
+    (desired, observed): (&Desired, &Observed),
+    seats: &[Seat],
+    leader: Option<MemberId>,
+) -> Option<(MemberId, String)> {
+    let course = versions::course(desired, observed);
+    let needs: Vec<(&Seat, Need)> = seats
+        .iter()
+        .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
+        .collect();
+    let ready = matches!(
+        versions::downgrade(&course, observed),
+        Downgrade::None | Downgrade::Ready
+    );
+    let calm = seats.iter().all(|seat| seat.fate == Fate::Stays);
+    // Images first: they cost no member.
+    let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
+    if !ready || !calm || images {
+        return None;
+    }
+    let all = needs.into_iter().filter(|(seat, need)| {
+        seat.votes() && seat.joined() && seat.serves() && !touches(seat, need)
+    });
+    let first = all.min_by_key(|(seat, _)| (Some(seat.id()) == leader, seat.id()));
+    first.and_then(|(seat, need)| match need {
+        Need::Pod(_, why) => Some((seat.id(), why)),
+        Need::Image(_) => None,
+    })
+}
+
+/// No quorum answers, and it is a bad image that keeps one away: in a cluster of one or two nothing answers then.
+/// Setting the version back reaches it all the same.
+pub(super) fn in_the_dark(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    draft: &mut Draft,
+) {
+    let course = versions::course(desired, observed);
+    let Some(target) = &course.target else {
+        return;
+    };
+    let image = target.image(&desired.repository);
+    let fails = |pod: &Pod| matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
+    let ours = |pod: &Pod| pod.token.as_ref() == Some(&intent.token);
+    for (name, pod) in &observed.pods {
+        let broken = pod.changed.is_some() && fails(pod) && !pod.ready && pod.stays() && ours(pod);
+        if !broken || pod.image == image || !versions::fits(pod, target) {
+            continue;
+        }
+        if course.way == Some(Way::Down) {
+            continue;
+        }
+        let mut writes = Vec::new();
+        if let Some(disk) = observed.disks.get(name).filter(|disk| !disk.terminating) {
+            writes.push(Write::NoteVersion {
+                member: name.clone(),
+                uid: disk.uid.clone(),
+                version: target.to_string(),
+            });
+        }
+        let from = versions::runs(observed, name, pod);
+        draft.say(format!("start {name} again with etcd {target}"));
+        writes.push(patch(name, pod, target.to_string(), from));
+        draft.order(Order::Writes(writes));
+    }
+}

@@ -1,0 +1,73 @@
+//! What is said of a change of the version: the condition `Upgrading`, and the version the members are on their way to.
+
+use api::conditions::{ConditionType, Finding, Reason};
+use api::version::EtcdVersion;
+
+use crate::observed::Seen;
+use crate::plan::{Course, course};
+use crate::status::Report;
+
+/// How far a change of the version has come.
+struct Progress {
+    target: EtcdVersion,
+    /// Members that answer with the target.
+    done: usize,
+    /// All members that run.
+    of: usize,
+}
+
+/// `None` when every member runs what the spec says, or they do not go there.
+fn progress(report: &Report) -> Option<Progress> {
+    report.observed.cluster_id?;
+    let observed = report.observed;
+    let target = course(report.desired, observed).target?;
+    let token = observed.intent.as_ref().map(|intent| &intent.token);
+    let ours = observed
+        .pods
+        .iter()
+        .filter(|(_, pod)| pod.token.as_ref() == token);
+    let (mut done, mut of, mut under_way) = (0, 0, false);
+    for (name, pod) in ours {
+        let parse = |text: &String| EtcdVersion::parse(text).ok();
+        let answer = observed.statuses.get(name).and_then(Seen::known);
+        let answered = answer.and_then(|status| parse(&status.version));
+        let made_for = pod.version.as_ref().and_then(parse);
+        let is_target = |version: &EtcdVersion| *version == target;
+        of += 1;
+        done += usize::from(answered.as_ref().is_some_and(is_target));
+        let differs = made_for.is_some_and(|made| !is_target(&made));
+        under_way |= differs || pod.changed.is_some() || answered.is_some_and(|it| !is_target(&it));
+    }
+    under_way.then_some(Progress { target, done, of })
+}
+
+/// The version the members are on their way to.
+pub(super) fn target(report: &Report) -> Option<String> {
+    progress(report).map(|progress| progress.target.to_string())
+}
+
+pub(super) fn upgrading(report: &Report) -> Finding {
+    let kind = ConditionType::Upgrading;
+    let formed = report.observed.cluster_id.is_some();
+    let course = course(report.desired, report.observed);
+    if let Course {
+        refused: Some(why), ..
+    } = course
+        && formed
+    {
+        return Finding::new(kind, false, Reason::from("VersionRefused"), why);
+    }
+    let Some(Progress { target, done, of }) = progress(report) else {
+        let text = "the version is not being changed";
+        return Finding::new(kind, false, Reason::AsDesired, text);
+    };
+    let text = format!("{done} of {of} members run etcd {target}");
+    let mut problems = report.plan.problems.iter();
+    match problems.find(|problem| problem.code == "UpgradeStopped") {
+        Some(stopped) => {
+            let text = format!("{text}; {}", stopped.message);
+            Finding::new(kind, true, Reason::from(stopped.code), text)
+        }
+        None => Finding::new(kind, true, Reason::InProgress, text),
+    }
+}

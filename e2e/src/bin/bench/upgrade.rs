@@ -1,0 +1,142 @@
+//! `bench upgrade`: three members from 3.5 to 3.6 while a client writes ten times a second.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use e2e::objects::{Kind, condition, field};
+use e2e::wait::Look;
+use e2e::{Sandbox, Writer, until};
+use kube::api::{Patch, PatchParams};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cluster::WITHIN;
+
+const SIZE: usize = 3;
+/// Ten writes a second.
+const EVERY: Duration = Duration::from_millis(100);
+/// What the project wants to reach: seconds in all, and the longest gap between two writes.
+const GOALS: (f64, f64) = (20.0, 0.5);
+
+/// What one upgrade took.
+#[derive(Debug, Serialize)]
+struct Round {
+    durable: bool,
+    /// From the change of the spec to three members of the new version and nothing in progress.
+    seconds: f64,
+    failed_writes: usize,
+    acknowledged_writes: usize,
+    write_gap_seconds: f64,
+}
+
+/// Measures, prints, and writes the figures where wanted.
+pub(crate) async fn bench(rounds: usize, json: Option<&Path>) -> Result<()> {
+    let sandbox = Sandbox::create("bench-upgrade").await?;
+    let outcome = measure(&sandbox, rounds).await;
+    sandbox.delete().await;
+    let measured = outcome?;
+    for durable in [false, true] {
+        print(durable, &measured);
+    }
+    if let Some(path) = json {
+        let figures = json!({ "upgrade": measured });
+        let text = serde_json::to_string_pretty(&figures)?;
+        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn print(durable: bool, measured: &[Round]) {
+    let disks = if durable {
+        "on volumes"
+    } else {
+        "without volumes"
+    };
+    let of = || measured.iter().filter(|round| round.durable == durable);
+    let median = |figure: fn(&Round) -> f64| {
+        let mut all: Vec<f64> = of().map(figure).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    };
+    let failed: usize = of().map(|round| round.failed_writes).sum();
+    let worst = of().map(|round| round.write_gap_seconds);
+    let worst = worst.fold(0.0, f64::max);
+    println!(
+        "3.5 to 3.6, {SIZE} members {disks}: {:.1} s (goal {} s), {failed} failed writes (goal 0), longest gap {:.2} s \
+         in the median and {worst:.2} s at worst (goal {} s)",
+        median(|round| round.seconds),
+        GOALS.0,
+        median(|round| round.write_gap_seconds),
+        GOALS.1,
+    );
+}
+
+async fn measure(sandbox: &Sandbox, rounds: usize) -> Result<Vec<Round>> {
+    sandbox.install_operators().await?;
+    let mut measured = Vec::new();
+    for number in 0..rounds {
+        for durable in [false, true] {
+            let name = format!("up-{number}-{}", if durable { "disk" } else { "plain" });
+            let round = upgrade(sandbox, &name, durable).await;
+            let round = round.with_context(|| name.clone())?;
+            println!("{name}: {round:?}");
+            measured.push(round);
+            sandbox.delete_cluster(&name).await?;
+        }
+    }
+    Ok(measured)
+}
+
+async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> {
+    let of_minor = |minor: &str| {
+        let mut known = sandbox.env.etcd_versions.iter();
+        let found = known.find(|version| version.starts_with(minor)).cloned();
+        found.with_context(|| format!("the nodes hold no image of etcd {minor}x"))
+    };
+    let (old, new) = (of_minor("3.5.")?, of_minor("3.6.")?);
+    let volumes = if durable {
+        "  pod: {persistentVolumeClaimSpec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}\n"
+    } else {
+        ""
+    };
+    let manifest = format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  \
+         size: {SIZE}\n  version: \"{old}\"\n{volumes}"
+    );
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members(name, SIZE).await?;
+    let writer = Writer::start_retrying(sandbox, name, EVERY).await?;
+    writer.await_more(20).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let patch = json!({ "spec": { "version": new } });
+    let begun = Instant::now();
+    clusters
+        .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await?;
+    until(&format!("{name} runs etcd {new}"), WITHIN, async || {
+        let object = clusters.get(name).await?;
+        let details = field(&object, "/status/memberDetails").as_array();
+        let run = details.map_or(0, |list| {
+            let run = list.iter().filter(|one| one["version"] == new.as_str());
+            run.filter(|one| one["healthy"] == true).count()
+        });
+        let rests = condition(&object, "Upgrading").is_some_and(|found| found["status"] == "False");
+        Ok(if run == SIZE && rests {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{run} members run it"))
+        })
+    })
+    .await?;
+    let seconds = begun.elapsed().as_secs_f64();
+    writer.await_more(20).await?;
+    let tally = writer.finish(name).await?;
+    Ok(Round {
+        durable,
+        seconds,
+        failed_writes: tally.unknown,
+        acknowledged_writes: tally.acknowledged,
+        write_gap_seconds: tally.gap.as_secs_f64(),
+    })
+}
