@@ -7,6 +7,7 @@
 pub mod access;
 mod certificates;
 mod children;
+mod elsewhere;
 mod ending;
 mod pods;
 mod recovery;
@@ -162,8 +163,9 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
     }
     let mut asked = asked(&observed);
     asked.retain(|name| look.urls.contains_key(name));
-    if !asked.is_empty() {
+    if !asked.is_empty() || !elsewhere::via(&observed).is_empty() {
         ask(etcd, look, asked, &mut observed).await;
+        elsewhere::ask(etcd, &mut observed).await;
     }
     recovery::ask(etcd, look, &mut observed).await;
     observed
@@ -263,8 +265,15 @@ fn asked(observed: &Observed) -> Vec<String> {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
+    // Of a cluster that was recorded and is yet to be marked. What it answers is compared with what was recorded.
+    let is_taken_over = |pod: &crate::observed::Pod| {
+        pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
+    };
     let worth = observed.pods.iter().filter(|(name, pod)| {
-        pod.addressed && pod.stays() && pod.token.as_ref() == token && !is_closed(name)
+        pod.addressed
+            && pod.stays()
+            && (pod.token.as_ref() == token || is_taken_over(pod))
+            && !is_closed(name)
     });
     let mut names: Vec<(bool, String)> = worth
         .map(|(name, pod)| (!pod.ready, name.clone()))
@@ -324,6 +333,8 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         strangers: Vec::new(),
         shared: children::shared(&builder, services, budget.as_ref()),
         members: Seen::Unknown("no member runs".to_owned()),
+        join: elsewhere::endpoints(cluster),
+        elsewhere: BTreeMap::new(),
         statuses: BTreeMap::new(),
         recovery,
     };
@@ -331,7 +342,10 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         tls: _,
         certificates,
         match children::belongs(&pod.metadata, &uid) {
-            Some(owned) => drop(observed.pods.insert(pod.name_any(), pods::pod(pod, owned))),
+            Some(owned) => {
+                let seen = pods::pod(pod, &cluster.spec, owned);
+                observed.pods.insert(pod.name_any(), seen);
+            }
             None => observed.strangers.push(format!("pod {}", pod.name_any())),
         }
     }

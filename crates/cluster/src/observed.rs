@@ -60,6 +60,8 @@ pub struct Pod {
     pub image: String,
     /// The hash of the spec it was made for.
     pub spec_hash: Option<String>,
+    /// What of it is not as the spec asks for today, its image apart.
+    pub difference: Difference,
     /// The names in its `--initial-cluster`.
     pub initial: BTreeSet<String>,
     /// It was made for a member that joins (`--initial-cluster-state=existing`): at its first start its etcd compares
@@ -291,6 +293,10 @@ pub struct Observed {
     /// The linearizable member list. Read after the Kubernetes objects: a pod that was seen and whose member
     /// is not in it belongs to a member that was removed.
     pub members: Seen<Members>,
+    /// Client URLs of the cluster that this one is to join and take the place of.
+    pub join: Vec<String>,
+    /// The client URLs of members of that cluster, by name.
+    pub elsewhere: BTreeMap<String, String>,
     /// What each member that runs says of itself, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,
     /// What concerns the recovery from a lost quorum.

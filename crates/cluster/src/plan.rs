@@ -15,6 +15,8 @@ mod objects;
 mod quorum;
 mod recovery;
 mod replaced;
+mod roll;
+mod settings;
 mod size;
 mod view;
 
@@ -34,6 +36,8 @@ use crate::write::{Change, Order, Step};
 pub use fate::Fate;
 pub(crate) use membership::current_version;
 pub use quorum::Quorum;
+pub(crate) use view::name_of;
+pub(crate) use versions::{Course, course, current_version};
 pub use view::{Data, Health, Seat, VersionRules, View};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
@@ -222,6 +226,10 @@ fn formed(
             objects::leftovers((desired, observed, now), &view, draft);
             membership::change((desired, observed, now), &view, draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
+            upkeep::keep_up((desired, observed, now), &view, draft);
+            disks::grow(desired, &view, draft);
+            settings::metadata(&view, draft);
+            settings::resources(&view, draft);
             objects::troubles(observed, &view.names(), now, draft);
         }
     }

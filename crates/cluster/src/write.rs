@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use api::cluster::{RecoveryPhase, RecoveryStatus};
-use etcd::{ClusterId, MemberId, Members};
-
-use crate::observed::{Intent, Role};
+use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus};
+use etcd::{Alarm, AlarmKind, ClusterId, MemberId, Members};
+use jiff::Timestamp;
+use runtime::member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
@@ -178,6 +178,58 @@ pub enum Write {
         /// The pod that was seen.
         uid: String,
     },
+    /// Puts the image of another version into a running pod; the kubelet starts its container again in place.
+    PatchImage {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+        /// The version to run.
+        version: String,
+        /// The version that ran until now.
+        from: String,
+        /// How often its container was started again until now.
+        restarts: i32,
+    },
+    /// Notes on a pod that its member is back from a change of its image.
+    SettleImage {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+    },
+    /// Notes on a volume claim the version its member is to be started with.
+    NoteVersion {
+        /// Whose claim.
+        member: String,
+        /// The claim that was seen.
+        uid: String,
+        /// The version.
+        version: String,
+    },
+    /// Lets etcd go back to the minor release before, or takes that back.
+    Downgrade {
+        /// Major and minor number of the release to go back to.
+        to: Option<String>,
+    },
+    /// Changes labels and annotations of a pod to what the spec says.
+    PatchMetadata {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+        /// What to set and to take away.
+        patch: MetadataPatch,
+    },
+    /// Changes CPU and memory of a running pod.
+    ResizePod {
+        /// Whose pod.
+        member: String,
+        /// The pod that was seen.
+        uid: String,
+        /// What to ask for, and what to note about the answer.
+        patch: ResourcesPatch,
+    },
     /// Sets owner, role and cluster ID of a pod.
     LabelPod(Label),
     /// Sets owner and cluster ID of a volume claim.
@@ -342,6 +394,13 @@ impl Write {
             Self::CreatePod(_) => "before-create-pod",
             Self::DeletePod { .. } => "before-delete-pod",
             Self::HurryPod { .. } => "before-hurry-pod",
+            Self::PatchImage { .. } => "before-patch-image",
+            Self::SettleImage { .. } => "before-settle-image",
+            Self::NoteVersion { .. } => "before-note-version",
+            Self::Downgrade { .. } => "before-downgrade",
+            Self::Certificate(write) => write.point(),
+            Self::PatchMetadata { .. } => "before-patch-metadata",
+            Self::ResizePod { .. } => "before-resize-pod",
             Self::LabelPod(_) => "before-label-pod",
             Self::LabelDisk(_) => "before-label-disk",
             Self::AddMember { .. } => "before-add-member",
@@ -355,6 +414,10 @@ impl Write {
 impl fmt::Display for Write {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::RecordIntent {
+                cluster_id: Some(cluster_id),
+                ..
+            } => write!(f, "record cluster {cluster_id}, which is there"),
             Self::RecordIntent { intent, .. } => {
                 let names: Vec<&str> = intent.members.iter().map(String::as_str).collect();
                 write!(f, "record the first members {}", names.join(", "))
@@ -380,6 +443,25 @@ impl fmt::Display for Write {
             Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
             Self::HurryPod { member, .. } => write!(f, "end the pod of {member} sooner"),
+            Self::PatchImage {
+                member,
+                version,
+                from,
+                ..
+            } => write!(f, "change {member} from etcd {from} to {version}"),
+            Self::SettleImage { member, .. } => write!(f, "note that {member} is back"),
+            Self::NoteVersion {
+                member, version, ..
+            } => write!(f, "note etcd {version} on the volume claim of {member}"),
+            Self::Downgrade { to: Some(to) } => write!(f, "let etcd go back to {to}"),
+            Self::Downgrade { to: None } => f.write_str("take the downgrade back"),
+            Self::Certificate(write) => write.fmt(f),
+            Self::PatchMetadata { member, .. } => {
+                write!(f, "change labels and annotations of the pod of {member}")
+            }
+            Self::ResizePod { member, .. } => {
+                write!(f, "change CPU and memory of the pod of {member}")
+            }
             Self::LabelPod(label) => write!(f, "label the pod of {}", label.member),
             Self::LabelDisk(label) => write!(f, "label the volume claim of {}", label.member),
             Self::AddMember {

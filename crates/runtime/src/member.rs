@@ -14,6 +14,7 @@ use kube::Resource;
 use std::collections::BTreeMap;
 
 mod budget;
+mod difference;
 mod flags;
 mod hash;
 mod pod;
@@ -30,11 +31,16 @@ mod fixture;
 mod restricted;
 
 pub use budget::{disruption_budget, quorum};
+pub use difference::{
+    Difference, MetadataPatch, Resizing, ResourcesPatch, difference, recorded_hash,
+};
 pub use flags::{MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use pod::{USER, container_security, data_mount, pod};
 pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_pod};
-pub use services::{client_service, closed, headless_service, is_closed, member_service};
+pub use services::{
+    client_service, closed, headless_service, is_closed, member_service, says_the_same,
+};
 pub use volume::volume_claim;
 pub use network::{Operators, network_policy};
 

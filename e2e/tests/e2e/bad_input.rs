@@ -202,12 +202,12 @@ async fn fields_that_are_not_in_effect_are_named() {
         let version = crate::fixtures::newest_version(&sandbox.env)?;
         let manifest = format!(
             "{HEAD}kind: EtcdCluster\nmetadata: {{name: later}}\nspec:\n  size: 1\n  version: \"{version}\"\n  \
-             services: {{client: {{type: NodePort}}}}\n"
+             pod: {{busyboxImage: busybox}}\n"
         );
         sandbox.apply(&manifest).await?;
         await_object(&sandbox.objects(Kind::EtcdCluster), "later", "FieldsInEffect=False", PATIENCE, |object| {
             e2e::objects::has_condition(object, "FieldsInEffect", "False")
-                && conditions_line(object).contains("spec.services")
+                && conditions_line(object).contains("spec.pod.busyboxImage")
         })
         .await?;
         sandbox.await_members("later", 1).await?;

@@ -5,6 +5,7 @@
 
 #![allow(clippy::large_futures)] // One per test.
 
+mod adopt_coreos;
 mod all_pods_lost;
 mod api_outage;
 mod api_rules;
@@ -23,6 +24,8 @@ mod dns_down;
 mod drain;
 mod examples;
 mod fixtures;
+mod hibernate;
+mod join_statefulset;
 mod member_loss;
 mod node_loss;
 mod node_reboot;
@@ -30,6 +33,7 @@ mod old_etcd;
 mod network_policy;
 mod old_manifests;
 mod operator_crash;
+mod operator_upgrade;
 mod paused;
 mod quorum_loss;
 mod restore_crash;

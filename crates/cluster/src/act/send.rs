@@ -5,6 +5,9 @@ mod build;
 mod membership;
 mod patch;
 mod record;
+mod settings;
+mod versions;
+mod upkeep;
 
 use api::names;
 use k8s_openapi::NamespaceResourceScope;
@@ -74,6 +77,13 @@ impl Actor<'_> {
             Write::CreatePod(start) => self.create(&self.pod(start).await?).await,
             Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid, None).await,
             Write::HurryPod { member, uid } => self.delete::<Pod>(member, uid, Some(HURRIED)).await,
+            Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
+                self.change_version(write).await
+            }
+            Write::PatchMetadata { .. } | Write::ResizePod { .. } => {
+                self.change_in_place(write).await
+            }
+            Write::Certificate(write) => self.certificate(write).await,
             Write::LabelPod(label) => self.label::<Pod>(label).await,
             Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
             Write::AddMember { .. }

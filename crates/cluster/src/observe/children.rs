@@ -106,7 +106,12 @@ pub(super) fn shared(
             .into_iter()
             .find(|open| selector(&client(*open)) == selector(service))
         {
-            Some(open) if !drifted(&client(open), service) => Kept::AsMade(open),
+            Some(open)
+                if !drifted(&client(open), service)
+                    && member::says_the_same(&client(open), service) =>
+            {
+                Kept::AsMade(open)
+            }
             _ => Kept::Drifted,
         },
     };
@@ -138,7 +143,7 @@ fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<
     }
 }
 
-/// Whether anything the builder says is missing or different in the object. What others added (defaults,
+/// Whether anything the builder says is missing or different in the object. What others added (defaults, further
 /// annotations) is no difference.
 fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
     let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
@@ -146,7 +151,7 @@ fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
         return true;
     };
     if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.retain(|key, _| key == "labels" || key == "ownerReferences");
+        metadata.retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
     }
     !contains(&there, &made)
 }

@@ -3,19 +3,20 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use api::cluster::EtcdClusterSpec;
 use api::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use runtime::member::{ANNOTATION_SPEC_HASH, Report};
+use runtime::member::{Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{ending, parse_cluster_id};
 use crate::observed::{Pod, Role, Trouble};
 
-pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
+pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
     let container = pod
         .spec
@@ -46,7 +47,17 @@ pub(super) fn pod(pod: &KubePod, owned: bool) -> Pod {
         image: container
             .and_then(|one| one.image.clone())
             .unwrap_or_default(),
-        spec_hash: annotation(&pod.metadata, ANNOTATION_SPEC_HASH),
+        changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED).and_then(|text| {
+            let (from, restarts) = text.split_once('/')?;
+            Some(Changed {
+                from: from.to_owned(),
+                restarts: restarts.parse().ok()?,
+            })
+        }),
+        flags: container.map(flags).unwrap_or_default(),
+        readyz: container.is_some_and(probes_readyz),
+        spec_hash: recorded_hash(spec, pod),
+        difference: difference(spec, pod),
         initial,
         joins: container.is_some_and(|one| has_word(one, "--initial-cluster-state=existing")),
         durable: is_durable(pod),
@@ -268,7 +279,8 @@ mod tests {
         for (key, value) in metadata.as_object().unwrap() {
             object["metadata"][key] = value.clone();
         }
-        pod(&serde_json::from_value(object).unwrap(), true)
+        let spec = EtcdClusterSpec::default();
+        pod(&serde_json::from_value(object).unwrap(), &spec, true)
     }
 
     fn conditions(ready: &str, reason: Option<&str>, containers_ready: &str) -> Value {

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SOON, STEADY, objects};
+use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, objects};
 use crate::write::{Order, Start, State, Write};
 
 /// How long first members' Services stay without endpoints when none of the members is seen running.
@@ -24,6 +24,9 @@ pub(super) fn unrecorded(
     recorded: Option<ClusterId>,
     draft: &mut Draft,
 ) {
+    if adoption::adopt(observed, recorded, draft) {
+        return;
+    }
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
         // The others were never formed.
@@ -73,6 +76,9 @@ pub(super) fn unrecorded(
     }
     if let Some(refused) = &desired.refused {
         draft.problem("NotYetInEffect", refused.clone());
+        return;
+    }
+    if adoption::join(observed, recorded, draft) {
         return;
     }
     begin(desired, observed, draft);
@@ -235,7 +241,9 @@ fn given_up(
         .iter()
         .filter_map(|name| observed.pods.get(name));
     let outdated = |pod: &&Pod| {
-        pod.image != desired.image || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
+        pod.image != desired.image
+            || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
+            || pod.difference.resources.is_some()
     };
     if made.into_iter().any(|pod| outdated(&pod)) {
         return Some("the first members were made for a spec that has changed since".to_owned());

@@ -10,7 +10,7 @@ use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Service
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, STEADY};
+use crate::plan::{Draft, STEADY, adoption};
 use crate::write::{Label, Order, Start, Write};
 
 /// The grace period of a pod that is not worth waiting for.
@@ -23,6 +23,10 @@ const SLOW: Duration = Duration::from_secs(20);
 pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
     if observed.shared.headless != Kept::AsMade(()) {
         draft.order(Order::Writes(vec![Write::ApplyHeadless]));
+    }
+    // Clients of a cluster that is taken over go on through the Service as it is.
+    if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
+        return;
     }
     // Invariant 7: whatever is lost from now on, status included, what is left tells that there was a cluster.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));

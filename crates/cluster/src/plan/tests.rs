@@ -1,10 +1,13 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
+mod adoption;
+mod disks;
 mod found;
 mod losses;
 mod recovery;
 mod replacing;
 pub(crate) mod scene;
+mod settings;
 mod sizes;
 
 use std::time::Duration;

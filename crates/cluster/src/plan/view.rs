@@ -11,6 +11,9 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
 use crate::plan::fate::{Fate, fate};
 use crate::plan::quorum::Quorum;
+use crate::plan::{adoption, roll};
+use crate::plan::versions::MAX_LEARNERS_FLAG;
+use crate::plan::{disks, upkeep};
 
 /// What became of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +149,23 @@ impl<'a> View<'a> {
         for (seat, fate) in seats.iter_mut().zip(fates) {
             (seat.fate, seat.gone_at) = fate;
         }
+        let leader = observed.leader();
+        if let Some((id, why)) = roll::leaver((desired, observed), &seats, leader)
+            && let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id)
+        {
+            (seat.fate, seat.followed) = (Fate::Leaves(why), true);
+        }
+        adoption::condemn(&mut seats, observed);
+        disks::condemn(&mut seats, desired);
+        upkeep::condemn(&mut seats, observed);
+        // Invariant 19: nobody counts on it until it is done.
+        if let Some(member) = upkeep::told(observed) {
+            for seat in seats.iter_mut().filter(|seat| seat.name == member) {
+                if seat.serves() {
+                    seat.health = Health::Busy;
+                }
+            }
+        }
         Self {
             list,
             seats,
@@ -187,17 +207,18 @@ impl<'a> View<'a> {
     }
 }
 
+/// What a member is called here: the first label of its peer URL, else its own name, else its ID.
+pub(crate) fn name_of(member: &Member) -> String {
+    let urls = member.peer_urls.iter();
+    let named = { urls }.find_map(|url| member_of_url(url));
+    match named.unwrap_or(&member.name) {
+        "" => member.id.to_string(),
+        name => name.to_owned(),
+    }
+}
+
 fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
-    let named = member
-        .peer_urls
-        .iter()
-        .find_map(|url| member_of_url(url))
-        .unwrap_or(&member.name);
-    let name = if named.is_empty() {
-        member.id.to_string()
-    } else {
-        named.to_owned()
-    };
+    let name = name_of(member);
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
     let service = observed.services.get(&name);
@@ -292,7 +313,9 @@ impl VersionRules {
             .unwrap_or((3, 6));
         Self {
             learners: lowest >= (3, 4),
-            several_learners: lowest >= (3, 6),
+            several_learners: lowest >= (3, 6)
+                && observed.pods.values().all(has_flag)
+                && observed.elsewhere.is_empty(),
         }
     }
 }

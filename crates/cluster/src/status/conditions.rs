@@ -314,20 +314,7 @@ fn other_version<'a>(report: &Report<'a>) -> Option<(String, &'a str)> {
 
 fn fields_in_effect(report: &Report) -> Finding {
     let kind = ConditionType::FieldsInEffect;
-    let mut without: Vec<String> = not_in_effect(&report.cluster.spec);
-    if other_version(report).is_some() {
-        without.push("spec.version (a running cluster keeps its version)".to_owned());
-    }
-    let wanted = Some(&report.desired.spec_hash);
-    let stale =
-        |pod: &&crate::observed::Pod| pod.spec_hash.is_some() && pod.spec_hash.as_ref() != wanted;
-    if report.observed.cluster_id.is_some() && report.observed.pods.values().any(|pod| stale(&pod))
-    {
-        without.push(
-            "spec.pod, spec.etcd or spec.repository (running pods keep what they were made with)"
-                .to_owned(),
-        );
-    }
+    let without: Vec<String> = not_in_effect(&report.cluster.spec);
     if without.is_empty() {
         return finding(
             kind,

@@ -86,6 +86,13 @@ impl World {
             | Write::Defragment { .. } => self.fulfil(write),
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
             Write::HurryPod { member, uid } => self.hurry_pod(member, uid),
+            Write::PatchMetadata { .. }
+            | Write::ResizePod { .. }
+            | Write::PatchImage { .. }
+            | Write::SettleImage { .. }
+            | Write::NoteVersion { .. }
+            | Write::Downgrade { .. }
+            | Write::Certificate(_) => Answer::Done(None),
             Write::LabelPod(label) => {
                 let pod = self.pods.get_mut(&label.member);
                 let Some(pod) = pod.filter(|pod| pod.uid.to_string() == label.uid) else {

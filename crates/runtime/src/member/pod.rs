@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::{ANNOTATION_SPEC_HASH, Member, Members, etcd_arguments, probe, spec_hash};
+use super::{Member, Members, difference, etcd_arguments, probe};
 
 /// The user and group of everything in a member's pod.
 pub const USER: i64 = 65532;
@@ -63,7 +63,11 @@ fn annotations(
         names::ANNOTATION_VERSION.to_owned(),
         member.version.to_string(),
     );
-    annotations.insert(ANNOTATION_SPEC_HASH.to_owned(), spec_hash(members.spec));
+    annotations.insert(
+        names::ANNOTATION_IMAGE.to_owned(),
+        member.version.image(&members.spec.repository),
+    );
+    annotations.extend(difference::record(members.spec));
     annotations
 }
 

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use api::cluster::ClientServicePolicy;
 use api::names;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
+use super::difference::ANNOTATION_SAID;
 
 /// The member's own Service: its address for life. Created before the member is added and before its pod, it
 /// publishes the member's address also while it is not ready, which a joining member is.
@@ -76,22 +78,55 @@ pub fn headless_service(members: &Members<'_>) -> Service {
 
 /// The Service clients use. Before the cluster ID is recorded it has no endpoints, so that nothing is
 /// acknowledged by a bootstrap that may yet be abandoned. It selects the pods of this very cluster, by its token: what
-/// is left of one that was abandoned, or comes up late, acknowledges nothing either.
+/// is left of one that was abandoned, or comes up late, acknowledges nothing either. It selects voters: a learner would
+/// refuse.
 pub fn client_service(members: &Members<'_>) -> Service {
+    let none = ClientServicePolicy::default();
+    let policy = members.spec.services.as_ref();
+    let policy = policy.and_then(|services| services.client.as_ref());
+    let said = policy.and_then(|policy| serde_json::to_string(policy).ok());
+    let policy = policy.unwrap_or(&none);
+    let mut metadata = members.metadata(
+        names::client_service(members.cluster),
+        names::cluster_labels(members.cluster),
+    );
+    let annotations = policy.annotations.clone().into_iter();
+    // What the user said, to see when something is not said any more.
+    let annotations = annotations.chain(said.map(|said| (ANNOTATION_SAID.to_owned(), said)));
+    let annotations: BTreeMap<String, String> = annotations.collect();
+    metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+    let kind = policy.type_.as_ref().map(ToString::to_string);
+    let ranges = &policy.load_balancer_source_ranges;
     Service {
-        metadata: members.metadata(
-            names::client_service(members.cluster),
-            names::cluster_labels(members.cluster),
-        ),
+        metadata,
         spec: Some(ServiceSpec {
-            type_: Some("ClusterIP".to_owned()),
+            type_: Some(kind.unwrap_or_else(|| "ClusterIP".to_owned())),
             ip_family_policy: Some(both_families()),
             selector: Some(client_selector(members)),
-            ports: Some(vec![client_port()]),
+            ports: Some(vec![ServicePort {
+                node_port: policy.node_port,
+                ..client_port()
+            }]),
+            load_balancer_class: policy.load_balancer_class.clone(),
+            load_balancer_source_ranges: (!ranges.is_empty()).then(|| ranges.clone()),
             ..ServiceSpec::default()
         }),
         status: None,
     }
+}
+
+/// Whether a client Service was made for what the spec says of it today: nothing that was said before, and is not any
+/// more, is left on it.
+#[must_use]
+pub fn says_the_same(made: &Service, there: &Service) -> bool {
+    let said = |of: &Service| {
+        of.metadata
+            .annotations
+            .as_ref()?
+            .get(ANNOTATION_SAID)
+            .cloned()
+    };
+    said(made) == said(there)
 }
 
 /// Both IP families where Kubernetes has both; on a cluster of one family it means that one, IPv6 included.
@@ -103,6 +138,11 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
+    // A learner is ready, and refuses what clients ask of it (`isRPCSupportedForLearner` in etcd's `api/v3rpc`).
+    selector.insert(
+        names::LABEL_ROLE.to_owned(),
+        names::ROLE_VOTER.to_owned(),
+    );
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
     }
@@ -184,6 +224,7 @@ mod tests {
         assert_eq!(selector(None)["etcd.database.coreos.com/formed"], "true");
         let mut open = names::cluster_labels("db");
         open.insert(names::LABEL_TOKEN.to_owned(), "token".to_owned());
+        open.insert(names::LABEL_ROLE.to_owned(), "voter".to_owned());
         assert_eq!(selector(Some("abc")), open);
     }
 
@@ -196,6 +237,31 @@ mod tests {
             client_service(&members).spec.unwrap().selector.unwrap()
         };
         assert_ne!(of("db-1"), of("db-2"));
+    }
+
+    #[test]
+    fn the_client_service_is_as_the_spec_says() {
+        let made = |json: &str| {
+            let fixture = Fixture::with(json);
+            client_service(&fixture.members())
+        };
+        let plain = made("{}");
+        assert_eq!(plain.metadata.annotations, None);
+        assert_eq!(
+            plain.spec.clone().unwrap().type_.as_deref(),
+            Some("ClusterIP")
+        );
+        let balanced = made(
+            r#"{"services":{"client":{"type":"LoadBalancer","annotations":{"a":"b"},"loadBalancerClass":"lb/x",
+                "loadBalancerSourceRanges":["10.0.0.0/8"],"nodePort":30379}}}"#,
+        );
+        assert_eq!(balanced.metadata.annotations.as_ref().unwrap()["a"], "b");
+        let spec = balanced.spec.clone().unwrap();
+        assert_eq!(spec.type_.as_deref(), Some("LoadBalancer"));
+        assert_eq!(spec.load_balancer_class.as_deref(), Some("lb/x"));
+        assert_eq!(spec.load_balancer_source_ranges.unwrap(), ["10.0.0.0/8"]);
+        assert_eq!(spec.ports.unwrap()[0].node_port, Some(30379));
+        assert!(says_the_same(&plain, &made("{}")) && !says_the_same(&plain, &balanced));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use runtime::member::{self, Member, Members, Seed, Source};
 
 use crate::act::{Actor, Error};
 use crate::observe::parse_cluster_id;
+use crate::plan::name_of;
 use crate::observed::Role;
 use crate::write::{Start, State};
 
@@ -69,9 +70,7 @@ impl Actor<'_> {
                 members: start.initial.iter().cloned().collect(),
             },
             State::Join => member::Start::Join {
-                initial_cluster: members
-                    .addresses()
-                    .initial_cluster(start.initial.iter().map(String::as_str)),
+                initial_cluster: self.initial_cluster(start, &members),
             },
             State::OnDisk => member::Start::OnDisk,
         };
@@ -86,6 +85,23 @@ impl Actor<'_> {
             on_its_disk(&mut pod, &start.member);
         }
         Ok(pod)
+    }
+
+    /// The list a member joins, at the addresses etcd knows: it compares the two, and those of a cluster that began
+    /// elsewhere are of another form.
+    fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
+        let addresses = members.addresses();
+        let listed = self.observed.members.known();
+        let listed = listed.map_or(&[][..], |list| list.members.as_slice());
+        let entry = |name: &String| {
+            let known = listed.iter().find(|member| name_of(member) == *name);
+            let urls = known.map(|member| member.peer_urls.clone());
+            let urls = urls.unwrap_or_else(|| vec![addresses.peer_url(name)]);
+            let entries = urls.iter().map(|url| format!("{name}={url}"));
+            entries.collect::<Vec<_>>()
+        };
+        let entries: Vec<String> = start.initial.iter().flat_map(entry).collect();
+        entries.join(",")
     }
 
     /// A pod that takes its data from the survivor the status names.

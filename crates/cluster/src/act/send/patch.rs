@@ -2,6 +2,7 @@
 
 use api::names;
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Service;
 use kube::Resource;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};

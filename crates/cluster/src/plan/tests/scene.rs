@@ -69,6 +69,8 @@ impl Scene {
                 budget: Kept::Missing,
             },
             members: Seen::Unknown("no member runs".into()),
+            join: Vec::new(),
+            elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
             recovery: Recovery::default(),
         };
@@ -189,6 +191,7 @@ impl Scene {
             version: Some("3.6.16".into()),
             image: "etcd:v3.6.16".into(),
             spec_hash: Some("hash".into()),
+            difference: runtime::member::Difference::default(),
             initial: [].into(),
             joins: false,
             durable: false,

@@ -83,7 +83,7 @@ fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
     assert_eq!(annotations["etcd.database.coreos.com/cluster-id"], "abc");
     assert_eq!(
         annotations[ANNOTATION_SPEC_HASH].as_str().unwrap().len(),
-        16
+        18
     );
     assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "cluster-uid");
 }

@@ -1,0 +1,131 @@
+//! Clusters this operator did not begin: those of coreos/etcd-operator, which are taken over with their pods, and
+//! those of anybody that a new EtcdCluster joins ([ADR 15](../../../../docs/adr/0015-adoption.md)).
+//!
+//! Both are recorded under their own cluster ID, which etcd says through a quorum, and never bootstrapped (invariant
+//! 7). Nothing is changed here: what follows is the ordinary replacement of members.
+
+use std::collections::BTreeSet;
+
+use etcd::{ClusterId, Members};
+
+use crate::observed::{Intent, Observed, Seen};
+use crate::plan::fate::Fate;
+use crate::plan::view::{Data, Seat, name_of};
+use crate::plan::{BLIND, Draft};
+use crate::write::{Order, Write};
+
+/// Records a cluster that is there and carries no mark of this operator. `false` when there is none.
+///
+/// Invariant 7: pods and disks that belong to the object are of a cluster, whoever made them. As long as no quorum
+/// says which, nothing is done.
+pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
+    let mut tokens = observed
+        .pods
+        .values()
+        .map(|pod| &pod.token)
+        .chain(observed.disks.values().map(|disk| &disk.token))
+        .peekable();
+    if tokens.peek().is_none() || tokens.any(Option::is_some) {
+        return false;
+    }
+    let ours: BTreeSet<&String> = observed.pods.keys().chain(observed.disks.keys()).collect();
+    let Some(list) = answer(observed, recorded, "AdoptionWaits", "taken over", draft) else {
+        return true;
+    };
+    let names: BTreeSet<String> = list.members.iter().map(name_of).collect();
+    let known: BTreeSet<String> = names.into_iter().filter(|name| ours.contains(name)).collect();
+    if known.is_empty() {
+        let id = list.cluster_id;
+        let text = format!("cluster {id} answers and has no member of these names: nothing is changed");
+        draft.problem("ForeignCluster", text);
+        return true;
+    }
+    let said = format!("take over cluster {} with its members", list.cluster_id);
+    record(observed, list, known, said, draft);
+    true
+}
+
+/// Records the cluster that the object's annotation names, to join it. `false` without the annotation.
+pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
+    if observed.join.is_empty() {
+        return false;
+    }
+    if let Some(list) = answer(observed, recorded, "JoinWaits", "joined", draft) {
+        let said = format!("join cluster {}", list.cluster_id);
+        // It has no first members: it began elsewhere.
+        record(observed, list, BTreeSet::new(), said, draft);
+    }
+    true
+}
+
+/// Invariant 1: the list, when a quorum has answered it and nobody contradicts.
+fn answer<'a>(
+    observed: &'a Observed,
+    recorded: Option<ClusterId>,
+    code: &'static str,
+    what: &str,
+    draft: &mut Draft,
+) -> Option<&'a Members> {
+    match &observed.members {
+        Seen::Unknown(why) => {
+            let text = format!("the cluster that is there is {what} when a quorum of it answers: {why}");
+            draft.wait(code, text, BLIND);
+            None
+        }
+        Seen::Known(list) => {
+            let mut answers = observed.statuses.values().filter_map(Seen::known);
+            let other = answers.find(|status| status.cluster_id != list.cluster_id);
+            let other = other.map(|status| status.cluster_id);
+            let other = other.or(recorded.filter(|id| *id != list.cluster_id));
+            if let Some(other) = other {
+                let text = format!(
+                    "clusters {other} and {} both are there: nothing is changed; delete what does not belong",
+                    list.cluster_id
+                );
+                draft.problem("IdentityUnknown", text);
+                return None;
+            }
+            Some(list)
+        }
+    }
+}
+
+/// The token follows from the cluster's ID: two operators that record it at once write the same (invariant 11).
+fn record(
+    observed: &Observed,
+    list: &Members,
+    members: BTreeSet<String>,
+    said: String,
+    draft: &mut Draft,
+) {
+    draft.say(said);
+    draft.order(Order::Writes(vec![Write::RecordIntent {
+        intent: Intent {
+            token: format!("{}-{}", observed.cluster, list.cluster_id),
+            members,
+        },
+        cluster_id: Some(list.cluster_id),
+        over: observed.resource_version.clone(),
+    }]));
+}
+
+/// Whether pods of a cluster that is being taken over are yet to be marked. Until then the client Service is left as
+/// it is, so that it leads to all of them.
+pub(super) fn is_under_way(observed: &Observed) -> bool {
+    let unmarked = observed.pods.values().any(|pod| pod.owned && pod.token.is_none() && pod.stays());
+    observed.cluster_id.is_some() && unmarked
+}
+
+/// Members of the cluster that is being joined leave as soon as as many of ours vote: each is removed by the rules of
+/// every removal, the leadership handed over before.
+pub(super) fn condemn(seats: &mut [Seat], observed: &Observed) {
+    if observed.join.is_empty() {
+        return;
+    }
+    for seat in seats.iter_mut() {
+        if seat.data == Data::Elsewhere && seat.joined() {
+            let why = "it is run by somebody else, and this cluster takes its place";
+            (seat.fate, seat.followed) = (Fate::Leaves(why.to_owned()), true);
+        }
+    }
+}

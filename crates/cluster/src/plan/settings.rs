@@ -1,0 +1,90 @@
+//! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
+//! the other. What needs a new pod is the business of `roll`.
+
+use crate::observed::Pod;
+use crate::plan::view::{Seat, View};
+use crate::plan::{Draft, SHORTLY, STEADY};
+use crate::write::{Order, Write};
+
+/// Labels and annotations: nothing is restarted, so nobody is asked.
+pub(super) fn metadata(view: &View, draft: &mut Draft) {
+    for (seat, pod) in staying(view) {
+        if let Some(patch) = &pod.difference.metadata {
+            draft.say(format!(
+                "change labels and annotations of the pod of {}",
+                seat.name
+            ));
+            draft.order(Order::Writes(vec![Write::PatchMetadata {
+                member: seat.name.clone(),
+                uid: pod.uid.clone(),
+                patch: patch.clone(),
+            }]));
+        }
+    }
+}
+
+/// CPU and memory. Nothing is restarted where all goes well; but a limit below what a member takes ends it, so it is
+/// one after the other, and not under a quorum that would not survive that (invariant 18). One that does not serve
+/// costs nothing: it may be too little memory that it fails for.
+pub(super) fn resources(view: &View, draft: &mut Draft) {
+    for (seat, pod) in staying(view) {
+        if let Some(resizing) = &pod.difference.resizing {
+            let code = if resizing.deferred {
+                "ResizeDeferred"
+            } else {
+                "Resizing"
+            };
+            let text = format!(
+                "the node of {} has not given it its CPU and memory yet: {}",
+                seat.name, resizing.words
+            );
+            draft.wait(code, text, STEADY);
+        }
+    }
+    let differs = |(_, pod): &(&Seat, &Pod)| pod.difference.resources.is_some();
+    let mut all: Vec<(&Seat, &Pod)> = staying(view).filter(differs).collect();
+    all.sort_by_key(|(seat, _)| (seat.serves(), seat.votes(), Some(seat.id()) == view.leader));
+    let Some((seat, pod)) = all.first() else {
+        return;
+    };
+    if seat.serves() && !may_disturb(view, seat, draft) {
+        return;
+    }
+    if let Some(patch) = &pod.difference.resources {
+        draft.say(format!("change CPU and memory of {}", seat.name));
+        draft.order(Order::Writes(vec![Write::ResizePod {
+            member: seat.name.clone(),
+            uid: pod.uid.clone(),
+            patch: patch.clone(),
+        }]));
+    }
+}
+
+fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
+    let busy = |(_, pod): &(&Seat, &Pod)| {
+        let resizing = pod.difference.resizing.as_ref();
+        resizing.is_some_and(|resizing| !resizing.deferred)
+    };
+    if let Some((seat, _)) = staying(view).find(busy) {
+        let text = format!(
+            "CPU and memory of {} are changed when {} has got its own",
+            next.name, seat.name
+        );
+        draft.wait("Resizing", text, SHORTLY);
+        return false;
+    }
+    if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
+        let text = format!(
+            "CPU and memory of {} are changed when {} is healthy",
+            next.name, seat.name
+        );
+        draft.wait("VoterNotHealthy", text, STEADY);
+        return false;
+    }
+    true
+}
+
+fn staying<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'v Seat<'a>, &'a Pod)> {
+    let seats = view.seats.iter();
+    seats.filter_map(|seat| Some((seat, seat.pod.filter(|pod| pod.stays())?)))
+}

@@ -1,0 +1,209 @@
+//! Clusters that somebody else began: taken over with their pods, or joined.
+
+use etcd::{ClusterId, Members};
+
+use crate::observed::{Kept, Seen};
+use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::write::{Order, Write};
+
+/// As coreos/etcd-operator left it: no token, no role, no status of ours, a Service that leads to every pod.
+fn left_by_another() -> Scene {
+    let mut scene = Scene::formed(&["a", "b", "c"]);
+    let observed = &mut scene.observed;
+    (observed.intent, observed.cluster_id) = (None, None);
+    observed.services.clear();
+    (observed.shared.headless, observed.shared.client) = (Kept::Drifted, Kept::Drifted);
+    observed.shared.budget = Kept::Missing;
+    for pod in observed.pods.values_mut() {
+        (pod.token, pod.cluster_id, pod.role) = (None, None, None);
+        pod.spec_hash = None;
+        pod.difference.pod = Some("its pod was made by another operator".into());
+    }
+    scene
+}
+
+/// The record was written; nothing else was done yet.
+fn taken_over() -> Scene {
+    let mut scene = left_by_another();
+    let Some(Write::RecordIntent {
+        intent, cluster_id, ..
+    }) = recorded(&scene)
+    else {
+        panic!("nothing is recorded");
+    };
+    (scene.observed.intent, scene.observed.cluster_id) = (Some(intent), cluster_id);
+    scene
+}
+
+fn recorded(scene: &Scene) -> Option<Write> {
+    let is_record = |write: &Write| matches!(write, Write::RecordIntent { .. });
+    scene.writes().into_iter().find(is_record)
+}
+
+fn begins(scene: &Scene) -> bool {
+    let plan = scene.plan();
+    let mut orders = plan.step.orders.iter();
+    orders.any(|order| matches!(order, Order::Begin { .. }))
+}
+
+/// Invariant 7.
+#[test]
+fn a_cluster_of_another_operator_is_recorded_under_its_own_id() {
+    let Some(Write::RecordIntent {
+        intent, cluster_id, ..
+    }) = recorded(&left_by_another())
+    else {
+        panic!("nothing is recorded");
+    };
+    assert_eq!(cluster_id, Some(CLUSTER));
+    assert_eq!(intent.members, ["a", "b", "c"].map(String::from).into());
+    assert_eq!(intent.token, format!("db-{CLUSTER}"), "two operators write the same");
+}
+
+/// Invariants 1 and 7.
+#[test]
+fn pods_without_a_token_are_never_bootstrapped_beside() {
+    let mut silent = left_by_another().silent();
+    assert!(silent.writes().is_empty() && !begins(&silent));
+    assert!(silent.waits().contains(&"AdoptionWaits"));
+    // All of them have ended for good, and one of them has a disk.
+    for pod in silent.observed.pods.values_mut() {
+        (pod.failed, pod.running, pod.addressed) = (true, false, false);
+    }
+    assert!(silent.writes().is_empty() && !begins(&silent));
+    let mut scene = left_by_another().with_disk("a").silent();
+    scene.observed.disks.get_mut("a").unwrap().token = None;
+    scene.observed.pods.clear();
+    assert!(scene.writes().is_empty() && !begins(&scene));
+}
+
+#[test]
+fn two_clusters_under_one_name_are_left_to_people() {
+    let mut scene = left_by_another();
+    if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("c") {
+        status.cluster_id = ClusterId(0xbad);
+    }
+    assert!(scene.writes().is_empty() && !begins(&scene));
+    assert_eq!(scene.plan().problems[0].code, "IdentityUnknown");
+}
+
+#[test]
+fn pods_are_marked_while_the_client_service_stays_as_it_is() {
+    let scene = taken_over();
+    let writes = scene.writes();
+    let marks = writes.iter().filter(|write| {
+        matches!(write, Write::LabelPod(label) if label.cluster_id == Some(CLUSTER))
+    });
+    assert_eq!(marks.count(), 3);
+    let client = |writes: &[Write]| {
+        let mut writes = writes.iter();
+        writes.any(|write| matches!(write, Write::ApplyClient { .. }))
+    };
+    assert!(!client(&writes), "{writes:?}");
+    assert_eq!(scene.changes(), [], "nobody leaves before all are marked");
+    let mut marked = scene;
+    let token = marked.observed.intent.as_ref().map(|intent| intent.token.clone());
+    for pod in marked.observed.pods.values_mut() {
+        (pod.token, pod.cluster_id) = (token.clone(), Some(CLUSTER));
+    }
+    assert!(marked.writes().contains(&Write::ApplyClient { open: true }));
+}
+
+// ---- joining ----
+
+/// A new object whose annotation names a cluster of three that somebody else runs.
+fn joins() -> Scene {
+    let mut scene = Scene::formed(&["x", "y", "z"]);
+    let observed = &mut scene.observed;
+    observed.cluster = "db".into();
+    observed.join = vec!["http://x:2379".into()];
+    (observed.intent, observed.cluster_id) = (None, None);
+    for name in ["x", "y", "z"] {
+        let url = format!("http://{name}.ns.svc:2379");
+        observed.elsewhere.insert(name.into(), url);
+    }
+    observed.pods.clear();
+    observed.services.clear();
+    observed.reported_voters.clear();
+    observed.shared.client = Kept::AsMade(false);
+    scene
+}
+
+/// The cluster is recorded and these members of ours have their vote.
+fn joined(ours: &[&str]) -> Scene {
+    let theirs = joins();
+    let mut all = vec!["x", "y", "z"];
+    all.extend(ours);
+    let mut scene = Scene::formed(&all).aged();
+    for name in ["x", "y", "z"] {
+        scene.observed.pods.remove(name);
+        scene.observed.services.remove(name);
+    }
+    scene.observed.join = theirs.observed.join;
+    scene.observed.elsewhere = theirs.observed.elsewhere;
+    scene.observed.intent.as_mut().unwrap().members.clear();
+    scene.size(3)
+}
+
+/// Invariant 7.
+#[test]
+fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
+    let Some(Write::RecordIntent {
+        intent, cluster_id, ..
+    }) = recorded(&joins())
+    else {
+        panic!("nothing is recorded");
+    };
+    assert_eq!(cluster_id, Some(CLUSTER));
+    assert!(intent.members.is_empty(), "it did not begin here");
+    let silent = joins().silent();
+    assert!(silent.writes().is_empty() && !begins(&silent));
+    assert!(silent.waits().contains(&"JoinWaits"));
+}
+
+#[test]
+fn members_join_as_learners_before_anybody_leaves() {
+    let scene = joined(&[]).reserved("a");
+    assert_eq!(
+        scene.changes(),
+        [Write::AddMember {
+            member: "a".into(),
+            learner: true
+        }],
+        "one at a time: nobody knows how many learners members take that somebody else started"
+    );
+    assert_eq!(joined(&["a", "b"]).changes(), []);
+}
+
+/// Invariant 3.
+#[test]
+fn members_of_the_other_cluster_leave_one_by_one_when_ours_vote_and_the_leader_hands_over() {
+    let scene = joined(&["a", "b", "c"]);
+    assert_eq!(scene.observed.leader(), Some(etcd::MemberId(u64::from(b'x'))));
+    assert!(matches!(
+        scene.changes().as_slice(),
+        [Write::MoveLeader { from, to, .. }] if from == "x" && ["a", "b", "c"].contains(&to.as_str())
+    ));
+    assert_eq!(scene.clone().leader("a").changes(), [scene::remove("x")]);
+    // Not while one of ours is away.
+    assert_eq!(scene.leader("a").down("b").changes(), []);
+}
+
+#[test]
+fn members_of_others_are_never_removed_from_a_cluster_that_is_not_told_to_join() {
+    let mut scene = joined(&["a", "b", "c"]).leader("a");
+    scene.observed.join.clear();
+    let goes = |write: &Write| matches!(write, Write::Remove { member, .. } if "xyz".contains(member));
+    assert!(!scene.changes().iter().any(goes));
+}
+
+#[test]
+fn another_list_of_another_cluster_changes_nothing() {
+    let mut scene = joined(&["a", "b", "c"]).leader("a");
+    scene.observed.members = Seen::Known(Members {
+        cluster_id: ClusterId(0xbad),
+        members: Vec::new(),
+    });
+    assert_eq!(scene.changes(), []);
+    assert_eq!(scene.plan().problems[0].code, "ForeignCluster");
+}

@@ -1,0 +1,112 @@
+//! What of the spec reaches running pods in place.
+
+use std::collections::BTreeMap;
+
+use runtime::member::{Difference, MetadataPatch, Resizing, ResourcesPatch};
+use serde_json::json;
+
+use crate::plan::tests::scene::Scene;
+use crate::write::Write;
+
+fn metadata() -> Difference {
+    Difference {
+        metadata: Some(MetadataPatch::default()),
+        ..Difference::default()
+    }
+}
+
+fn resources() -> Difference {
+    Difference {
+        resources: Some(ResourcesPatch {
+            resources: json!({}),
+            taken: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }),
+        ..Difference::default()
+    }
+}
+
+fn differ(mut scene: Scene, members: &[&str], difference: &Difference) -> Scene {
+    for member in members {
+        let pod = scene.observed.pods.get_mut(*member).unwrap();
+        pod.difference = difference.clone();
+    }
+    scene
+}
+
+fn three() -> Scene {
+    Scene::formed(&["a", "b", "c"]).durable().aged()
+}
+
+fn resized(scene: &Scene) -> Vec<String> {
+    let writes = scene.writes().into_iter();
+    let resized = writes.filter_map(|write| match write {
+        Write::ResizePod { member, .. } => Some(member),
+        _ => None,
+    });
+    resized.collect()
+}
+
+fn patched(scene: &Scene) -> usize {
+    let writes = scene.writes().into_iter();
+    writes
+        .filter(|write| matches!(write, Write::PatchMetadata { .. }))
+        .count()
+}
+
+fn ends_pods(scene: &Scene) -> bool {
+    let mut writes = scene.writes().into_iter();
+    writes.any(|write| matches!(write, Write::DeletePod { .. })) || !scene.changes().is_empty()
+}
+
+#[test]
+fn labels_and_annotations_are_changed_at_once_and_restart_nobody() {
+    let scene = differ(three(), &["a", "b", "c"], &metadata());
+    assert_eq!(patched(&scene), 3);
+    assert!(!ends_pods(&scene));
+    // Nothing ends, so no quorum is asked.
+    assert_eq!(patched(&scene.down("b").down("c")), 3);
+}
+
+/// Invariant 18.
+#[test]
+fn cpu_and_memory_are_changed_one_after_the_other_and_the_leader_last() {
+    let all = differ(three(), &["a", "b", "c"], &resources());
+    assert_eq!(resized(&all), ["b"]);
+    assert!(!ends_pods(&all));
+    assert_eq!(resized(&differ(three(), &["a"], &resources())), ["a"]);
+    let busy = Difference {
+        resizing: Some(Resizing {
+            deferred: false,
+            words: "PodResizeInProgress".into(),
+        }),
+        ..Difference::default()
+    };
+    let scene = differ(differ(three(), &["a", "c"], &resources()), &["b"], &busy);
+    assert!(resized(&scene).is_empty());
+    assert!(scene.waits().contains(&"Resizing"));
+}
+
+#[test]
+fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
+    let deferred = Difference {
+        resizing: Some(Resizing {
+            deferred: true,
+            words: "Node didn't have enough memory".into(),
+        }),
+        ..Difference::default()
+    };
+    let scene = differ(differ(three(), &["a", "c"], &resources()), &["b"], &deferred);
+    assert_eq!(resized(&scene), ["c"]);
+    assert!(scene.waits().contains(&"ResizeDeferred"));
+}
+
+/// Invariant 18.
+#[test]
+fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory() {
+    let scene = differ(three(), &["a", "b", "c"], &resources());
+    assert_eq!(resized(&scene.clone().down("c")), ["c"], "it may lack memory");
+    let served = differ(three().down("c"), &["a", "b"], &resources());
+    assert!(resized(&served).is_empty());
+    assert!(served.waits().contains(&"VoterNotHealthy"));
+}

@@ -1,0 +1,322 @@
+//! What of a running pod is not as it would be built for the same member today, and how it gets there: labels and
+//! annotations in place, CPU and memory by the pod's subresource `resize`, everything else by a new pod.
+//!
+//! Pure. What the user said when the pod was made stands on it: a hash of what it cannot take while it runs
+//! ([`spec_hash`]), and the words about what it can. Words are compared with words, never a built pod with a running
+//! one; so what the API server, a webhook or a kubelet fills in is no difference, nor is what another release of the
+//! operator builds otherwise, nor what a member is told at its first start. The image is compared by whoever plans
+//! versions.
+
+use std::collections::BTreeMap;
+
+use api::cluster::{EtcdClusterSpec, PodPolicy};
+use api::names;
+use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::hash::{first_form, said_only};
+use super::{ANNOTATION_SPEC_HASH, spec_hash};
+
+/// Annotation of a pod with what the user said of it that is changed in place: labels, annotations, CPU and memory.
+/// It tells which keys to take away when the spec does not name them any more.
+pub(super) const ANNOTATION_SAID: &str = "etcd.database.coreos.com/said";
+/// Annotation of a pod with the CPU and memory the API server refused to give it in place.
+const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
+
+/// What of a pod differs, and the remedy for each part. Nothing, where the pod is as it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// To be changed in place, without a restart.
+    pub metadata: Option<MetadataPatch>,
+    /// To be changed in place where the API server and the node allow it; never beside [`Difference::pod`].
+    pub resources: Option<ResourcesPatch>,
+    /// The pod has to be made anew, and this is why.
+    pub pod: Option<String>,
+    /// CPU and memory were asked for and the node has not given them yet.
+    pub resizing: Option<Resizing>,
+}
+
+impl Difference {
+    /// Nothing differs that concerns the pod's containers.
+    pub fn is_settled(&self) -> bool {
+        self.resources.is_none() && self.pod.is_none() && self.resizing.is_none()
+    }
+}
+
+/// Labels and annotations to set; without a value to take away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetadataPatch {
+    /// By key.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// By key.
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+/// CPU and memory that a node has not given yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resizing {
+    /// It will when something else on it has gone, nobody knows when.
+    pub deferred: bool,
+    /// The kubelet's words.
+    pub words: String,
+}
+
+/// CPU and memory to set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourcesPatch {
+    /// The etcd container's `resources`; `null` takes away.
+    pub resources: Value,
+    /// Annotations to set when that was taken.
+    pub taken: BTreeMap<String, Option<String>>,
+    /// Annotations to set when that was refused for good.
+    pub refused: BTreeMap<String, Option<String>>,
+}
+
+/// What the user said of a pod that is changed in place.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Said {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    resources: Value,
+}
+
+impl Said {
+    fn of(spec: &EtcdClusterSpec) -> Self {
+        let none = PodPolicy::default();
+        let policy = spec.pod.as_ref().unwrap_or(&none);
+        let users = |map: &BTreeMap<String, String>, is_reserved: fn(&str) -> bool| {
+            let users = map.iter().filter(|(key, _)| !is_reserved(key));
+            users.map(|(k, v)| (k.clone(), v.clone())).collect()
+        };
+        Self {
+            labels: users(&policy.labels, names::is_reserved_label),
+            annotations: users(&policy.annotations, names::is_reserved_annotation),
+            resources: policy.resources.as_ref().map_or(Value::Null, resizable),
+        }
+    }
+
+    fn read(pod: &Pod) -> Option<Self> {
+        serde_json::from_str(annotation(pod, ANNOTATION_SAID)?).ok()
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// The annotations that tell what a pod was made for.
+pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 2] {
+    [
+        (ANNOTATION_SPEC_HASH.to_owned(), spec_hash(spec)),
+        (ANNOTATION_SAID.to_owned(), Said::of(spec).text()),
+    ]
+}
+
+/// The hash of what a pod was made for, in the form [`spec_hash`] has today where that can be told.
+pub fn recorded_hash(spec: &EtcdClusterSpec, pod: &Pod) -> Option<String> {
+    let recorded = annotation(pod, ANNOTATION_SPEC_HASH)?;
+    Some(if *recorded == first_form(spec) {
+        spec_hash(spec)
+    } else {
+        recorded.clone()
+    })
+}
+
+/// Compares a pod, as read from the API server, with what the spec says today.
+pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
+    let wanted = Said::of(spec);
+    let recorded = recorded_hash(spec, pod);
+    let as_hashed = recorded.as_deref() == Some(&spec_hash(spec));
+    // What the release before made, for the very words that are said today.
+    let first = as_hashed && annotation(pod, ANNOTATION_SPEC_HASH) != recorded.as_ref();
+    let before = if first {
+        Some(wanted.clone())
+    } else {
+        Said::read(pod)
+    };
+    let metadata = metadata(spec, &wanted, (before.as_ref(), first, pod));
+    if !as_hashed {
+        let why = if recorded.is_none() {
+            "its pod was made by another operator"
+        } else {
+            "its pod was made for another spec.pod, spec.etcd, spec.memberAddress or spec.TLS"
+        };
+        return Difference {
+            metadata,
+            pod: Some(why.to_owned()),
+            ..Difference::default()
+        };
+    }
+    let mut found = Difference {
+        metadata,
+        ..Difference::default()
+    };
+    resources(&wanted, before.as_ref(), pod, &mut found);
+    found
+}
+
+fn metadata(
+    spec: &EtcdClusterSpec,
+    wanted: &Said,
+    (before, first, pod): (Option<&Said>, bool, &Pod),
+) -> Option<MetadataPatch> {
+    let none = Said::default();
+    let known = before.unwrap_or(&none);
+    let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
+    if same && !first && annotation(pod, ANNOTATION_SAID).is_some() {
+        return None;
+    }
+    let change = |wanted: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
+        let gone = known.keys().filter(|key| !wanted.contains_key(*key));
+        let gone = gone.map(|key| (key.clone(), None));
+        let set = wanted.iter().map(|(k, v)| (k.clone(), Some(v.clone())));
+        gone.chain(set).collect::<BTreeMap<_, _>>()
+    };
+    let mut annotations = change(&wanted.annotations, &known.annotations);
+    // What was given of CPU and memory is not changed by this.
+    let said = Said {
+        resources: known.resources.clone(),
+        ..wanted.clone()
+    };
+    annotations.insert(ANNOTATION_SAID.to_owned(), Some(said.text()));
+    if first {
+        annotations.insert(ANNOTATION_SPEC_HASH.to_owned(), Some(spec_hash(spec)));
+    }
+    Some(MetadataPatch {
+        labels: change(&wanted.labels, &known.labels),
+        annotations,
+    })
+}
+
+fn resources(wanted: &Said, before: Option<&Said>, pod: &Pod, found: &mut Difference) {
+    let known = before.map_or(&Value::Null, |said| &said.resources);
+    let refused = annotation(pod, ANNOTATION_RESIZE_REFUSED);
+    if *known == wanted.resources {
+        match resize(pod) {
+            Some(Resize::Infeasible(words)) => {
+                found.pod = Some(format!(
+                    "its node cannot give it spec.pod.resources: {words}"
+                ));
+            }
+            Some(Resize::Pending(resizing)) => found.resizing = Some(resizing),
+            None => {}
+        }
+        return;
+    }
+    let words = wanted.resources.to_string();
+    if refused == Some(&words) {
+        let why = "spec.pod.resources cannot be changed in a running pod";
+        found.pod = Some(why.to_owned());
+        return;
+    }
+    let said = Said {
+        resources: wanted.resources.clone(),
+        ..before.cloned().unwrap_or_default()
+    };
+    let one = |key: &str, value: Option<String>| BTreeMap::from([(key.to_owned(), value)]);
+    let mut taken = one(ANNOTATION_SAID, Some(said.text()));
+    taken.insert(ANNOTATION_RESIZE_REFUSED.to_owned(), None);
+    found.resources = Some(ResourcesPatch {
+        resources: patch(known, &wanted.resources),
+        taken,
+        refused: one(ANNOTATION_RESIZE_REFUSED, Some(words)),
+    });
+}
+
+/// What the kubelet says of a resize that it has not done (`PodResizePending` and `PodResizeInProgress`).
+enum Resize {
+    Infeasible(String),
+    Pending(Resizing),
+}
+
+fn resize(pod: &Pod) -> Option<Resize> {
+    let conditions = pod.status.as_ref()?.conditions.as_deref();
+    let conditions = conditions.unwrap_or_default();
+    let says = |kind: &str| {
+        let is_true = |one: &&PodCondition| one.type_ == kind && one.status == "True";
+        conditions.iter().find(is_true)
+    };
+    let words = |one: &PodCondition| {
+        one.message
+            .clone()
+            .or(one.reason.clone())
+            .unwrap_or_default()
+    };
+    if let Some(pending) = says("PodResizePending") {
+        return Some(match pending.reason.as_deref() {
+            Some("Infeasible") => Resize::Infeasible(words(pending)),
+            _ => Resize::Pending(Resizing {
+                deferred: true,
+                words: words(pending),
+            }),
+        });
+    }
+    let under_way = |words: String| {
+        Resize::Pending(Resizing {
+            deferred: false,
+            words,
+        })
+    };
+    // Kubernetes counts a pod's changes from 1.33 on, and the kubelet says which it has seen.
+    let seen = pod.status.as_ref()?.observed_generation;
+    let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
+    if unseen {
+        return Some(under_way(
+            "the kubelet has not seen the change yet".to_owned(),
+        ));
+    }
+    says("PodResizeInProgress").map(|one| under_way(words(one)))
+}
+
+/// Kubernetes changes these two in a running container.
+pub(super) fn is_resizable(resource: &str) -> bool {
+    matches!(resource, "cpu" | "memory")
+}
+
+/// CPU and memory of what was said; the rest cannot be changed in place and is hashed.
+fn resizable(resources: &ResourceRequirements) -> Value {
+    let pick = |side: &Option<BTreeMap<String, _>>| {
+        let all = side.iter().flatten();
+        let all = all.filter(|(name, _)| is_resizable(name));
+        all.map(|(name, quantity)| (name.clone(), json!(quantity)))
+            .collect::<serde_json::Map<_, _>>()
+    };
+    let said = said_only(json!({
+        "requests": pick(&resources.requests),
+        "limits": pick(&resources.limits),
+    }));
+    match &said {
+        Value::Object(sides) if sides.is_empty() => Value::Null,
+        _ => said,
+    }
+}
+
+/// From what was said to what is said. As in a pod that is made, a limit is also the request where none is said.
+fn patch(known: &Value, wanted: &Value) -> Value {
+    let said = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
+    let requests = |of: &Value| {
+        let mut all = said(of, "limits");
+        all.extend(said(of, "requests"));
+        all
+    };
+    let change = |known: serde_json::Map<String, Value>, wanted: serde_json::Map<String, Value>| {
+        let gone = known.into_iter().map(|(name, _)| (name, Value::Null));
+        gone.chain(wanted).collect::<serde_json::Map<_, _>>()
+    };
+    json!({
+        "requests": change(requests(known), requests(wanted)),
+        "limits": change(said(known, "limits"), said(wanted, "limits")),
+    })
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a String> {
+    pod.metadata.annotations.as_ref()?.get(key)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+use k8s_openapi::api::core::v1::{PodStatus, Toleration};
+
+use super::super::fixture::{Fixture, spec};
+use super::super::{Member, Role, Start};
+use super::*;
+
+const MEMORY: &str = r#"{"pod":{"resources":{"limits":{"memory":"1Gi"}}}}"#;
+
+fn made_for(json: &str) -> Pod {
+    Fixture::with(json).pod()
+}
+
+fn differs(pod: &Pod, json: &str) -> Difference {
+    difference(&spec(json), pod)
+}
+
+fn annotate(pod: &mut Pod, changes: &BTreeMap<String, Option<String>>) {
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    apply(annotations, changes);
+}
+
+fn apply(map: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Option<String>>) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => drop(map.insert(key.clone(), value.clone())),
+            None => drop(map.remove(key)),
+        }
+    }
+}
+
+/// What sending the patch does.
+fn patched(mut pod: Pod, patch: &MetadataPatch) -> Pod {
+    annotate(&mut pod, &patch.annotations);
+    apply(pod.metadata.labels.get_or_insert_default(), &patch.labels);
+    pod
+}
+
+fn says(pod: &mut Pod, kind: &str, reason: &str) {
+    let condition = PodCondition {
+        type_: kind.into(),
+        status: "True".into(),
+        reason: Some(reason.into()),
+        message: Some("in the kubelet's words".into()),
+        ..PodCondition::default()
+    };
+    pod.status = Some(PodStatus {
+        conditions: Some(vec![condition]),
+        ..PodStatus::default()
+    });
+}
+
+#[test]
+fn a_pod_that_was_just_made_does_not_differ() {
+    for json in [
+        "{}",
+        MEMORY,
+        r#"{"pod":{"labels":{"team":"a"},"annotations":{"note":"b"},"etcdEnv":[{"name":"A","value":"1"}]}}"#,
+    ] {
+        assert_eq!(
+            differs(&made_for(json), json),
+            Difference::default(),
+            "{json}"
+        );
+    }
+}
+
+#[test]
+fn what_a_member_is_told_at_its_start_is_no_difference() {
+    let starts = [
+        Start::Join {
+            initial_cluster: "a=b".into(),
+        },
+        Start::OnDisk,
+    ];
+    for start in starts {
+        let fixture = Fixture::default().start(start);
+        let learner = Member {
+            role: Role::Learner,
+            ..fixture.member()
+        };
+        let pod = super::super::pod(&fixture.members(), &learner);
+        assert_eq!(differs(&pod, "{}"), Difference::default());
+    }
+}
+
+/// The API server fills in defaults, a webhook adds a container and changes what it likes, a kubelet reports.
+#[test]
+fn what_others_fill_in_is_no_difference() {
+    let mut pod = made_for(MEMORY);
+    let inside = pod.spec.as_mut().unwrap();
+    inside.dns_policy = Some("ClusterFirst".into());
+    inside.termination_grace_period_seconds = Some(30);
+    inside.tolerations = Some(vec![Toleration {
+        key: Some("node.kubernetes.io/not-ready".into()),
+        ..Toleration::default()
+    }]);
+    let resources = inside.containers[0].resources.get_or_insert_default();
+    let more = serde_json::from_value(json!({ "cpu": "100m", "memory": "2Gi" })).unwrap();
+    resources.requests = Some(more);
+    let sidecar = inside.containers[0].clone();
+    inside.containers.push(sidecar);
+    let labels = pod.metadata.labels.as_mut().unwrap();
+    labels.insert("injected".into(), "true".into());
+    assert_eq!(differs(&pod, MEMORY), Difference::default());
+}
+
+#[test]
+fn labels_and_annotations_are_changed_in_place() {
+    let pod = made_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
+    let wanted = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
+    let found = differs(&pod, wanted);
+    assert!(found.is_settled());
+    let patch = found.metadata.unwrap();
+    let labels = BTreeMap::from([("team".into(), Some("c".into())), ("tier".into(), None)]);
+    assert_eq!(patch.labels, labels);
+    assert_eq!(patch.annotations["note"], None);
+    assert_eq!(patch.annotations["other"], Some("d".into()));
+    let pod = patched(pod, &patch);
+    assert_eq!(differs(&pod, wanted), Difference::default());
+    assert_eq!(pod.metadata.labels.unwrap()["app"], "etcd");
+}
+
+#[test]
+fn the_operators_own_keys_are_never_set_or_taken_away_for_the_user() {
+    let pod = made_for("{}");
+    let wanted =
+        r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;
+    assert_eq!(differs(&pod, wanted), Difference::default());
+}
+
+#[test]
+fn what_a_running_pod_cannot_take_needs_a_new_one() {
+    let pod = made_for("{}");
+    for json in [
+        r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
+        r#"{"pod":{"resources":{"limits":{"ephemeral-storage":"1Gi"}}}}"#,
+        r#"{"etcd":{"snapshotCount":5000}}"#,
+    ] {
+        assert!(differs(&pod, json).pod.is_some(), "{json}");
+    }
+    // Whoever plans versions compares the image.
+    for json in [
+        r#"{"version":"3.5.35"}"#,
+        r#"{"repository":"registry.local/etcd"}"#,
+    ] {
+        assert_eq!(differs(&pod, json), Difference::default(), "{json}");
+    }
+}
+
+#[test]
+fn cpu_and_memory_are_changed_in_place_and_with_them_the_requests_they_stand_for() {
+    let pod = made_for(MEMORY);
+    let wanted = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
+    let found = differs(&pod, wanted);
+    assert_eq!((found.metadata, found.pod), (None, None));
+    let patch = found.resources.unwrap();
+    assert_eq!(
+        patch.resources,
+        json!({ "requests": { "cpu": "100m", "memory": "2Gi" }, "limits": { "memory": "2Gi" } })
+    );
+    let mut pod = pod;
+    annotate(&mut pod, &patch.taken);
+    assert_eq!(differs(&pod, wanted), Difference::default());
+    let back = differs(&pod, MEMORY).resources.unwrap();
+    assert_eq!(
+        back.resources,
+        json!({ "requests": { "cpu": null, "memory": "1Gi" }, "limits": { "memory": "1Gi" } })
+    );
+}
+
+#[test]
+fn what_the_api_server_refuses_in_place_needs_a_new_pod_and_other_words_are_tried_again() {
+    let mut pod = made_for("{}");
+    let patch = differs(&pod, MEMORY).resources.unwrap();
+    annotate(&mut pod, &patch.refused);
+    let found = differs(&pod, MEMORY);
+    assert!(found.pod.is_some() && found.resources.is_none());
+    assert_eq!(differs(&pod, "{}"), Difference::default(), "taken back");
+    let other = r#"{"pod":{"resources":{"limits":{"memory":"3Gi"}}}}"#;
+    assert!(differs(&pod, other).resources.is_some());
+}
+
+#[test]
+fn what_the_node_refuses_needs_a_new_pod_and_what_it_puts_off_is_waited_for() {
+    let mut pod = made_for(MEMORY);
+    says(&mut pod, "PodResizePending", "Infeasible");
+    assert!(
+        differs(&pod, MEMORY)
+            .pod
+            .unwrap()
+            .contains("kubelet's words")
+    );
+    assert!(
+        differs(&pod, "{}").resources.is_some(),
+        "set back: first resized back"
+    );
+    for (kind, reason) in [
+        ("PodResizePending", "Deferred"),
+        ("PodResizeInProgress", "Error"),
+    ] {
+        says(&mut pod, kind, reason);
+        let found = differs(&pod, MEMORY);
+        let resizing = found.resizing.unwrap();
+        assert_eq!(resizing.deferred, reason == "Deferred");
+        assert!(found.pod.is_none(), "{kind}");
+    }
+}
+
+#[test]
+fn a_change_of_metadata_leaves_the_record_of_cpu_and_memory() {
+    let pod = made_for("{}");
+    let wanted = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
+    let found = differs(&pod, wanted);
+    assert!(found.resources.is_some());
+    let pod = patched(pod, &found.metadata.unwrap());
+    let found = differs(&pod, wanted);
+    assert!(found.metadata.is_none() && found.resources.is_some());
+}
+
+/// As the release before made it: one hash over everything, and no record of words.
+fn of_the_release_before(json: &str) -> Pod {
+    let mut pod = made_for(json);
+    let annotations = pod.metadata.annotations.as_mut().unwrap();
+    annotations.insert(ANNOTATION_SPEC_HASH.into(), first_form(&spec(json)));
+    annotations.remove(ANNOTATION_SAID);
+    pod
+}
+
+#[test]
+fn a_pod_of_the_release_before_is_recorded_anew_and_not_restarted() {
+    let json = r#"{"repository":"r/etcd","pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
+    let pod = of_the_release_before(json);
+    let found = differs(&pod, json);
+    assert!(found.is_settled());
+    assert_eq!(
+        recorded_hash(&spec(json), &pod),
+        Some(spec_hash(&spec(json)))
+    );
+    let pod = patched(pod, &found.metadata.unwrap());
+    assert_eq!(differs(&pod, json), Difference::default());
+    let labels = differs(&pod, r#"{"repository":"r/etcd"}"#)
+        .metadata
+        .unwrap()
+        .labels;
+    assert_eq!(labels["team"], None);
+}
+
+#[test]
+fn a_pod_of_another_operator_is_made_anew() {
+    let mut pod = made_for("{}");
+    let annotations = pod.metadata.annotations.as_mut().unwrap();
+    annotations.remove(ANNOTATION_SPEC_HASH);
+    annotations.remove(ANNOTATION_SAID);
+    assert!(
+        differs(&pod, "{}")
+            .pod
+            .unwrap()
+            .contains("another operator")
+    );
+}

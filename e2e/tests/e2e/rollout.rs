@@ -1,0 +1,206 @@
+//! A changed spec reaches the running members: in place where that is possible, else one member after the other, and
+//! clients do not notice.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, field};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::fixtures::{DURABLE, cluster, cluster_with};
+
+/// UID and restarts of every pod, by name.
+async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
+    let pods = sandbox.member_pods("c").await?;
+    let life = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let restarts = statuses.iter().map(|status| status.restart_count).sum();
+        Some((pod.name_any(), (pod.uid()?, restarts)))
+    };
+    Ok(pods.iter().filter_map(life).collect())
+}
+
+async fn patch(sandbox: &Sandbox, spec: &Value) -> Result<()> {
+    let patch = json!({ "spec": spec }).to_string();
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+/// Waits until every pod of the cluster satisfies `holds`, and nothing is left to do.
+async fn await_pods(sandbox: &Sandbox, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
+    until(what, PATIENCE, async || {
+        let pods = sandbox.member_pods("c").await?;
+        let pods = pods.iter().map(serde_json::to_value);
+        let pods = pods.collect::<Result<Vec<Value>, _>>()?;
+        let differ = pods.iter().filter(|pod| !holds(pod));
+        let names: Vec<&Value> = differ.map(|pod| &pod["metadata"]["name"]).collect();
+        Ok(if names.is_empty() && pods.len() == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{} pods, not yet: {names:?}", pods.len()))
+        })
+    })
+    .await?;
+    sandbox.await_members("c", 3).await.map(drop)
+}
+
+fn has_flag(pod: &Value, flag: &str) -> bool {
+    let args = pod["spec"]["containers"][0]["args"].as_array();
+    args.is_some_and(|args| args.iter().any(|arg| arg == flag))
+}
+
+/// Nobody lacks more than one member at a time: the budget of disruptions and the writer would show it.
+async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
+    sandbox.apply(&manifest).await?;
+    let object = sandbox.await_members("c", 3).await?;
+    let (id, before) = (field(&object, "/status/clusterID"), lives(sandbox).await?);
+    let writer = Writer::start(sandbox, "c").await?;
+    patch(sandbox, &json!({ "etcd": { "snapshotCount": 5000 } })).await?;
+    await_pods(sandbox, "every member runs with the new flag", |pod| {
+        has_flag(pod, "--snapshot-count=5000")
+    })
+    .await?;
+    let after = lives(sandbox).await?;
+    let same: Vec<&String> = before
+        .keys()
+        .filter(|name| after.contains_key(*name))
+        .collect();
+    ensure!(
+        same.len() == if keeps_names { 3 } else { 0 },
+        "members with a volume keep their names, others are followed by new ones: {same:?}"
+    );
+    ensure!(
+        before
+            .values()
+            .all(|(uid, _)| after.values().all(|(other, _)| other != uid)),
+        "every pod was made anew"
+    );
+    let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+    ensure!(
+        field(&object, "/status/clusterID") == id,
+        "it is the same cluster"
+    );
+    writer.await_more(10).await?;
+    let tally = writer.finish("a changed etcd option").await?;
+    // A client that tries again once sees nothing: no two writes in a row fail.
+    ensure!(tally.gap.as_secs_f32() < 5.0, "{tally}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn rollout_of_an_option_reaches_members_on_volumes_one_after_the_other() {
+    scenario("rollout_durable", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        rolls(sandbox, manifest, true).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rollout_of_an_option_replaces_members_without_volumes_by_new_ones() {
+    scenario("rollout_empty_dir", async |sandbox| {
+        let manifest = cluster(&sandbox.env, "c", 3)?;
+        rolls(sandbox, manifest, false).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rollout_metadata_only_restarts_nothing() {
+    scenario("rollout_metadata", async |sandbox| {
+        let manifest = cluster(&sandbox.env, "c", 3)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let set = json!({ "pod": { "labels": { "team": "a" }, "annotations": { "note": "b" } } });
+        patch(sandbox, &set).await?;
+        await_pods(sandbox, "labels and annotations are set", |pod| {
+            pod["metadata"]["labels"]["team"] == "a"
+                && pod["metadata"]["annotations"]["note"] == "b"
+        })
+        .await?;
+        let unset =
+            json!({ "pod": { "labels": { "team": null, "tier": "1" }, "annotations": null } });
+        patch(sandbox, &unset).await?;
+        await_pods(
+            sandbox,
+            "what the spec does not name any more is gone",
+            |pod| {
+                let metadata = &pod["metadata"];
+                metadata["labels"]["team"].is_null()
+                    && metadata["labels"]["tier"] == "1"
+                    && metadata["annotations"]["note"].is_null()
+                    && metadata["labels"]["app"] == "etcd"
+            },
+        )
+        .await?;
+        ensure!(
+            lives(sandbox).await? == before,
+            "no pod and no container is another one"
+        );
+        writer.await_more(10).await?;
+        let tally = writer.finish("labels and annotations").await?;
+        ensure!(tally.unknown == 0, "{tally}");
+        Ok(())
+    })
+    .await;
+}
+
+/// CPU and memory that the kubelet says the container has.
+fn has_resources(pod: &Value, memory: &str) -> bool {
+    let container = &pod["status"]["containerStatuses"][0];
+    container["resources"]["requests"]["memory"] == memory
+        && pod["spec"]["containers"][0]["resources"]["requests"]["memory"] == memory
+}
+
+#[tokio::test]
+async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
+    scenario("resize_in_place", async |sandbox| {
+        let more = "  pod:\n    resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 512Mi}}\n";
+        let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let resources = json!({ "requests": { "cpu": "20m", "memory": "96Mi" } });
+        patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
+        await_pods(sandbox, "every member has its memory", |pod| has_resources(pod, "96Mi")).await?;
+        ensure!(lives(sandbox).await? == before, "no pod and no container is another one");
+        writer.await_more(10).await?;
+        let tally = writer.finish("CPU and memory in place").await?;
+        ensure!(tally.unknown == 0, "{tally}");
+        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+        let event = events.iter().find(|event| event.contains(" PodResized: "));
+        event.with_context(|| format!("no Event says so: {events:?}"))?;
+        Ok(())
+    })
+    .await;
+}
+
+/// What the API server does not change in a running pod (here its class of service) is changed by a new pod.
+#[tokio::test]
+async fn resize_that_is_refused_in_place_rolls() {
+    scenario("resize_refused", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let resources = json!({ "requests": { "memory": "96Mi" } });
+        patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
+        await_pods(sandbox, "every member has its memory", |pod| {
+            has_resources(pod, "96Mi")
+        })
+        .await?;
+        let after = lives(sandbox).await?;
+        ensure!(before.keys().eq(after.keys()), "the same members");
+        ensure!(
+            before.iter().all(|(name, life)| after[name].0 != life.0),
+            "in new pods"
+        );
+        writer.finish("CPU and memory by new pods").await.map(drop)
+    })
+    .await;
+}
