@@ -3,14 +3,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use etcd_client::{Client, ConnectOptions, GetOptions, WatchOptions};
+use etcd_client::{
+    Client, CompactionOptions, ConnectOptions, DeleteOptions, GetOptions, WatchOptions,
+};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::Env;
 use crate::kubectl::PortForward;
+use crate::tls::Identity;
 use crate::wait::{Look, until};
 
-use crate::tls::Identity;
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
 /// How long a write is made again: elections on a busy machine end earlier.
@@ -40,8 +42,6 @@ impl Keyspace {
         .await
     }
 
-    /// Connects to one member's pod.
-    ///
     /// As [`Self::of_cluster`], to a cluster that asks for TLS.
     ///
     /// # Errors
@@ -74,15 +74,19 @@ impl Keyspace {
         (user, password): (&str, &str),
     ) -> Result<Self> {
         let target = format!("service/{cluster}-client");
-        until("the client Service leads to a pod that lets the user in", OPENED, async || {
-            let forward = PortForward::open(env, namespace, &target, 2379).await?;
-            let url = format!("http://127.0.0.1:{}", forward.port);
-            let options = ConnectOptions::new()
-                .with_user(user, password)
-                .with_auto_token_refresh(true);
-            let keys = Self::over(forward, url, options, &target).await?;
-            Ok(Look::Done(keys))
-        })
+        until(
+            "the client Service leads to a pod that lets the user in",
+            OPENED,
+            async || {
+                let forward = PortForward::open(env, namespace, &target, 2379).await?;
+                let url = format!("http://127.0.0.1:{}", forward.port);
+                let options = ConnectOptions::new()
+                    .with_user(user, password)
+                    .with_auto_token_refresh(true);
+                let keys = Self::over(forward, url, options, &target).await?;
+                Ok(Look::Done(keys))
+            },
+        )
         .await
     }
 
@@ -101,7 +105,9 @@ impl Keyspace {
         let url = format!("http://127.0.0.1:{}", forward.port);
         let mut client = Client::connect([url], None).await?;
         let mut auth = client.auth_client();
-        let answer = auth.authenticate(user.to_owned(), password.to_owned()).await;
+        let answer = auth
+            .authenticate(user.to_owned(), password.to_owned())
+            .await;
         drop(client.status().await);
         Ok(answer.is_ok())
     }
@@ -147,6 +153,8 @@ impl Keyspace {
         Ok(keys)
     }
 
+    /// Connects to one member's pod.
+    ///
     /// # Errors
     /// When the pod is not running.
     pub async fn of_pod(env: &Env, namespace: &str, pod: &str) -> Result<Self> {
@@ -242,6 +250,39 @@ impl Keyspace {
         Ok(response
             .header()
             .map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// Writes one key.
+    ///
+    /// # Errors
+    /// When etcd refuses it.
+    pub async fn write(&self, key: &str, value: Vec<u8>) -> Result<()> {
+        let answer = self.client.kv_client().put(key, value, None).await;
+        answer.map(drop).with_context(|| format!("write {key}"))
+    }
+
+    /// Deletes every key under `prefix`; returns the store's revision afterwards.
+    ///
+    /// # Errors
+    /// Without a quorum.
+    pub async fn delete(&self, prefix: &str) -> Result<i64> {
+        let options = DeleteOptions::new().with_prefix();
+        let answer = self.client.kv_client().delete(prefix, Some(options)).await;
+        let answer = answer.with_context(|| format!("delete {prefix}"))?;
+        Ok(answer
+            .header()
+            .map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// Forgets what was before a revision.
+    ///
+    /// # Errors
+    /// Without a quorum.
+    pub async fn compact(&self, revision: i64) -> Result<()> {
+        let options = CompactionOptions::new().with_physical();
+        let mut client = self.client.kv_client();
+        let answer = client.compact(revision, Some(options)).await;
+        answer.map(drop).context("compact")
     }
 
     /// The store's revision, read linearizably.

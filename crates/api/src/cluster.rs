@@ -6,13 +6,14 @@ mod options;
 mod pod;
 mod status;
 mod tls;
+mod upkeep;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use access::{Auth, NetworkAccess, ROOT_USER};
+pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub(crate) use check::{store_in_effect, validate_spec};
 pub use options::{
     AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
@@ -21,7 +22,7 @@ pub use options::{
 };
 pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
 pub use status::{
-    BootstrapStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
+    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
     MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy};
@@ -140,16 +141,19 @@ pub struct EtcdClusterSpec {
     /// Options of etcd itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdOptions>,
+    /// Upkeep of the members' databases: what is done about full ones, and when they are defragmented.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upkeep: Option<Upkeep>,
     /// Credentials for a cluster with authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
+    /// A NetworkPolicy for the members. Without it there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkAccess>,
     /// Keep the cluster backed up, by schedule and retention, to one place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
 }
-    /// A NetworkPolicy for the members. Without it there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network_policy: Option<NetworkAccess>,
 
 impl Default for EtcdClusterSpec {
     fn default() -> Self {
@@ -168,13 +172,14 @@ impl Default for EtcdClusterSpec {
             member_replacement: None,
             recovery: None,
             etcd: None,
+            upkeep: None,
             auth: None,
+            network_policy: None,
             backup: None,
         }
     }
 }
 
-            network_policy: None,
 impl EtcdClusterSpec {
     /// Whether members keep their data on volumes of their own.
     pub fn is_durable(&self) -> bool {
@@ -205,11 +210,6 @@ impl EtcdClusterSpec {
             .is_none_or(|budget| budget.enabled)
     }
 
-    /// How long a member may be down on a dead node before it is replaced.
-    pub fn replace_after(&self) -> std::time::Duration {
-        self.member_replacement
-            .as_ref()
-            .and_then(|replacement| replacement.after.as_ref())
     /// Whether the members get a NetworkPolicy.
     pub fn has_network_policy(&self) -> bool {
         self.network_policy
@@ -217,6 +217,11 @@ impl EtcdClusterSpec {
             .is_some_and(|access| access.enabled)
     }
 
+    /// How long a member may be down on a dead node before it is replaced.
+    pub fn replace_after(&self) -> std::time::Duration {
+        self.member_replacement
+            .as_ref()
+            .and_then(|replacement| replacement.after.as_ref())
             .and_then(DurationText::parse)
             .unwrap_or(std::time::Duration::from_secs(
                 DEFAULT_REPLACE_AFTER_SECONDS,

@@ -59,12 +59,18 @@ text_enum! {
         AsAdvised = "AsAdvised",
         /// `spec.paused` is set.
         Paused = "Paused",
+        /// `spec.hibernate` is set: no member runs, the volumes stay.
+        Hibernated = "Hibernated",
+        /// `spec.hibernate` is set: the members are being stopped.
+        Hibernating = "Hibernating",
         /// The object belongs to a restore.
         Restoring = "Restoring",
         /// The first members are being started.
         Bootstrapping = "Bootstrapping",
         /// The cluster has formed and a quorum answers.
         QuorumHealthy = "QuorumHealthy",
+        /// A quorum answers, and the client Service leads to no member.
+        NoEndpoint = "NoEndpoint",
         /// No quorum of voters answers.
         QuorumLost = "QuorumLost",
         /// Members are being added.
@@ -93,12 +99,6 @@ text_enum! {
         Scheduled = "Scheduled",
         /// No new backups are made: `suspend` is set.
         Suspended = "Suspended",
-        /// A Secret, or a key in it, is missing.
-        SecretMissing = "SecretMissing",
-        /// The bucket or container does not exist.
-        BucketMissing = "BucketMissing",
-        /// The store refused the credentials.
-        AccessDenied = "AccessDenied",
         /// The certificates hold.
         CertificatesHold = "CertificatesHold",
         /// A TLS Secret cannot be read.
@@ -119,6 +119,12 @@ text_enum! {
         WrongUsage = "WrongUsage",
         /// The names of a certificate do not cover the members.
         NameNotCovered = "NameNotCovered",
+        /// A Secret, or a key in it, is missing.
+        SecretMissing = "SecretMissing",
+        /// The bucket or container does not exist.
+        BucketMissing = "BucketMissing",
+        /// The store refused the credentials.
+        AccessDenied = "AccessDenied",
         /// The store could not be reached.
         StoreUnreachable = "StoreUnreachable",
         /// No endpoint of the etcd cluster answered.

@@ -6,6 +6,7 @@
 mod send;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
@@ -13,12 +14,13 @@ use api::names;
 use etcd::{Error as EtcdError, Etcd};
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
-use runtime::image::OwnImage;
 use runtime::credentials::ClusterAuth;
-use runtime::outcome::Failure;
+use runtime::image::OwnImage;
 use runtime::member::Operators;
+use runtime::outcome::Failure;
 
 use crate::observed::Observed;
+use crate::upkeep::Calls;
 use crate::write::{Change, Draw, Step, Write, chains};
 
 /// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
@@ -61,8 +63,6 @@ pub enum Error {
     /// Something the write needs is not there.
     #[error("{0}")]
     Missing(String),
-    /// The version a pod should run is none.
-    #[error("cannot build the pod of {member}")]
     /// Kubernetes does not let a volume grow.
     #[error(
         "the volume of {member} does not grow: {why}; set allowVolumeExpansion: true in its StorageClass, or give \
@@ -83,6 +83,8 @@ pub enum Error {
         #[source]
         source: crate::authority::Error,
     },
+    /// The version a pod should run is none.
+    #[error("cannot build the pod of {member}")]
     Version {
         /// Whose pod.
         member: String,
@@ -101,7 +103,10 @@ impl Error {
                 !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
             }
             Self::Api(error) => error.reason() == "Conflict",
-            Self::Version { .. } | Self::Missing(_) => false,
+            Self::Version { .. }
+            | Self::Certificate { .. }
+            | Self::Missing(_)
+            | Self::NotGrown { .. } => false,
         }
     }
 
@@ -129,6 +134,8 @@ impl Failure for Error {
             },
             Self::Version { .. } => "InvalidSpec",
             Self::Missing(_) => "Missing",
+            Self::Certificate { .. } => "CertificateNotMade",
+            Self::NotGrown { .. } => "VolumeNotGrown",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The wiring: which kinds are watched, and what runs the driver.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use api::EtcdCluster;
 use etcd::{Access, Deadlines, EtcdClient};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Controller;
 use kube::runtime::reflector::ObjectRef;
@@ -17,12 +18,12 @@ use kube::{Resource, ResourceExt};
 use runtime::Operator;
 use runtime::controller::{Guarded, all_at_once, controller, drive, watched};
 use runtime::image::OwnImage;
-
 use runtime::member::Operators;
+
+use crate::clients::Clients;
 use crate::controller::ClusterOperator;
 use crate::figures::Figures;
 use crate::recall::Recall;
-use crate::clients::Clients;
 
 /// Health is asked of all members at each reconcile: a member that hangs costs its own cluster this much.
 const DEADLINES: Deadlines = Deadlines {
@@ -30,6 +31,7 @@ const DEADLINES: Deadlines = Deadlines {
     status: Duration::from_secs(1),
     call: Duration::from_secs(3),
     hedge: Duration::from_millis(300),
+    defragment: Duration::from_mins(10),
     progress: Duration::from_secs(30),
     idle: Duration::from_mins(2),
 };
@@ -44,9 +46,9 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     let controller = children::<Service>(&operator, controller, &recall);
     let controller = children::<PersistentVolumeClaim>(&operator, controller, &recall);
     let controller = children::<PodDisruptionBudget>(&operator, controller, &recall);
+    let controller = children::<NetworkPolicy>(&operator, controller, &recall);
     let figures = Figures::default();
     let store = controller.store();
-    let controller = children::<NetworkPolicy>(&operator, controller, &recall);
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
     operator.figures.collect(figures.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));

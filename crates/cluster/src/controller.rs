@@ -15,8 +15,8 @@ use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
 use crate::act::{Acted, Actor};
-use crate::desired::desired;
 use crate::clients::Clients;
+use crate::desired::desired;
 use crate::figures::Figures;
 use crate::observe::{self, Look};
 use crate::observed::{Desired, Observed};
@@ -24,6 +24,7 @@ use crate::outcome::{Error, notices, turns};
 use crate::plan::{Plan, plan};
 use crate::recall::Recall;
 use crate::status::Report;
+use crate::upkeep::Calls;
 
 /// How soon a step that was postponed (a lost race, an etcd that is not ready) is planned again.
 const POSTPONED: Duration = Duration::from_millis(200);
@@ -41,18 +42,18 @@ pub struct ClusterOperator {
     recall: Arc<Recall>,
     figures: Figures,
     reads: Semaphore,
-}
     operators: Operators,
     calls: Calls,
+}
 
 /// One look at a cluster and what follows from it.
 struct Round {
     look: Look,
+    etcd: Arc<dyn Etcd>,
     observed: Observed,
     desired: Desired,
     plan: Plan,
     at: jiff::Timestamp,
-    etcd: Arc<dyn Etcd>,
 }
 
 impl ClusterOperator {
@@ -71,18 +72,18 @@ impl ClusterOperator {
             recall,
             figures,
             reads: Semaphore::new(READS),
-        }
             operators: Operators::default(),
             calls: Calls::default(),
+        }
     }
 
-    /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
     /// Where the operators run: NetworkPolicies let them in.
     #[must_use]
     pub fn of(self, operators: Operators) -> Self {
         Self { operators, ..self }
     }
 
+    /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
@@ -111,9 +112,10 @@ impl ClusterOperator {
         }
         Round {
             look,
+            etcd,
             observed,
             desired,
-            plan,
+            plan: planned,
             at,
         }
     }
@@ -124,7 +126,6 @@ impl ClusterOperator {
         let version = object.metadata.resource_version.as_deref();
         let look = self.recall.still_true(&uid, version, Instant::now())?;
         let round = self.round(look).await;
-            etcd,
         let report = round.report(None);
         let status = report.status(&Time(round.at));
         // Secrets are not watched: one that is to be corrected is read again at each look.

@@ -1,6 +1,6 @@
 //! What the spec asks for, as far as the planner is concerned. Pure.
 
-use api::EtcdCluster;
+use api::{EtcdCluster, EtcdClusterSpec};
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
 use api::version::EtcdVersion;
@@ -27,10 +27,19 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
             size
         },
         durable: spec.is_durable(),
+        claim: claim(spec),
+        hibernate: spec.hibernate,
+        upkeep: UpkeepRule {
+            quota: spec.quota_bytes(),
+            only_reports: spec.only_reports_no_space(),
+            keep_revisions: spec.revisions_kept(),
+            defragmentation: spec.defragmentation().cloned(),
+        },
         image: version
             .as_ref()
             .map(|version| version.image(&spec.repository))
             .unwrap_or_default(),
+        repository: spec.repository.clone(),
         version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
         spec_hash: spec_hash(spec),
         replace_after: spec.replace_after(),
@@ -40,12 +49,26 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
         },
         paused: spec.paused,
         budget: spec.has_disruption_budget(),
-        invalid: (!problems.is_empty()).then(|| summary(&problems)),
-        refused: (!dangerous.is_empty()).then(|| summary(&dangerous)),
-    }
-}
         access: AccessRule {
             auth: spec.auth.as_ref().and_then(|auth| auth.enabled),
             secret: spec.auth.as_ref().map(|auth| auth.secret.clone()),
             network: spec.has_network_policy(),
         },
+        invalid: (!problems.is_empty()).then(|| summary(&problems)),
+        refused: (!dangerous.is_empty()).then(|| summary(&dangerous)),
+    }
+}
+
+/// What the members' claims ask for.
+fn claim(spec: &EtcdClusterSpec) -> Option<Claim> {
+    let claim = spec.pod.as_ref()?.persistent_volume_claim_spec.as_ref()?;
+    let requests = claim.resources.as_ref()?.requests.as_ref()?;
+    let storage = requests.get("storage")?;
+    Some(Claim {
+        class: claim.storage_class_name.clone(),
+        requested: bytes(storage),
+        text: storage.0.clone(),
+        capacity: None,
+        resizing: None,
+    })
+}

@@ -57,7 +57,15 @@ struct Gauge {
 const PREFIX: &str = "etcd_operator_cluster_";
 
 /// One series a cluster each.
-static GAUGES: [Gauge; 8] = [
+static GAUGES: [Gauge; 12] = [
+    Gauge {
+        name: "certificate_expiry_timestamp_seconds",
+        help: "When the first of the cluster's certificates ends, in seconds since 1970",
+        of: |_, status| {
+            let certificates = status.certificates.as_ref()?;
+            Some(certificates.not_after.0.as_second())
+        },
+    },
     Gauge {
         name: "desired_members",
         help: "Members the spec asks for",
@@ -113,7 +121,26 @@ static GAUGES: [Gauge; 8] = [
             members.filter_map(|one| one.db_size_in_use).max()
         },
     },
+    Gauge {
+        name: "no_space_alarms",
+        help: "Members for which etcd has raised the alarm NOSPACE",
+        of: |_, status| raised(status, "NoSpace"),
+    },
+    Gauge {
+        name: "corrupt_alarms",
+        help: "Members for which etcd has raised the alarm CORRUPT",
+        of: |_, status| raised(status, "Corrupt"),
+    },
+    Gauge {
+        name: "hibernated",
+        help: "1 while no member runs because spec.hibernate is set",
+        of: |_, status| Some((status.phase == Some(ClusterPhase::Hibernated)).into()),
+    },
 ];
+
+fn raised(status: &EtcdClusterStatus, kind: &str) -> Option<i64> {
+    count(Some(status.alarms.iter().filter(|one| one.kind == kind).count()))
+}
 
 fn votes(member: &MemberStatus) -> bool {
     let role = member.role.as_ref();

@@ -11,13 +11,13 @@ mod elsewhere;
 mod ending;
 mod pods;
 mod recovery;
+mod tls;
 
 #[cfg(test)]
 pub(crate) mod tests;
-mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
 use api::cluster::MemberRole;
@@ -28,18 +28,24 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
-use runtime::member::Members;
 use runtime::credentials::ClusterAuth;
+use runtime::member::Members;
+use runtime::tls::ClusterTls;
 
 use crate::observed::{Intent, Observed, Seen};
-
-/// How long reading the Kubernetes objects may take.
-use runtime::tls::ClusterTls;
-const DEADLINE: Duration = Duration::from_secs(10);
-
 use crate::certificates::Certificates;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
+
+/// How long reading the Kubernetes objects may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A read that a quorum confirms and that takes longer than this says that etcd has no time to spare.
+const SLOW: Duration = Duration::from_millis(500);
+
+/// What an alarm is told with in a member's status: `memberID:1 alarm:NOSPACE`.
+const ALARM: &str = "alarm:";
+
 /// How long a member may take that is not ready; one that is has the client's own deadline.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
@@ -68,6 +74,8 @@ pub struct Objects {
     claims: Vec<PersistentVolumeClaim>,
     services: Vec<Service>,
     budget: Option<PodDisruptionBudget>,
+    tls: ClusterTls,
+    certificates: Certificates,
 }
 
 /// What of the objects is needed to ask etcd and to plan; small enough to be kept.
@@ -77,19 +85,17 @@ pub struct Look {
     pub cluster: EtcdCluster,
     /// Where each member's etcd is asked, by name.
     pub urls: BTreeMap<String, String>,
+    /// The cluster's certificates. In memory only.
+    pub tls: ClusterTls,
+    /// What the operator logs in with. In memory only.
+    pub auth: ClusterAuth,
     without_etcd: Observed,
-    tls: ClusterTls,
-    certificates: Certificates,
 }
 
 impl Objects {
     /// Keeps what is needed of them.
     pub fn look(self) -> Look {
         Look {
-    /// The cluster's certificates. In memory only.
-    pub tls: ClusterTls,
-    /// What the operator logs in with. In memory only.
-    pub auth: ClusterAuth,
             urls: client_urls(&self),
             without_etcd: without_etcd(&self),
             cluster: self.cluster,
@@ -110,6 +116,16 @@ impl Look {
     }
 }
 
+/// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
+pub async fn objects(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Objects>, Error> {
+    let read = async {
+        let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
+        let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
         let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
         let services = Api::<Service>::namespaced(client.clone(), namespace);
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
@@ -134,17 +150,22 @@ impl Look {
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
+        let refused = certificates::as_it_runs(&mut cluster, &pods);
         let policy = cluster.spec.tls.as_ref();
         let tls = ClusterTls::read(client, (namespace, name), policy).await;
         tls::settle(&mut cluster, &pods, &tls);
         let certificates = certificates::read(client, &cluster, (&pods, &claims, &services));
         let certificates = certificates.await.map_err(read("the certificates' Secrets"))?;
+        let mut certificates = certificates.and_of_others(&tls);
+        certificates.refused = refused;
         Ok(Some(Objects {
             cluster,
             pods,
             claims,
             services,
             budget,
+            tls,
+            certificates,
         }))
     };
     tokio::time::timeout(DEADLINE, read)
@@ -171,20 +192,6 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
     observed
 }
 
-async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
-    let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
-    let statuses = join_all(
-        asked
-            .iter()
-            .zip(&via)
-            .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
-    );
-    let list = tokio::time::timeout(recovery::patience(observed), etcd.members(&via));
-    let (members, statuses) = tokio::join!(list, statuses);
-    let members = members.unwrap_or_else(|_| Err(etcd::Error::Timeout(via.join(", "))));
-    observed.members = seen(members);
-    observed.statuses = asked
-        .into_iter()
 /// The members' hashes of their data at one revision, for a plan that asked for them.
 pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revision: i64) {
     let answering = observed.statuses.iter();
@@ -194,28 +201,25 @@ pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revis
     observed.hashes = join_all(answers).await.into_iter().collect();
 }
 
-        .zip(statuses.into_iter().map(seen))
-        .collect();
-}
-
-/// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
-/// neither DNS nor a Service's rules, and goes on while either is down or slow. That the right member answers is
-/// seen by its ID, never by its address.
-fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
-    let namespace = objects.cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
-    let url = |pod: &Pod| {
-        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
-        // Certificates are made for names.
-        Some(match text.parse() {
-            Ok(address) => addresses.client_url_at(address, &name),
-            Err(_) => addresses.client_url(&name),
-        })
+async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
+    let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
+    let statuses = join_all(
+        asked
+            .iter()
+            .zip(&via)
+            .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
+    );
+    let list = timed(tokio::time::timeout(recovery::patience(observed), etcd.members(&via)));
+    let ((members, took), statuses) = tokio::join!(list, statuses);
+    let members = members.unwrap_or_else(|_| Err(etcd::Error::Timeout(via.join(", "))));
     if let Err(etcd::Error::AccessDenied(why)) = &members {
         observed.access.refused = Some(why.clone());
     }
-    };
-    let pods = objects.pods.iter();
+    observed.members = seen(members);
+    observed.statuses = asked
+        .into_iter()
+        .zip(statuses.into_iter().map(seen))
+        .collect();
     observed.upkeep.slow = took > SLOW;
     access::ask(etcd, &via, observed).await;
     observed.upkeep.alarms = alarms(etcd, &via, observed).await;
@@ -236,6 +240,23 @@ async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Ve
 async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     let since = Instant::now();
     (call.await, since.elapsed())
+}
+
+/// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
+/// neither DNS nor a Service's rules, and goes on while either is down or slow. That the right member answers is
+/// seen by its ID, never by its address.
+fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
+    let namespace = objects.cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
+    let url = |pod: &Pod| {
+        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
+        let name = pod.name_any();
+        Some(match text.parse() {
+            Ok(address) => addresses.client_url_at(address, &name),
+            Err(_) => addresses.client_url(&name),
+        })
+    };
+    let pods = objects.pods.iter();
     pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
         .collect()
 }
@@ -290,6 +311,8 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         claims,
         services,
         budget,
+        tls: _,
+        certificates,
     } = objects;
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
@@ -336,11 +359,17 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         join: elsewhere::endpoints(cluster),
         elsewhere: BTreeMap::new(),
         statuses: BTreeMap::new(),
+        hashes: BTreeMap::new(),
         recovery,
+        upkeep: Upkeep {
+            record: status.defragmentation,
+            ..Upkeep::default()
+        },
+        tls: Tls::default(),
+        access: crate::access::Access::default(),
+        certificates: certificates.clone(),
     };
     for pod in pods {
-        tls: _,
-        certificates,
         match children::belongs(&pod.metadata, &uid) {
             Some(owned) => {
                 let seen = pods::pod(pod, &cluster.spec, owned);
@@ -366,17 +395,11 @@ pub fn without_etcd(objects: &Objects) -> Observed {
             observed.services.insert(service.name_any(), service_of);
         }
     }
+    certificates::differ(&mut observed);
     observed
 }
 
 /// Reads a cluster ID as etcd and its tools write it.
 pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
     u64::from_str_radix(text, 16).ok().map(ClusterId)
-        upkeep: Upkeep {
-            record: status.defragmentation,
-            ..Upkeep::default()
-        },
-        tls: Tls::default(),
-        access: crate::access::Access::default(),
-        certificates: certificates.clone(),
 }

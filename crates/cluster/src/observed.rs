@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
-use etcd::{ClusterId, MemberId, Members, Status};
+use etcd::{ClusterId, KeyHash, MemberId, Members, Status};
 use jiff::Timestamp;
 use runtime::member::Difference;
 
@@ -56,8 +56,14 @@ pub struct Pod {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version in its annotations.
     pub version: Option<String>,
-    /// The image of its etcd container.
+    /// The image of its etcd container, as it was asked for.
     pub image: String,
+    /// That its image was changed in place, until it has come back from that.
+    pub changed: Option<Changed>,
+    /// The flags of its etcd, without their values.
+    pub flags: BTreeSet<String>,
+    /// Its readiness probe asks `/readyz`, which not every release serves.
+    pub readyz: bool,
     /// The hash of the spec it was made for.
     pub spec_hash: Option<String>,
     /// What of it is not as the spec asks for today, its image apart.
@@ -100,6 +106,15 @@ pub struct Pod {
     pub node: Option<String>,
     /// When it was made.
     pub created: Timestamp,
+}
+
+/// A change of a pod's image in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// The version that ran before.
+    pub from: String,
+    /// How often its container had been started again by then.
+    pub restarts: i32,
 }
 
 impl Pod {
@@ -179,6 +194,23 @@ pub struct Disk {
     pub initial: BTreeSet<String>,
     /// A deletion was asked for; it is gone when its pod is.
     pub terminating: bool,
+    /// What it asks for and has.
+    pub claim: Claim,
+}
+
+/// What a volume claim asks for and has, or should ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its storage class.
+    pub class: Option<String>,
+    /// The bytes it asks for.
+    pub requested: Option<u64>,
+    /// The same as it is written.
+    pub text: String,
+    /// The bytes it has.
+    pub capacity: Option<u64>,
+    /// How far its growth is, as Kubernetes tells it.
+    pub resizing: Option<String>,
 }
 
 /// A member's own Service.
@@ -299,8 +331,18 @@ pub struct Observed {
     pub elsewhere: BTreeMap<String, String>,
     /// What each member that runs says of itself, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,
+    /// The members' hashes of their data at the revision the plan asked for; empty unless it did.
+    pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
     /// What concerns the recovery from a lost quorum.
     pub recovery: Recovery,
+    /// What concerns the members' databases.
+    pub upkeep: Upkeep,
+    /// What the cluster's certificates are worth.
+    pub tls: Tls,
+    /// Its generated certificates.
+    pub certificates: crate::certificates::Certificates,
+    /// Who gets in.
+    pub access: Access,
 }
 
 impl Observed {
@@ -333,32 +375,32 @@ pub struct Desired {
     pub first: usize,
     /// Members keep their data on volume claims.
     pub durable: bool,
+    /// What those claims ask for.
+    pub claim: Option<Claim>,
+    /// `spec.hibernate`.
+    pub hibernate: bool,
+    /// `spec.upkeep`.
+    pub upkeep: UpkeepRule,
     /// `spec.version`.
     pub version: String,
     /// The image of `spec.repository` and `spec.version`.
     pub image: String,
+    /// `spec.repository`.
+    pub repository: String,
     /// The hash of what pods are made from.
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
     pub replace_after: Duration,
-    /// What concerns the members' databases.
-    pub upkeep: Upkeep,
-    /// What the cluster's certificates are worth.
-    pub tls: Tls,
-    /// Its generated certificates.
-    pub certificates: crate::certificates::Certificates,
-    /// Who gets in.
-    pub access: Access,
     /// `spec.recovery`.
     pub recovery: RecoveryRule,
     /// `spec.paused`.
     pub paused: bool,
     /// Whether there is a disruption budget.
     pub budget: bool,
+    /// Who is to get in.
+    pub access: AccessRule,
     /// Why the spec cannot be followed at all: field, problem and remedy.
     pub invalid: Option<String>,
     /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
     pub refused: Option<String>,
 }
-    /// Who is to get in.
-    pub access: AccessRule,

@@ -1,6 +1,6 @@
 //! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
 
-use api::cluster::EtcdClusterStatus;
+use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
 use api::cluster::RecoveryPhase;
 use api::conditions::{ConditionType, Reason, find};
 use runtime::outcome::{Chain, Failure, Notice};
@@ -135,6 +135,20 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
             });
         }
     }
+    let within = |status: &EtcdClusterStatus| {
+        let certificates = status.certificates.as_ref();
+        certificates.and_then(|one| one.expires_within.clone())
+    };
+    if let Some(certificates) = &after.certificates
+        && within(after).is_some()
+        && within(before) != within(after)
+    {
+        let text = format!(
+            "the certificate in Secret {} is valid until {}: renew it",
+            certificates.secret, certificates.not_after.0
+        );
+        notices.push(Notice::warning("CertificateExpiring", "Observe", text));
+    }
     if before.control_paused != after.control_paused {
         notices.push(if after.control_paused {
             let text = "spec.paused is true: nothing is changed until it is false";
@@ -207,6 +221,7 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::ApplyClient { open: false } => Some(("ClientServiceApplied", "Apply")),
         Write::ApplyHeadless => Some(("HeadlessServiceApplied", "Apply")),
         Write::ApplyBudget { .. } => Some(("DisruptionBudgetApplied", "Apply")),
+        Write::Access(write) => write.event(),
         Write::DeleteBudget => Some(("DisruptionBudgetDeleted", "Delete")),
         Write::CreateService { .. } => Some(("MemberServiceCreated", "Create")),
         Write::DeleteService { .. } => Some(("MemberServiceDeleted", "Delete")),
@@ -214,8 +229,27 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::LabelPod(_)
         | Write::LabelDisk(_)
         | Write::MarkService { .. }
+        | Write::SettleImage { .. }
+        | Write::NoteVersion { .. }
         | Write::OpenService { .. } => None,
     }
+}
+
+/// The beginning of a defragmentation is told, each member's end, and how it failed.
+fn told_of(record: &DefragmentationStatus) -> Option<(&'static str, &'static str)> {
+    let Some(last) = record.members.last() else {
+        return record
+            .completion_time
+            .is_none()
+            .then_some(("DefragmentationBegun", "Defragment"));
+    };
+    if record.completion_time.is_some() || last.completion_time.is_none() {
+        return None;
+    }
+    Some(match last.error {
+        None => ("MemberDefragmented", "Defragment"),
+        Some(_) => ("DefragmentationFailed", "Defragment"),
+    })
 }
 
 #[cfg(test)]
@@ -223,13 +257,13 @@ mod tests {
     use super::*;
     use crate::plan::Reason as Why;
     use crate::write::Step;
-        Write::Access(write) => write.event(),
     use api::conditions::{Finding, set};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     fn plan(waiting_for: Vec<Why>, problems: Vec<Why>) -> Plan {
         Plan {
             step: Step::default(),
+            asks: None,
             next: None,
             waiting_for,
             problems,

@@ -8,8 +8,11 @@ mod adoption;
 mod auth;
 mod blind;
 mod bootstrap;
+mod certificates;
 mod evidence;
+mod disks;
 mod fate;
+mod hibernate;
 mod membership;
 mod objects;
 mod quorum;
@@ -18,6 +21,9 @@ mod replaced;
 mod roll;
 mod settings;
 mod size;
+mod tls;
+mod upkeep;
+mod versions;
 mod view;
 
 #[cfg(test)]
@@ -25,16 +31,12 @@ pub(crate) mod tests;
 
 use std::time::Duration;
 
-mod tls;
-mod upkeep;
-mod versions;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
 pub use fate::Fate;
-pub(crate) use membership::current_version;
 pub use quorum::Quorum;
 pub(crate) use view::name_of;
 pub(crate) use versions::{Course, course, current_version};
@@ -76,15 +78,15 @@ impl Reason {
 pub struct Plan {
     /// To be done now.
     pub step: Step,
+    /// The revision at which the members' data are to be compared before more can be planned: each member reads its
+    /// whole database for that, so it is not part of every look.
+    pub asks: Option<i64>,
     /// The step in words.
     pub next: Option<String>,
     /// What is waited for; Kubernetes or etcd will bring it about.
     pub waiting_for: Vec<Reason>,
     /// What the user has to know or to do something about.
     pub problems: Vec<Reason>,
-    /// The revision at which the members' data are to be compared before more can be planned: each member reads its
-    /// whole database for that, so it is not part of every look.
-    pub asks: Option<i64>,
     /// When to look again if no watch fires before.
     pub requeue: Duration,
 }
@@ -92,6 +94,7 @@ pub struct Plan {
 /// A plan in the making.
 struct Draft {
     orders: Vec<Order>,
+    asks: Option<i64>,
     change: Option<Change>,
     next: Vec<String>,
     waiting_for: Vec<Reason>,
@@ -104,6 +107,7 @@ impl Draft {
         let (orders, change) = (Vec::new(), None);
         Self {
             orders,
+            asks: None,
             change,
             next: Vec::new(),
             waiting_for: Vec::new(),
@@ -142,6 +146,7 @@ impl Draft {
         let next = (!self.next.is_empty()).then(|| self.next.join("; "));
         Plan {
             step,
+            asks: self.asks,
             next,
             waiting_for: self.waiting_for,
             problems: self.problems,
@@ -167,6 +172,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
              not changed until then"
         );
         draft.wait("Restoring", text, BLIND);
+        // The seed's pod waits for its certificates.
+        certificates::keep(observed, now, &mut draft);
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
@@ -181,6 +188,9 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         );
         return draft.finish();
     }
+    if hibernate::hibernates(desired, observed, &mut draft) {
+        return draft.finish();
+    }
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
         (Some(cluster_id), Some(intent)) => {
@@ -189,6 +199,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
+    certificates::keep(observed, now, &mut draft);
+    tls::hold_back(observed, &mut draft);
     draft.finish()
 }
 
@@ -202,14 +214,13 @@ fn formed(
     let open = recovery::lets_clients_in(observed, intent);
     objects::shared_services(observed, open, draft);
     objects::hurry(observed, draft);
+    auth::network(desired, observed, draft);
     match &observed.members {
         Seen::Unknown(why) => {
             blind::blind((desired, observed, now), intent, cluster_id, why, draft);
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster is no answer about this one.
-    certificates::keep(observed, now, &mut draft);
-    tls::hold_back(observed, &mut draft);
             let answered = list.cluster_id;
             draft.problem(
                 "ForeignCluster",
@@ -218,9 +229,9 @@ fn formed(
         }
         Seen::Known(list) => {
             let view = View::new(list, (desired, observed, now));
-    auth::network(desired, observed, draft);
             recovery::settle(observed, cluster_id, now, draft);
             objects::budget(desired, observed, &view, draft);
+            auth::settle(desired, observed, draft);
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services(observed, &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
@@ -234,4 +245,3 @@ fn formed(
         }
     }
 }
-            auth::settle(desired, observed, draft);

@@ -1,11 +1,12 @@
 //! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
 //! the same bytes, so a status never triggers itself.
 //!
-//! It never contains `bootstrap`, `clusterID`, `recovery` and `replaced`: those are records, written by their own steps, and what is
+//! It never contains `bootstrap`, `clusterID`, `recovery`, `replaced` and `defragmentation`: those are records, written by their own steps, and what is
 //! computed here is a report that can be deleted and rebuilt.
 
 mod conditions;
 mod members;
+mod version;
 
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use api::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
+use crate::expiry;
 use crate::observed::{Desired, Observed};
 use crate::plan::{Plan, View, current_version};
 
@@ -43,6 +45,16 @@ impl Report<'_> {
         ours.then(|| View::new(list, (self.desired, self.observed, now.0)))
     }
 
+    fn waits_for(&self, code: &str) -> bool {
+        let mut waiting = self.plan.waiting_for.iter();
+        waiting.any(|reason| reason.code == code)
+    }
+
+    /// It hibernates, or is on its way to it.
+    fn hibernates(&self) -> bool {
+        self.waits_for("Hibernated") || self.waits_for("Hibernating")
+    }
+
     /// The report alone, as it stands in the object now.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
@@ -53,6 +65,7 @@ impl Report<'_> {
             recovery: None,
             stale_approval: None,
             replaced: None,
+            defragmentation: None,
             last_backup: None,
             ..current
         }
@@ -72,6 +85,8 @@ impl Report<'_> {
         let formed = observed.cluster_id.is_some();
         let phase = match (&desired.invalid, formed) {
             (Some(_), _) => ClusterPhase::Failed,
+            (None, _) if self.waits_for("Hibernated") => ClusterPhase::Hibernated,
+            (None, _) if self.waits_for("Hibernating") => ClusterPhase::Hibernating,
             (None, true) => ClusterPhase::Running,
             (None, false) => ClusterPhase::Creating,
         };
@@ -87,9 +102,6 @@ impl Report<'_> {
             |pods: Vec<(&String, _)>| pods.into_iter().map(|(name, _)| name.clone()).collect();
         let leader = view.as_ref().and_then(members::leader);
         let running = formed.then(|| current_version(desired, observed));
-        let upgrading = running
-            .as_ref()
-            .is_some_and(|version| *version != desired.version);
         let waiting: Vec<&str> = plan
             .waiting_for
             .iter()
@@ -109,8 +121,10 @@ impl Report<'_> {
             }),
             member_details: members::details(view.as_ref(), observed, &before),
             leader,
+            alarms: members::alarms(view.as_ref(), observed, &before),
+            certificates: expiry::report(&observed.certificates.expiries, now.0),
             current_version: running,
-            target_version: upgrading.then(|| desired.version.clone()),
+            target_version: version::target(self),
             service_name: Some(names::client_service(&cluster.name_any())),
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),

@@ -14,6 +14,8 @@ use runtime::member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
+use crate::observed::{Intent, Role};
+
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -80,6 +82,8 @@ pub struct RecoveryRecord {
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
+    /// Writes a generated certificate, or tells of one.
+    Certificate(CertificateWrite),
     /// Writes `status.bootstrap` (and the cluster ID, when it was found on pods or claims).
     RecordIntent {
         /// What to record.
@@ -112,12 +116,12 @@ pub enum Write {
     },
     /// Deletes the disruption budget.
     DeleteBudget,
+    /// Who gets in: etcd's authentication and the NetworkPolicy.
+    Access(AccessWrite),
     /// Creates a member's Service; one that exists is an error.
     CreateService {
         /// Whose Service.
         member: String,
-    /// Who gets in: etcd's authentication and the NetworkPolicy.
-    Access(AccessWrite),
         /// Whether it carries the mark that a pod may have been made.
         started: bool,
         /// Whether it has no endpoints until it is opened.
@@ -155,6 +159,15 @@ pub enum Write {
     },
     /// Creates a member's volume claim; one that exists is an error.
     CreateDisk(Start),
+    /// Asks for a larger volume.
+    GrowDisk {
+        /// Whose claim.
+        member: String,
+        /// The claim that was seen.
+        uid: String,
+        /// What it asks for from now on.
+        size: String,
+    },
     /// Deletes a member's volume claim.
     DeleteDisk {
         /// Whose claim.
@@ -254,6 +267,34 @@ pub enum Write {
         member: String,
         /// What etcd is told.
         id: MemberId,
+    },
+    /// Writes `status.defragmentation`.
+    RecordDefragmentation {
+        /// What to record.
+        record: Box<DefragmentationStatus>,
+        /// The version of the object it is written over.
+        over: String,
+    },
+    /// Has one member write its database anew.
+    Defragment {
+        /// Which.
+        member: String,
+        /// When it was recorded that it is told.
+        recorded: Timestamp,
+    },
+    /// Forgets old revisions.
+    Compact {
+        /// What is before it is forgotten.
+        revision: i64,
+        /// The members to ask, by name.
+        via: Vec<String>,
+    },
+    /// Takes an alarm back.
+    Disarm {
+        /// Which.
+        alarm: Alarm,
+        /// The members to ask, by name.
+        via: Vec<String>,
     },
     /// Hands the leadership over.
     MoveLeader {
@@ -384,12 +425,14 @@ impl Write {
             Self::ApplyClient { .. } => "before-apply-client",
             Self::ApplyBudget { .. } => "before-apply-budget",
             Self::DeleteBudget => "before-delete-budget",
+            Self::Access(write) => write.point(),
             Self::CreateService { .. } => "before-create-service",
             Self::OpenService { .. } => "before-open-service",
             Self::RepairService { .. } => "before-repair-service",
             Self::MarkService { .. } => "before-mark-service",
             Self::DeleteService { .. } => "before-delete-service",
             Self::CreateDisk(_) => "before-create-disk",
+            Self::GrowDisk { .. } => "before-grow-disk",
             Self::DeleteDisk { .. } => "before-delete-disk",
             Self::CreatePod(_) => "before-create-pod",
             Self::DeletePod { .. } => "before-delete-pod",
@@ -406,6 +449,10 @@ impl Write {
             Self::AddMember { .. } => "before-add-member",
             Self::Promote { .. } => "before-promote-member",
             Self::Remove { .. } => "before-remove-member",
+            Self::RecordDefragmentation { .. } => "before-record-defragmentation",
+            Self::Defragment { .. } => "before-defragment",
+            Self::Compact { .. } => "before-compact",
+            Self::Disarm { .. } => "before-disarm",
             Self::MoveLeader { .. } => "before-move-leader",
         }
     }
@@ -432,6 +479,7 @@ impl fmt::Display for Write {
             Self::ApplyBudget { quorum } => {
                 write!(f, "apply the disruption budget for a quorum of {quorum}")
             }
+            Self::Access(write) => write!(f, "{write}"),
             Self::DeleteBudget => f.write_str("delete the disruption budget"),
             Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
             Self::OpenService { member, .. } => write!(f, "open the Service of {member}"),
@@ -439,6 +487,9 @@ impl fmt::Display for Write {
             Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
             Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),
             Self::CreateDisk(start) => write!(f, "create the volume claim of {}", start.member),
+            Self::GrowDisk { member, size, .. } => {
+                write!(f, "ask for {size} for the volume of {member}")
+            }
             Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
             Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
@@ -474,8 +525,42 @@ impl fmt::Display for Write {
             } => write!(f, "add {member} as a voter"),
             Self::Promote { member, .. } => write!(f, "make {member} a voter"),
             Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
+            Self::RecordDefragmentation { record, .. } => record_of(record, f),
+            Self::Defragment { member, .. } => write!(f, "defragment {member}"),
+            Self::Compact { revision, .. } => {
+                write!(f, "compact what is before revision {revision}")
+            }
+            Self::Disarm { alarm, .. } => write!(f, "take back {}", alarm_of(*alarm)),
             Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),
         }
+    }
+}
+
+fn alarm_of(alarm: Alarm) -> String {
+    let kind = match alarm.kind {
+        AlarmKind::NoSpace => "NOSPACE",
+        AlarmKind::Corrupt => "CORRUPT",
+    };
+    format!("the alarm {kind} of {}", alarm.member)
+}
+
+fn record_of(record: &DefragmentationStatus, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Some(last) = record.members.last() else {
+        return write!(f, "begin to defragment ({})", record.cause);
+    };
+    if record.completion_time.is_some() {
+        return write!(f, "the defragmentation is over ({})", record.cause);
+    }
+    match (&last.completion_time, &last.error, last.size_after) {
+        (None, ..) => write!(f, "{} is going to be defragmented", last.name),
+        (_, Some(error), _) => write!(f, "{} was not defragmented: {error}", last.name),
+        (_, None, after) => write!(
+            f,
+            "{} was defragmented: {} bytes before, {} after",
+            last.name,
+            last.size_before,
+            after.unwrap_or_default()
+        ),
     }
 }
 
@@ -500,5 +585,3 @@ fn recorded(record: &RecoveryRecord, f: &mut fmt::Formatter<'_>) -> fmt::Result 
         (phase, None) => write!(f, "recovery {phase}"),
     }
 }
-            Self::Access(write) => write.point(),
-            Self::Access(write) => write!(f, "{write}"),

@@ -17,7 +17,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
 }
 
 /// Name and UID of every object of one kind.
-async fn all<K>(sandbox: &Sandbox) -> Result<Vec<String>>
+pub(crate) async fn all<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
         + DeserializeOwned

@@ -358,8 +358,8 @@ mod tests {
                     member: Some(MemberTls {
                         peer_secret: None,
                         server_secret: server.map(str::to_owned),
-                    }),
                         ..MemberTls::default()
+                    }),
                     operator_secret: operator.map(str::to_owned),
                 }),
             ..TlsPolicy::default() }),

@@ -5,6 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::upkeep::{AlarmStatus, DefragmentationStatus};
 use crate::schema::{is_false, null_as_empty, readable_items};
 use crate::text::text_enum;
 
@@ -15,6 +16,10 @@ text_enum! {
         Creating = "Creating",
         /// The cluster has formed.
         Running = "Running",
+        /// The members are being stopped, because `spec.hibernate` is set.
+        Hibernating = "Hibernating",
+        /// No member runs, because `spec.hibernate` is set; the volumes stay.
+        Hibernated = "Hibernated",
         /// The spec is refused; v1beta2's end of the road, here a state like any other.
         Failed = "Failed",
     }
@@ -54,15 +59,15 @@ text_enum! {
     }
 }
 
-/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval` and `replaced`
-/// all of it is a report that can be rebuilt.
+/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval`, `replaced` and
+/// `defragmentation` all of it is a report that can be rebuilt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
     /// Generation of the spec this status was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Creating`, `Running` or `Failed`.
+    /// `Creating`, `Running`, `Hibernating`, `Hibernated` or `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<ClusterPhase>,
@@ -110,6 +115,19 @@ pub struct EtcdClusterStatus {
     /// The last restore over this cluster: what was there before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<ReplacedStatus>,
+    /// The last defragmentation of members, recorded before each is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defragmentation: Option<DefragmentationStatus>,
+    /// Alarms that etcd has raised.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub alarms: Vec<AlarmStatus>,
+    /// The certificate that ends first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<CertificatesStatus>,
     /// Version the members run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_version: Option<String>,
@@ -139,6 +157,20 @@ pub struct EtcdClusterStatus {
     )]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// The certificate of a cluster that ends first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificatesStatus {
+    /// Its Secret.
+    pub secret: String,
+    /// Until when it is valid.
+    pub not_after: Time,
+    /// How little is left, where that is little: `30d`, `7d`, `1d` or `Expired`. Of a generated certificate it is said
+    /// when its renewal is overdue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_within: Option<String>,
 }
 
 /// A recovery from the loss of the quorum: a new cluster begins with what the most advanced survivor has.

@@ -2,6 +2,7 @@
 
 mod access;
 mod build;
+mod certificates;
 mod membership;
 mod patch;
 mod record;
@@ -55,11 +56,11 @@ impl Actor<'_> {
                 .await
             }
             Write::DeleteBudget => self.delete_budget().await,
+            Write::Access(write) => self.access(*write).await,
             Write::CreateService { .. }
             | Write::OpenService { .. }
             | Write::RepairService { .. }
             | Write::MarkService { .. }
-            Write::Access(write) => self.access(*write).await,
             | Write::DeleteService { .. } => self.member_service(write).await,
             Write::CreateDisk(start) => match self.claim(start) {
                 Some(claim) => self.create(&claim).await,
@@ -89,7 +90,8 @@ impl Actor<'_> {
             Write::AddMember { .. }
             | Write::Promote { .. }
             | Write::Remove { .. }
-            | Write::MoveLeader { .. } => self.change_members(write, via).await.map(|()| None),
+            | Write::MoveLeader { .. }
+            | Write::Downgrade { .. } => self.change_members(write, via).await.map(|()| None),
         }
     }
 

@@ -1,7 +1,9 @@
 //! Volume claims, Services and the disruption budget, compared with what the builders make. Pure.
 
 use api::names;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimCondition, Service,
+};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -11,7 +13,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::observe::parse_cluster_id;
-use crate::observed::{self, Disk, Kept, Shared};
+use crate::observed::{self, Claim, Disk, Kept, Shared};
+use crate::quantity::bytes;
 
 /// `Some(true)`: ours. `Some(false)`: nobody's, with a cluster token that lets us find it again. `None`:
 /// somebody else's.
@@ -54,6 +57,35 @@ pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
             .map(|list| list.split(',').map(str::to_owned).collect())
             .unwrap_or_default(),
         terminating: claim.metadata.deletion_timestamp.is_some(),
+        claim: volume(claim),
+    }
+}
+
+/// What a claim asks for and has.
+fn volume(claim: &PersistentVolumeClaim) -> Claim {
+    let spec = claim.spec.as_ref();
+    let asked = spec
+        .and_then(|spec| spec.resources.as_ref()?.requests.as_ref()?.get("storage"))
+        .cloned();
+    let status = claim.status.as_ref();
+    let has = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
+    let told = |condition: &PersistentVolumeClaimCondition| {
+        let message = condition.message.as_deref().unwrap_or_default();
+        format!("{} {message}", condition.type_).trim().to_owned()
+    };
+    let resizing = status
+        .and_then(|status| status.conditions.as_ref())
+        .into_iter()
+        .flatten()
+        .filter(|condition| condition.status == "True")
+        .map(told)
+        .reduce(|all, next| format!("{all}; {next}"));
+    Claim {
+        class: spec.and_then(|spec| spec.storage_class_name.clone()),
+        requested: asked.as_ref().and_then(bytes),
+        text: asked.map(|asked| asked.0).unwrap_or_default(),
+        capacity: has.and_then(bytes),
+        resizing,
     }
 }
 

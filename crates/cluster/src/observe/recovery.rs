@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
-use api::conditions::ConditionType;
+use api::conditions::{ConditionType, Reason};
 use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::observe::{Look, seen};
@@ -34,11 +35,18 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
         unavailable_since: available
-            .filter(|condition| condition.status == "False")
+            .filter(|condition| condition.status == "False" && !is_of_hibernation(condition))
             .map(|condition| condition.last_transition_time.0),
         last_backup: status.last_backup.as_ref().map(backup),
         ..Recovery::default()
     }
+}
+
+/// A cluster that was stopped on purpose has lost nothing: the time begins when it is to serve again.
+fn is_of_hibernation(condition: &Condition) -> bool {
+    [Reason::Hibernated, Reason::Hibernating]
+        .iter()
+        .any(|reason| reason.as_str() == condition.reason)
 }
 
 /// How long the list is waited for. A recovery that is under way is not to be held up by it: a quorum that is back

@@ -13,34 +13,10 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::size::{
     comes_first, grow, promote, reserve, shrink, wait_for_connections, wait_for_voters,
 };
+use crate::plan::versions::{self, current_version};
 use crate::plan::view::{Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects, replaced};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects, roll};
 use crate::write::{Change, Order, Start, State, Write};
-
-/// The version new pods of a formed cluster get: the one it runs. Another `spec.version` is an upgrade.
-pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
-    // What a restore has replaced ran what it ran.
-    let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
-    let pods = observed.pods.values().filter(|pod| ours(&pod.token));
-    let pods = pods.filter_map(|pod| pod.version.clone());
-    let disks = observed.disks.values().filter(|disk| ours(&disk.token));
-    let disks = disks.filter_map(|disk| disk.version.clone());
-    let lowest = |versions: &mut dyn Iterator<Item = String>| {
-        versions
-            .filter_map(|text| semver::Version::parse(text.trim_start_matches('v')).ok())
-            .min()
-            .map(|version| version.to_string())
-    };
-    let reported = observed
-        .reported_version
-        .clone()
-        .filter(|version| !version.is_empty());
-    let spec = || desired.version.trim_start_matches('v').to_owned();
-    lowest(&mut { pods })
-        .or_else(|| lowest(&mut { disks }))
-        .or(reported)
-        .unwrap_or_else(spec)
-}
 
 /// Pods for members that have none: back on their disk, or for the first time.
 pub(super) fn start(
@@ -82,7 +58,11 @@ pub(super) fn start(
                 Role::Learner
             },
             durable: disk.is_some() || desired.durable,
-            version: current_version(desired, observed),
+            version: if seat.data == Data::There {
+                versions::returning(desired, observed, seat)
+            } else {
+                versions::joining(desired, observed, view)
+            },
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
@@ -116,12 +96,15 @@ pub(super) fn change(
     let rules = VersionRules::new(observed, &current_version(desired, observed));
     let reserved = reserve(desired, observed, view, rules, draft);
     renew(view, draft);
-    let _decided = settle_learners(view, draft)
+    let decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
         || shrink((desired, observed, now), view, draft)
         || replace((desired, observed, now), view, draft)
         || promote((desired, observed, now), view, draft)
         || grow((desired, now), view, rules, &reserved, draft);
+    if !decided {
+        roll::next((desired, observed, now), view, draft);
+    }
     foreigners(view, draft);
     joining_with_a_vote(view, rules, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {
@@ -279,7 +262,7 @@ fn replace(
     };
     // One after the other: the last replacement is a voter before the next begins.
     let complete = view.seats.len() >= desired.size && view.learners().next().is_none();
-    if comes_first(desired) || !complete {
+    if comes_first(desired, view) || !complete {
         return false;
     }
     // Invariant 3.
@@ -307,7 +290,14 @@ pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draf
     remove(view, seat, why, draft)
 }
 
-fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
+/// Hands the leadership of a member to another that is healthy, if there is one.
+pub(super) fn decide_leader(view: &View, from: &Seat, draft: &mut Draft) -> bool {
+    let able = |next: &&Seat| next.is_healthy() && next.id() != from.id();
+    let next = view.voters().filter(able).min_by_key(|next| next.leaves());
+    next.is_some_and(|next| move_leader(view, from, next, draft))
+}
+
+pub(super) fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
     let write = Write::MoveLeader {
         from: from.name.clone(),
         to: to.name.clone(),

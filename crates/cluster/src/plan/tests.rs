@@ -6,15 +6,16 @@ mod found;
 mod losses;
 mod recovery;
 mod replacing;
+mod rolling;
 pub(crate) mod scene;
 mod settings;
 mod sizes;
+mod tls;
+mod upkeep;
 
 use std::time::Duration;
 
 use crate::observed::{Kept, Trouble};
-mod tls;
-mod upkeep;
 use crate::plan::STEADY;
 use crate::write::{Order, State, Write};
 

@@ -35,6 +35,8 @@ pub enum Health {
     Healthy,
     /// It does not, and this is why.
     Unhealthy(String),
+    /// It is being defragmented, and serves again when that is done.
+    Busy,
 }
 
 /// One member of the list.
@@ -58,6 +60,8 @@ pub struct Seat<'a> {
     pub fate: Fate,
     /// When it will count as gone if nothing changes.
     pub gone_at: Option<Timestamp>,
+    /// It leaves because its pod has to be made anew; another member comes first.
+    pub followed: bool,
 }
 
 impl Seat<'_> {
@@ -79,6 +83,11 @@ impl Seat<'_> {
     /// It answers for itself and knows a leader.
     pub fn serves(&self) -> bool {
         self.health == Health::Healthy
+    }
+
+    /// It does not answer, and nobody knows why.
+    pub fn is_down(&self) -> bool {
+        !self.is_healthy() && self.health != Health::Busy
     }
 
     /// It answers and will go on answering.
@@ -169,7 +178,7 @@ impl<'a> View<'a> {
         Self {
             list,
             seats,
-            leader: observed.leader(),
+            leader,
         }
     }
 
@@ -240,6 +249,7 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
         health,
         fate: Fate::Stays,
         gone_at: None,
+        followed: false,
     }
 }
 
@@ -311,6 +321,9 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
+        // Each member applies the limit of its own flag to what the others have agreed upon
+        // (`ValidateConfigurationChange` in etcd); a member that began with an older release has none.
+        let has_flag = |pod: &Pod| pod.flags.contains(MAX_LEARNERS_FLAG);
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)

@@ -5,8 +5,9 @@ use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, is_true, 
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::plan::{View, current_version};
-use crate::status::Report;
+use crate::observed::{Kept, Observed, Pod};
+use crate::plan::View;
+use crate::status::{Report, version};
 
 pub(super) fn conditions(
     report: &Report,
@@ -20,7 +21,7 @@ pub(super) fn conditions(
         degraded(report, view),
         scaling(report, view, before),
         recovering(report, view, before),
-        upgrading(report),
+        version::upgrading(report),
         fields_in_effect(report),
         advisable(report),
     ];
@@ -44,6 +45,26 @@ pub(super) fn conditions(
     conditions
 }
 
+/// That the cluster hibernates, or is on its way to it, in words.
+fn hibernation(report: &Report) -> Option<(Reason, String)> {
+    let waiting = report.plan.waiting_for.iter();
+    let mut found = waiting.filter_map(|waiting| {
+        let reason = match waiting.code {
+            "Hibernated" => Reason::Hibernated,
+            "Hibernating" => Reason::Hibernating,
+            _ => return None,
+        };
+        Some((reason, waiting.message.clone()))
+    });
+    found.next()
+}
+
+fn is_of_hibernation(condition: &Condition) -> bool {
+    [Reason::Hibernated, Reason::Hibernating]
+        .iter()
+        .any(|reason| reason.as_str() == condition.reason)
+}
+
 /// Others write conditions too: whether the object can be read, and who manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
@@ -55,6 +76,7 @@ pub(super) fn is_ours(condition: &Condition) -> bool {
         ConditionType::Upgrading,
         ConditionType::FieldsInEffect,
         ConditionType::Advisable,
+        ConditionType::TlsReady,
     ];
     ours.iter().any(|kind| kind.as_str() == condition.type_)
 }
@@ -68,28 +90,6 @@ fn finding(
     Finding::new(kind, status, reason, message)
 }
 
-/// A linearizable list was answered: a quorum serves.
-fn available(report: &Report, view: Option<&View>) -> Finding {
-    let kind = ConditionType::Available;
-    let Some(cluster_id) = report.observed.cluster_id else {
-        return finding(
-            kind,
-            false,
-            Reason::Bootstrapping,
-        ConditionType::TlsReady,
-            "the cluster has not formed yet",
-        );
-    };
-    match (view, &report.observed.members) {
-        (Some(view), _) => {
-            let (healthy, voters) = (view.quorum().healthy(), view.quorum().voters());
-            let text = format!("{healthy} of {voters} voters of cluster {cluster_id} are healthy");
-            finding(kind, true, Reason::QuorumHealthy, text)
-        }
-        (None, crate::observed::Seen::Unknown(why)) => {
-            let lost = report
-                .plan
-                .problems
 /// What the certificates are worth; `None` without TLS.
 fn tls_ready(report: &Report) -> Option<Finding> {
     let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
@@ -103,6 +103,33 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     })
 }
 
+/// A linearizable list was answered: a quorum serves.
+fn available(report: &Report, view: Option<&View>) -> Finding {
+    let kind = ConditionType::Available;
+    let Some(cluster_id) = report.observed.cluster_id else {
+        return finding(
+            kind,
+            false,
+            Reason::Bootstrapping,
+            "the cluster has not formed yet",
+        );
+    };
+    if let Some((reason, text)) = hibernation(report) {
+        return finding(kind, false, reason, text);
+    }
+    match (view, &report.observed.members) {
+        (Some(view), _) => {
+            let (healthy, voters) = (view.quorum().healthy(), view.quorum().voters());
+            let text = format!("{healthy} of {voters} voters of cluster {cluster_id} are healthy");
+            match shut(report.observed) {
+                None => finding(kind, true, Reason::QuorumHealthy, text),
+                Some(why) => finding(kind, false, Reason::NoEndpoint, format!("{text}, but {why}")),
+            }
+        }
+        (None, crate::observed::Seen::Unknown(why)) => {
+            let lost = report
+                .plan
+                .problems
                 .iter()
                 .find(|problem| problem.code == "QuorumLost");
             let text = lost.map_or_else(
@@ -120,9 +147,26 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     }
 }
 
+/// Why the client Service leads nowhere, though a quorum serves: whoever waits for Available connects next.
+fn shut(observed: &Observed) -> Option<&'static str> {
+    match observed.shared.client {
+        Kept::Missing => return Some("the client Service is not there yet"),
+        Kept::AsMade(false) => return Some("the client Service does not let clients in yet"),
+        Kept::Drifted | Kept::AsMade(true) => {}
+    }
+    // The endpoints of a Service are the ready pods it selects, and those being deleted only for want of others.
+    let token = observed.intent.as_ref().map(|intent| &intent.token);
+    let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
+    let leads = observed.pods.values().any(is_endpoint);
+    (!leads).then_some("no pod of it is ready, so the client Service leads nowhere")
+}
+
 fn progressing(report: &Report) -> Finding {
     let kind = ConditionType::Progressing;
     let plan = report.plan;
+    if let Some((reason, text)) = hibernation(report) {
+        return finding(kind, reason == Reason::Hibernating, reason, text);
+    }
     if report.desired.paused {
         return finding(
             kind,
@@ -178,7 +222,8 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
     if let Some((_, text)) = &report.failure {
         return finding(kind, true, Reason::StepFailed, text.clone());
     }
-    if report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
+    let awake = hibernation(report).is_none();
+    if awake && report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
         let Some(view) = view else {
             return finding(
                 kind,
@@ -189,7 +234,7 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
         };
         let down: Vec<&str> = view
             .voters()
-            .filter(|seat| !seat.is_healthy())
+            .filter(|seat| seat.is_down())
             .map(|seat| seat.name.as_str())
             .collect();
         if !down.is_empty() {
@@ -248,13 +293,14 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
 }
 
 fn is_short(view: &View) -> bool {
-    view.voters().any(|seat| !seat.is_healthy())
+    view.voters().any(|seat| seat.is_down())
 }
 
 /// From the loss of a member until there are as many healthy voters as wanted again.
 fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Recovering;
-    if report.observed.cluster_id.is_none() || report.observed.claimed_by.is_some() {
+    let awake = hibernation(report).is_none();
+    if !awake || report.observed.cluster_id.is_none() || report.observed.claimed_by.is_some() {
         return finding(kind, false, Reason::AsDesired, "no member is missing");
     }
     let Some(view) = view else {
@@ -268,7 +314,7 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
             format!("{} is being replaced: {}", seat.name, seat.why()),
         );
     }
-    if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
+    if let Some(seat) = view.voters().find(|seat| seat.is_down()) {
         return finding(
             kind,
             true,
@@ -286,30 +332,6 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
         );
     }
     finding(kind, false, Reason::AsDesired, "no member is missing")
-}
-
-fn upgrading(report: &Report) -> Finding {
-    let kind = ConditionType::Upgrading;
-    match other_version(report) {
-        None => finding(
-            kind,
-            false,
-            Reason::AsDesired,
-            "the version is not being changed",
-        ),
-        Some((running, wanted)) => {
-            let text = format!(
-                "the cluster stays at {running}: changing it to {wanted} is not in effect in this release"
-            );
-            finding(kind, false, Reason::NotYetInEffect, text)
-        }
-    }
-}
-
-fn other_version<'a>(report: &Report<'a>) -> Option<(String, &'a str)> {
-    report.observed.cluster_id?;
-    let running = current_version(report.desired, report.observed);
-    (running != report.desired.version).then_some((running, report.desired.version.as_str()))
 }
 
 fn fields_in_effect(report: &Report) -> Finding {

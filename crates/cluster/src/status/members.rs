@@ -1,8 +1,8 @@
 //! What is known about each member. Figures move only when they moved much: a status that followed every byte
 //! would be written, and trigger the operator, all the time.
 
-use api::cluster::{EtcdClusterStatus, MemberRole, MemberStatus};
-use etcd::Status;
+use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
+use etcd::{AlarmKind, Status};
 
 use crate::observed::{Observed, Seen};
 use crate::plan::{Seat, View};
@@ -18,6 +18,29 @@ pub(super) fn leader(view: &View) -> Option<String> {
         .iter()
         .find(|seat| seat.id() == leader)
         .map(|seat| seat.name.clone())
+}
+
+/// The alarms, each under the name of its member.
+pub(super) fn alarms(
+    view: Option<&View>,
+    observed: &Observed,
+    before: &EtcdClusterStatus,
+) -> Vec<AlarmStatus> {
+    let (Some(view), Some(alarms)) = (view, observed.upkeep.alarms.known()) else {
+        return before.alarms.clone();
+    };
+    let alarms = alarms.iter().map(|alarm| {
+        let seat = view.seats.iter().find(|seat| seat.id() == alarm.member);
+        let kind = match alarm.kind {
+            AlarmKind::NoSpace => "NoSpace",
+            AlarmKind::Corrupt => "Corrupt",
+        };
+        AlarmStatus {
+            kind: kind.to_owned(),
+            member: seat.map_or_else(|| alarm.member.to_string(), |seat| seat.name.clone()),
+        }
+    });
+    alarms.collect()
 }
 
 pub(super) fn count(view: Option<&View>, before: &EtcdClusterStatus) -> Option<i32> {
@@ -123,7 +146,7 @@ fn detail(
     MemberStatus {
         id: Some(seat.id().to_string()),
         role: Some(role),
-        healthy: seat.is_healthy(),
+        healthy: !seat.is_down(),
         version: answer
             .map(|status| status.version.clone())
             .or(old.and_then(|old| old.version.clone())),

@@ -88,6 +88,8 @@ pub(crate) enum Event {
     Heal,
     /// The user wants another size.
     Resize(usize),
+    /// The user wants another version.
+    Version(u8),
     /// Somebody edits a member's Service.
     DriftService(u8),
     /// Somebody deletes a member's Service.
@@ -104,6 +106,14 @@ pub(crate) enum Event {
     Deafen,
     /// The object is created again without its status.
     ForgetStatus,
+    /// The user wants other settings of the pods.
+    ChangeSettings,
+    /// The user wants the cluster stopped, or not any more.
+    Hibernate,
+    /// The databases are full: etcd raises NOSPACE.
+    Fill,
+    /// etcd says of a member that its data differs from the others': CORRUPT.
+    Mistrust(u8),
     /// The second operator reads another part of the world; the third time it plans.
     SecondLooks,
     /// The second operator does one write of its step.
@@ -207,7 +217,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
 /// How often a kind of fault comes, if it comes at all, and how one is made.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
-const KINDS: [Kind; 36] = [
+const KINDS: [Kind; 41] = [
     (4, |dice| Event::Crash {
         after: dice.small(12),
     }),
@@ -258,6 +268,7 @@ const KINDS: [Kind; 36] = [
     (1, |dice| Event::NodeGone(dice.byte())),
     (4, |_| Event::Heal),
     (4, |dice| Event::Resize(dice.size())),
+    (4, |dice| Event::Version(dice.byte())),
     (2, |dice| Event::DriftService(dice.byte())),
     (2, |dice| Event::DeleteService(dice.byte())),
     (1, |_| Event::DeleteShared),
@@ -266,6 +277,10 @@ const KINDS: [Kind; 36] = [
     (2, |_| Event::Approve),
     (2, |_| Event::Deafen),
     (1, |_| Event::ForgetStatus),
+    (3, |_| Event::ChangeSettings),
+    (2, |_| Event::Hibernate),
+    (2, |_| Event::Fill),
+    (1, |dice| Event::Mistrust(dice.byte())),
 ];
 
 impl fmt::Display for Setup {

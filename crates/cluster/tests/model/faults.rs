@@ -16,7 +16,11 @@ impl World {
                 self.size = size;
                 tell!(self, "the user wants {size} members");
             }
+            Event::Version(which) => self.want_version(which),
             Event::Heal => self.heal(),
+            Event::ChangeSettings | Event::Hibernate | Event::Fill | Event::Mistrust(_) => {
+                self.wish(event);
+            }
             Event::Deafen => {
                 self.faults.deaf = true;
                 tell!(self, "the operators hear nothing of etcd");
@@ -337,6 +341,7 @@ impl World {
         self.forget(unmarked);
         self.intent = None;
         self.cluster_id = None;
+        self.wishes.record = None;
         self.recovery = crate::recovery::Recorded {
             approval: self.recovery.approval.take(),
             ..Default::default()

@@ -78,6 +78,7 @@ impl World {
                 if let Some((keeps, uid)) = pod.map(|pod| (pod.start.durable, pod.uid)) {
                     self.judge_deletion(member, keeps);
                     self.judge_seen(member, uid);
+                    self.judge_restart(member);
                 }
             }
             Write::DeleteDisk { member, uid } => {

@@ -63,10 +63,26 @@ pub(crate) enum Mutation {
     RecoversUnasked,
     /// A recovery goes on from the member that has least.
     RecoversFromTheLast,
+    /// Every pod that was made for other settings is made anew at once.
+    RollsAllAtOnce,
+    /// A leader's pod is made anew before it hands over.
+    RollsTheLeaderFirst,
+    /// A pod is made anew for other settings while another member is down.
+    RollsWhileAnotherIsDown,
+    /// Members that have no disk are stopped for hibernation.
+    HibernatesWithoutDisks,
+    /// The alarm of a full database is taken back while it is full.
+    DisarmsFullDatabases,
+    /// The alarm of data that differs is taken back while its member is one.
+    DisarmsMembers,
+    /// A member is defragmented while another one is down.
+    DefragmentsWhileAnotherIsDown,
+    /// The leader is defragmented before it hands over.
+    DefragmentsTheLeader,
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::AddsBeforeRemoving,
         Self::RemovesWithoutQuorum,
         Self::TakesUnknownForEmpty,
@@ -93,6 +109,14 @@ impl Mutation {
         Self::TakesSilenceForDamage,
         Self::RecoversUnasked,
         Self::RecoversFromTheLast,
+        Self::RollsAllAtOnce,
+        Self::RollsTheLeaderFirst,
+        Self::RollsWhileAnotherIsDown,
+        Self::HibernatesWithoutDisks,
+        Self::DisarmsFullDatabases,
+        Self::DisarmsMembers,
+        Self::DefragmentsWhileAnotherIsDown,
+        Self::DefragmentsTheLeader,
     ];
 
     /// Only a second operator brings it to light.
@@ -178,6 +202,7 @@ impl Mutation {
         now: Timestamp,
     ) -> Plan {
         let mut planned = plan(desired, observed, now);
+        self.mistakes_a_wish((desired, observed, now), &mut planned);
         match self {
             Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
                 self.bootstraps(desired, observed, &mut planned);

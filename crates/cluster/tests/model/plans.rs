@@ -15,6 +15,7 @@ impl World {
         self.judge_caution(observed, plan);
         if atomic {
             self.judge_recovery(plan);
+            self.judge_roll(plan);
         }
         let Some(change) = &plan.step.change else {
             return;
@@ -66,8 +67,10 @@ impl World {
             "invariant 1: members are changed blindly: {}",
             said(plan)
         );
+        // What is stopped on purpose keeps its disk, which is judged with the write.
+        let stops = |write: &Write| self.wishes.hibernate && matches!(write, Write::DeletePod { .. });
         let destroys = plan.step.orders.iter().any(|order| match order {
-            Order::Writes(writes) => writes.iter().any(destroys),
+            Order::Writes(writes) => writes.iter().any(|one| destroys(one) && !stops(one)),
             Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,
         });
         demand!(
@@ -140,7 +143,13 @@ impl World {
         let fails = |pod: &crate::world::WorldPod| {
             pod.shown.failing || pod.shown.lost_since.is_some() || self.power(pod) != Power::On
         };
+        let replaced = |pod: &crate::world::WorldPod| {
+            !pod.start.durable && pod.settings != self.wishes.settings
+        };
+        let distrusted = self.recorded().and_then(|all| all.by_name(name));
         pod.is_some_and(fails)
+            || pod.is_some_and(replaced)
+            || distrusted.is_some_and(|id| self.is_mistrusted(id))
             || self.data(name).is_some_and(|data| data.corrupt)
             || self.disks.get(name).is_some_and(|disk| disk.terminating)
     }

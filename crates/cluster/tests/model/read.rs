@@ -29,7 +29,12 @@ impl World {
 
     pub(crate) fn read_pods(&self) -> BTreeMap<String, Pod> {
         let pods = self.pods.iter();
-        pods.map(|(name, pod)| (name.clone(), read_pod(name, pod)))
+        let read = |name: &String, pod: &WorldPod| {
+            let mut seen = read_pod(name, pod);
+            self.show_image(pod, &mut seen);
+            (name.clone(), seen)
+        };
+        pods.map(|(name, pod)| read(name, pod))
             .collect()
     }
 
@@ -49,6 +54,7 @@ impl World {
                 version: Some(self.setup.version.to_owned()),
                 initial: disk.initial.clone(),
                 terminating: disk.terminating,
+                claim: cluster::observed::Claim::default(),
             };
             (name.clone(), seen)
         });
@@ -70,15 +76,18 @@ impl World {
             join: Vec::new(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
+            hashes: BTreeMap::new(),
             recovery: self.read_recovery(),
-        };
-        self.ask_etcd(&mut observed);
-        observed
-    }
             upkeep: cluster::upkeep::Upkeep::default(),
             tls: cluster::tls::Tls::default(),
             certificates: cluster::certificates::Certificates::default(),
             access: cluster::access::Access::default(),
+        };
+        self.ask_etcd(&mut observed);
+        self.see_versions(&mut observed);
+        self.see_wishes(&mut observed);
+        observed
+    }
 
     /// A client Service that selects another cluster's pods is not as it should be.
     fn read_shared(&self) -> Shared {
@@ -154,6 +163,8 @@ impl World {
             db_size: 0,
             db_size_in_use: 0,
             errors: Vec::new(),
+            storage_version: None,
+            downgrade: None,
         })
     }
 }

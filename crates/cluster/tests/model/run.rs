@@ -199,6 +199,7 @@ impl Run {
                     continue;
                 };
                 if fault.crash_after == Some(written) {
+                    self.world.forget_call();
                     tell!(self.world, "   the operator crashes {}", write.point());
                     return false;
                 }
@@ -382,7 +383,9 @@ impl Run {
     /// The part of the status that is read back.
     fn report(&mut self, observed: &Observed) {
         let since = self.world.recovery.unavailable_since;
-        let unavailable = observed.members.known().is_none() && observed.cluster_id.is_some();
+        let unavailable = observed.members.known().is_none()
+            && observed.cluster_id.is_some()
+            && !self.world.wishes.hibernate;
         self.world.recovery.unavailable_since =
             unavailable.then(|| since.unwrap_or(self.world.now));
         if let Seen::Known(list) = &observed.members {
@@ -445,6 +448,8 @@ impl Run {
     /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
     pub(crate) fn converges(&mut self) {
         self.world.heal();
+        self.world.be_content();
+        self.world.want_what_runs();
         self.second = None;
         let mut last = None;
         for _ in 0..ROUNDS {
@@ -552,9 +557,11 @@ impl Run {
             && members.values().all(|member| {
                 world.pods.contains_key(&member.name) && world.services.contains_key(&member.name)
             })
+            && world.is_content()
             && world.pods.keys().all(known)
             && world.services.keys().all(known)
             && world.disks.keys().all(known)
+            && world.runs_what_is_wanted()
             && world.shared.client == Kept::AsMade(true)
             && world.shared.headless == Kept::AsMade(())
             && world.shared.budget == Kept::AsMade(world.size / 2 + 1)

@@ -118,9 +118,16 @@ impl World {
             return;
         }
         let was = pod.running;
+        let hears = !api_is_away && power == Power::On;
+        if hears && self.ends_for_its_image(name) || self.has_no_image(name) {
+            return;
+        }
         let end = self.start_etcd(name);
         let (now, runs) = (self.now, end.is_none());
         let is_told = !api_is_away && power == Power::On;
+        if runs && !was {
+            self.note_what_runs(name);
+        }
         let pod = self.pods.get_mut(name).unwrap();
         pod.running = runs;
         pod.shown.restarts += i32::from(!runs);
@@ -177,6 +184,9 @@ impl World {
     /// The container comes up and stays up, or how it ends.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
+            return Some(End::Failed);
+        }
+        if self.is_too_old(name) {
             return Some(End::Failed);
         }
         if let Some(data) = self.data(name) {
@@ -296,12 +306,13 @@ impl World {
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
-            let writes = group == 0 && self.client_reaches(token);
+            let writes = group == 0 && self.client_reaches(token) && !self.is_alarmed(token);
             let lagging = self.lagging(&cluster);
             let moved = cluster.step((group, self.now), &mut self.logs(token), &lagging, writes);
             self.tell_move(&cluster, &moved);
             self.judge_move(token, &moved);
         }
+        self.agree_on_a_version(token, &cluster);
         self.clusters.insert(token.to_owned(), cluster);
     }
 

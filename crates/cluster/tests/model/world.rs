@@ -12,6 +12,8 @@ use crate::etcd_model::{Cluster, Data};
 use crate::invariants::Memory;
 use crate::recovery::Recorded;
 use crate::run::Setup;
+use crate::versions::Versions;
+use crate::wishes::{Wishes, rule};
 
 /// A line of the story; made only while somebody listens.
 macro_rules! tell {
@@ -44,6 +46,8 @@ pub(crate) struct WorldPod {
     pub(crate) created: u64,
     /// How many ticks its image and its volume still take.
     pub(crate) starts_in: u8,
+    /// The settings it was made for.
+    pub(crate) settings: u8,
 }
 
 /// A pod's status in the API server.
@@ -162,6 +166,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<WorldNode>,
     pub(crate) clusters: BTreeMap<String, Cluster>,
     pub(crate) faults: Faults,
+    pub(crate) wishes: Wishes,
+    pub(crate) versions: Versions,
     pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
     pub(crate) drawn: u64,
@@ -220,6 +226,8 @@ impl World {
             nodes: vec![node; setup.nodes],
             clusters: BTreeMap::new(),
             faults: Faults::default(),
+            wishes: Wishes::default(),
+            versions: Versions::default(),
             late: Vec::new(),
             counter: 0,
             drawn: 0,
@@ -239,9 +247,13 @@ impl World {
             size: self.size,
             first: if self.setup.seed { 1 } else { self.size },
             durable: self.setup.durable,
-            version: self.setup.version.to_owned(),
-            image: format!("etcd:v{}", self.setup.version),
-            spec_hash: "hash".to_owned(),
+            claim: None,
+            hibernate: self.wishes.hibernate,
+            upkeep: rule(),
+            version: self.wanted_version().to_owned(),
+            image: format!("etcd:v{}", self.wanted_version()),
+            repository: "etcd".to_owned(),
+            spec_hash: format!("hash-{}", self.wishes.settings),
             replace_after: Duration::from_secs(self.setup.patience * 3),
             recovery: RecoveryRule {
                 automatic: self.setup.automatic,
@@ -249,6 +261,7 @@ impl World {
             },
             paused: false,
             budget: true,
+            access: cluster::access::AccessRule::default(),
             invalid: None,
             refused: None,
         }
@@ -258,7 +271,6 @@ impl World {
     pub(crate) fn recorded(&self) -> Option<&Cluster> {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
-            access: cluster::access::AccessRule::default(),
 
     /// The data of a member, wherever it is.
     pub(crate) fn data(&self, name: &str) -> Option<&Data> {

@@ -25,6 +25,10 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
             | Write::Promote { .. }
             | Write::Remove { .. }
             | Write::MoveLeader { .. }
+            | Write::Downgrade { .. }
+            | Write::Compact { .. }
+            | Write::Disarm { .. }
+            | Write::Defragment { .. }
     )
 }
 
@@ -36,7 +40,11 @@ impl World {
         }
         self.judge_write(write);
         let could_come_back = self.can_come_back();
-        let answer = if is_for_etcd(write) {
+        let keeps_up = matches!(
+            write,
+            Write::Compact { .. } | Write::Disarm { .. } | Write::Defragment { .. }
+        );
+        let answer = if is_for_etcd(write) && !keeps_up {
             self.write_members(write, via)
         } else {
             self.write_object(write)
@@ -71,6 +79,12 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
+            // etcd's users and the NetworkPolicy are no part of this world.
+            Write::Access(_) => Answer::Done(None),
+            Write::RecordDefragmentation { .. }
+            | Write::Compact { .. }
+            | Write::Disarm { .. }
+            | Write::Defragment { .. } => self.fulfil(write),
             Write::DeleteBudget => {
                 self.shared.budget = Kept::Missing;
                 Answer::Done(None)
@@ -78,20 +92,13 @@ impl World {
             Write::CreateDisk(start) => self.create_disk(start),
             Write::DeleteDisk { member, uid } => self.delete_disk(member, uid),
             Write::CreatePod(start) => self.create_pod(start),
-            // etcd's users and the NetworkPolicy are no part of this world.
-            Write::Access(_) => Answer::Done(None),
-            Write::RecordDefragmentation { .. }
-            | Write::Compact { .. }
-            | Write::Disarm { .. }
-            | Write::Defragment { .. } => self.fulfil(write),
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
             Write::HurryPod { member, uid } => self.hurry_pod(member, uid),
+            Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
+                self.change_version(write)
+            }
             Write::PatchMetadata { .. }
             | Write::ResizePod { .. }
-            | Write::PatchImage { .. }
-            | Write::SettleImage { .. }
-            | Write::NoteVersion { .. }
-            | Write::Downgrade { .. }
             | Write::Certificate(_) => Answer::Done(None),
             Write::LabelPod(label) => {
                 let pod = self.pods.get_mut(&label.member);
@@ -216,6 +223,7 @@ impl World {
             data: None,
         };
         self.disks.insert(start.member.clone(), disk);
+        self.note_disk(&start.member, &start.version);
         Answer::Done(None)
     }
 
@@ -253,6 +261,7 @@ impl World {
             data: None,
             created: self.now,
             starts_in: u8::try_from(uid * 7 % slow).unwrap(),
+            settings: self.wishes.settings,
         };
         self.pods.insert(start.member.clone(), pod);
         Answer::Done(None)
@@ -296,6 +305,9 @@ impl World {
                 None => Err("no member answers"),
             };
         self.clusters.insert(token, cluster);
+        if let (Ok(()), Write::Downgrade { to }) = (&answer, write) {
+            return self.allow_downgrade(to.as_deref());
+        }
         match answer {
             Ok(()) => Answer::Done(None),
             Err(why) => {
@@ -313,7 +325,8 @@ impl World {
         (asked, group, leader): (u64, usize, u64),
         write: &Write,
     ) -> Result<(), &'static str> {
-        let (now, version, new) = (self.now, self.setup.version, self.next());
+        let (now, new) = (self.now, self.next());
+        let (learners, most) = (self.knows_learners(), self.most_learners());
         let lagging = self.lagging(cluster);
         let mut logs = self.logs(token);
         let mut config = cluster.configs[logs[&leader].config].clone();
@@ -323,7 +336,7 @@ impl World {
             }
             // Before 3.4 the request's wish for a learner is not understood.
             Write::AddMember { member, learner } => {
-                let learner = *learner && has_learners(version);
+                let learner = *learner && learners;
                 let joined = Member {
                     name: member.clone(),
                     learner,
@@ -332,7 +345,7 @@ impl World {
                 let refused = cluster.refuses_addition(
                     &config,
                     group,
-                    (learner, most_learners(version)),
+                    (learner, most),
                     now,
                 );
                 config.insert(new, joined);
@@ -367,6 +380,7 @@ impl World {
                 cluster.hand_over(leader, id.0, &mut logs, &lagging);
                 return Ok(());
             }
+            Write::Downgrade { .. } => return Ok(()),
             _ => Some("not a request to etcd"),
         };
         if let Some(why) = refused {
@@ -378,13 +392,4 @@ impl World {
         }
         Ok(())
     }
-}
-
-fn has_learners(version: &str) -> bool {
-    !version.starts_with("3.3")
-}
-
-/// `--max-learners`, which came with 3.6; before, there was one at most.
-fn most_learners(version: &str) -> usize {
-    if version.starts_with("3.6") { 7 } else { 1 }
 }

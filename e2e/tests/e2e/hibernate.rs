@@ -1,0 +1,82 @@
+//! `spec.hibernate`: no pods, while volumes and Services stay; set back, the same cluster is there with its data.
+
+use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_object, condition, field, has_condition};
+use e2e::{PATIENCE, Sandbox, Writer, scenario};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::api::ListParams;
+
+use crate::all_pods_lost::same_members;
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::paused::all;
+
+async fn hibernate(sandbox: &Sandbox, hibernate: bool) -> Result<()> {
+    let patch = format!("{{\"spec\":{{\"hibernate\":{hibernate}}}}}");
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+async fn kept(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let mut found = all::<PersistentVolumeClaim>(sandbox).await?;
+    found.extend(all::<Service>(sandbox).await?);
+    Ok(found)
+}
+
+#[tokio::test]
+async fn a_cluster_hibernates_and_comes_back_with_its_data() {
+    scenario("hibernate", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        writer.await_more(20).await?;
+        let objects = kept(sandbox).await?;
+
+        hibernate(sandbox, true).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        let asleep = await_object(&clusters, "c", "it hibernates", PATIENCE, |object| {
+            field(object, "/status/phase") == "Hibernated"
+        })
+        .await?;
+        ensure!(
+            condition(&asleep, "Available")
+                .is_some_and(|found| found["status"] == "False" && found["reason"] == "Hibernated")
+        );
+        ensure!(
+            has_condition(&asleep, "Degraded", "False"),
+            "nothing is wrong"
+        );
+        ensure!(has_condition(&asleep, "Recovering", "False"));
+        ensure!(field(&asleep, "/status/clusterID") == field(&before, "/status/clusterID"));
+        ensure!(all::<Pod>(sandbox).await?.is_empty());
+        ensure!(kept(sandbox).await? == objects, "something was deleted");
+
+        // Another process of the operator finds it as it is.
+        sandbox
+            .kubectl(&[
+                "delete",
+                "pod",
+                "-l",
+                "app.kubernetes.io/component=etcd-operator",
+                "--wait=true",
+            ])
+            .await?;
+        sandbox.await_operators().await?;
+        let pods = sandbox.api::<Pod>();
+        let of_cluster = ListParams::default().labels("etcd_cluster=c");
+        ensure!(pods.list(&of_cluster).await?.items.is_empty());
+
+        hibernate(sandbox, false).await?;
+        let after = sandbox.await_members("c", 3).await?;
+        same_members(&before, &after)?;
+        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        ensure!(field(&after, "/status/phase") == "Running");
+        ensure!(
+            kept(sandbox).await? == objects,
+            "the same volumes and Services"
+        );
+        writer.await_more(10).await?;
+        writer.finish("hibernated").await.map(drop)
+    })
+    .await;
+}

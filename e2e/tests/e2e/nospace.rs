@@ -1,0 +1,96 @@
+//! The database reaches its quota: etcd refuses writes, the status says so, and the cluster is writable again by
+//! itself when there is something to free.
+
+use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_object, condition, field};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, scenario, until};
+use kube::api::DynamicObject;
+
+use crate::all_pods_lost::same_members;
+use crate::fixtures::cluster_with;
+
+const SMALL: &str = "  etcd: {quotaBackendBytes: 25165824}
+  upkeep: {noSpace: {keepRevisions: 1}}
+  pod:
+    persistentVolumeClaimSpec:
+      accessModes: [ReadWriteOnce]
+      resources: {requests: {storage: 128Mi}}
+";
+
+fn is_degraded_with(object: &DynamicObject, words: &str) -> bool {
+    condition(object, "Degraded").is_some_and(|found| {
+        found["reason"] == "NoSpace" && found["message"].as_str().unwrap_or("").contains(words)
+    })
+}
+
+#[tokio::test]
+async fn a_full_database_is_writable_again_when_keys_were_deleted() {
+    scenario("nospace", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, SMALL)?;
+        sandbox.apply(&manifest).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill("kept/", 100, |_| {}).await?;
+
+        // Different keys: there is no history to compact, and nothing to free.
+        let mut refused = None;
+        for number in 0..40 {
+            let key = format!("big/{number}");
+            if let Err(error) = keys.write(&key, vec![7; 1 << 20]).await {
+                refused = Some(format!("{error:#}"));
+                break;
+            }
+        }
+        let refused = refused.unwrap_or_default();
+        ensure!(refused.contains("database space exceeded"), "{refused:?}");
+
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        let full = await_object(
+            &clusters,
+            "c",
+            "it says that it is full",
+            PATIENCE,
+            |object| is_degraded_with(object, "quotaBackendBytes"),
+        )
+        .await?;
+        ensure!(
+            field(&full, "/status/alarms/0/type") == "NoSpace",
+            "{}",
+            field(&full, "/status/alarms")
+        );
+
+        keys.delete("big/").await?;
+        let cured = await_object(&clusters, "c", "the alarm is gone", PATIENCE, |object| {
+            field(object, "/status/alarms").is_null() && !is_degraded_with(object, "")
+        })
+        .await?;
+        until("it is writable again", PATIENCE, async || {
+            Ok(match keys.write("again", vec![7; 1 << 20]).await {
+                Ok(()) => Look::Done(()),
+                Err(error) => Look::NotYet(format!("{error:#}")),
+            })
+        })
+        .await?;
+        keys.verify("kept/", 100).await?;
+        let done = field(&cured, "/status/defragmentation");
+        ensure!(done["cause"] == "NoSpace", "{done}");
+        ensure!(
+            done["members"].as_array().is_some_and(|all| all.len() == 3),
+            "{done}"
+        );
+        same_members(&before, &sandbox.await_members("c", 3).await?)?;
+        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+        for reason in [
+            "NoSpace",
+            "Compacted",
+            "MemberDefragmented",
+            "AlarmDisarmed",
+        ] {
+            let told = events.iter().any(|event| event.contains(reason));
+            ensure!(told, "no Event {reason}: {events:?}");
+        }
+        Ok(())
+    })
+    .await;
+}

@@ -1,0 +1,89 @@
+//! Another storage class: members are replaced one by one, each on a volume of that class, and clients write on.
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{field, ready_members};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use serde_json::json;
+
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::member_loss::await_one_volume_a_member;
+
+/// A storage class of the testbed's own kind for one test; its name carries the test's namespace.
+pub(crate) async fn with_class(
+    sandbox: &Sandbox,
+    name: &str,
+    may_grow: bool,
+    body: impl AsyncFnOnce(&str) -> Result<()>,
+) -> Result<()> {
+    let classes: Api<StorageClass> = Api::all(sandbox.client.clone());
+    let standard = classes
+        .get("standard")
+        .await
+        .context("the testbed's class")?;
+    let name = format!("{name}-{}", sandbox.namespace);
+    let class: StorageClass = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "provisioner": standard.provisioner,
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+        "allowVolumeExpansion": may_grow,
+    }))?;
+    classes.create(&PostParams::default(), &class).await?;
+    let outcome = body(&name).await;
+    classes.delete(&name, &DeleteParams::default()).await?;
+    outcome
+}
+
+/// Lines under `spec` that give members a volume of a class.
+pub(crate) fn claims_with(class: &str, size: &str) -> String {
+    format!(
+        "  pod:\n    persistentVolumeClaimSpec:\n      storageClassName: {class}\n      \
+         accessModes: [ReadWriteOnce]\n      resources: {{requests: {{storage: {size}}}}}\n"
+    )
+}
+
+#[tokio::test]
+async fn another_storage_class_replaces_members_one_by_one() {
+    scenario("storage_class_change", async |sandbox| {
+        with_class(sandbox, "other", false, async |class| {
+            let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+            sandbox.apply(&manifest).await?;
+            let before = sandbox.await_members("c", 3).await?;
+            let writer = Writer::start(sandbox, "c").await?;
+            let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"storageClassName": class}}}});
+            let patch = patch.to_string();
+            let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+            sandbox.kubectl(&words).await?;
+
+            let claims = sandbox.api::<PersistentVolumeClaim>();
+            let of_cluster = ListParams::default().labels("etcd_cluster=c");
+            until("every volume is of the other class", PATIENCE, async || {
+                let found: Vec<String> = claims
+                    .list(&of_cluster)
+                    .await?
+                    .into_iter()
+                    .filter_map(|claim| claim.spec?.storage_class_name)
+                    .collect();
+                Ok(if found.len() == 3 && found.iter().all(|one| one == class) {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{found:?}"))
+                })
+            })
+            .await?;
+            let after = sandbox.await_members("c", 3).await?;
+            ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+            let (old, new) = (ready_members(&before), ready_members(&after));
+            ensure!(!new.iter().any(|member| old.contains(member)), "{old:?} {new:?}");
+            await_one_volume_a_member(sandbox, &new).await?;
+            writer.await_more(10).await?;
+            writer.finish("another storage class").await.map(drop)
+        })
+        .await
+    })
+    .await;
+}

@@ -1,0 +1,130 @@
+//! A larger request grows every member's volume, and restarts nobody.
+//!
+//! Proven as far as the API goes: the testbed's volumes are folders of the machine, which no provisioner can
+//! enlarge. So the test does the provisioner's part, which is to write what the volume has by now. That Kubernetes
+//! refuses where the storage class does not allow it is the API server's own answer.
+
+use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_object, condition, field};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::fixtures::cluster_with;
+use crate::paused::all;
+use crate::storage_class_change::{claims_with, with_class};
+
+async fn claims(sandbox: &Sandbox) -> Result<Vec<PersistentVolumeClaim>> {
+    let of_cluster = ListParams::default().labels("etcd_cluster=c");
+    let claims = sandbox.api::<PersistentVolumeClaim>();
+    Ok(claims.list(&of_cluster).await?.items)
+}
+
+fn requested(claim: &PersistentVolumeClaim) -> String {
+    let spec = claim.spec.as_ref();
+    let asked = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref()?.get("storage"));
+    asked.map(|asked| asked.0.clone()).unwrap_or_default()
+}
+
+async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
+    let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"resources": {"requests": {"storage": size}}}}}});
+    let words = [
+        "patch",
+        "etcdcluster",
+        "c",
+        "--type=merge",
+        "-p",
+        &patch.to_string(),
+    ];
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
+    scenario("volume_growth", async |sandbox| {
+        with_class(sandbox, "growing", true, async |class| {
+            let manifest = cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"))?;
+            sandbox.apply(&manifest).await?;
+            sandbox.await_members("c", 3).await?;
+            let (pods, before) = (all::<Pod>(sandbox).await?, claims(sandbox).await?);
+            let writer = Writer::start(sandbox, "c").await?;
+
+            ask_for(sandbox, "128Mi").await?;
+            let clusters = sandbox.objects(Kind::EtcdCluster);
+            await_object(&clusters, "c", "its volumes grow", PATIENCE, |object| {
+                let waits = field(object, "/status/waitingFor").as_str().unwrap_or("");
+                waits.matches("grows from 64Mi to 128Mi").count() == 3
+            })
+            .await?;
+            let api = sandbox.api::<PersistentVolumeClaim>();
+            for claim in claims(sandbox).await? {
+                ensure!(requested(&claim) == "128Mi", "{}", requested(&claim));
+                let has = json!({"status": {"capacity": {"storage": "128Mi"}}});
+                let params = PatchParams::default();
+                api.patch_status(&claim.name_any(), &params, &Patch::Merge(&has))
+                    .await?;
+            }
+            await_object(
+                &clusters,
+                "c",
+                "its volumes have grown",
+                PATIENCE,
+                |object| {
+                    !field(object, "/status/waitingFor")
+                        .as_str()
+                        .unwrap_or("")
+                        .contains("grows from")
+                },
+            )
+            .await?;
+            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was made anew");
+            let uids = |list: &[PersistentVolumeClaim]| -> Vec<_> {
+                list.iter().map(ResourceExt::uid).collect()
+            };
+            ensure!(uids(&claims(sandbox).await?) == uids(&before));
+            writer.await_more(10).await?;
+            writer.finish("volumes grown").await.map(drop)
+        })
+        .await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_growth_that_its_class_forbids_is_refused_with_the_remedy() {
+    scenario("volume_growth_refused", async |sandbox| {
+        with_class(sandbox, "fixed", false, async |class| {
+            let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
+            sandbox.apply(&manifest).await?;
+            sandbox.await_members("c", 1).await?;
+            let pods = all::<Pod>(sandbox).await?;
+            ask_for(sandbox, "128Mi").await?;
+            let clusters = sandbox.objects(Kind::EtcdCluster);
+            await_object(&clusters, "c", "the remedy is named", PATIENCE, |object| {
+                condition(object, "Degraded").is_some_and(|found| {
+                    let text = found["message"].as_str().unwrap_or("");
+                    found["status"] == "True" && text.contains("allowVolumeExpansion: true")
+                })
+            })
+            .await?;
+            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was made anew");
+            // Asked for as it was, all is well.
+            ask_for(sandbox, "64Mi").await?;
+            until("nothing is wrong any more", PATIENCE, async || {
+                let object = clusters.get("c").await?;
+                let found = condition(&object, "Degraded").cloned().unwrap_or_default();
+                Ok(if found["status"] == "False" {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(found.to_string())
+                })
+            })
+            .await
+        })
+        .await
+    })
+    .await;
+}
