@@ -35,6 +35,11 @@ pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
 /// Pod annotation with the etcd version the pod was made for.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
+/// Pod annotation with the image that was asked for, whatever a webhook made of it.
+pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
+/// Pod annotation with the version that ran before its image was changed in place, and how often its container had been
+/// started again by then; taken away when the member is back.
+pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
 /// Annotation with the cluster token, on every pod and volume claim.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
 /// Annotation with the cluster ID once known, on every pod and volume claim.
@@ -53,21 +58,23 @@ pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
 /// Pod annotation with a digest of the authorities its etcd trusts: it reads them when it starts.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
+/// Pod annotation with the `spec.TLS` the pod was made with.
+pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
 /// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
 /// URLs, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
-pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
-/// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
-pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
-
-/// Port of the client URL.
 /// Finalizer of an `EtcdBackup` whose stored backups go with it.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 /// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Annotation that gives an object to the cluster-wide operators.
+pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
+/// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
+pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
+
+/// Port of the client URL.
 pub const CLIENT_PORT: u16 = 2379;
 /// Port of the peer URL.
 pub const PEER_PORT: u16 = 2380;
@@ -114,11 +121,6 @@ pub fn disruption_budget(cluster: &str) -> String {
     cluster.to_owned()
 }
 
-/// A member's name from its cluster and ten random bytes, which the caller draws.
-/// The name is also that of the pod, the volume claim and the Service.
-pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
-    let suffix =
-        random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));
 /// Name of the Secret with the passwords that the operator has set, or is about to set, for etcd's user `root`.
 pub fn auth_secret(cluster: &str) -> String {
     format!("{cluster}-auth")
@@ -169,6 +171,11 @@ pub fn client_authority_secret(cluster: &str) -> String {
     format!("{cluster}-client-ca")
 }
 
+/// A member's name from its cluster and ten random bytes, which the caller draws.
+/// The name is also that of the pod, the volume claim and the Service.
+pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
+    let suffix =
+        random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
@@ -293,7 +300,12 @@ impl Addresses {
     /// `#` stands the one the member's is checked against.
     pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
-        format!("{}://{at}", scheme(self.client_tls))
+        let url = format!("{}://{at}", scheme(self.client_tls));
+        if self.client_tls {
+            format!("{url}#{}", self.host(member))
+        } else {
+            url
+        }
     }
 
     /// The URL of the client Service.

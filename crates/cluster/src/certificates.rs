@@ -9,8 +9,11 @@ use api::names::{self, CertificateUse};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
+use runtime::certificate::certificates;
+use runtime::tls::ClusterTls;
 
 use crate::authority::{Circle, Held, Rule, digest, held};
+use crate::expiry::{self, Expiry};
 
 /// What is there of a cluster's generated certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +24,12 @@ pub struct Certificates {
     pub secrets: BTreeMap<String, Held>,
     /// What stands on each pod, by member.
     pub pods: BTreeMap<String, Noted>,
+    /// A digest of the authorities in Secrets that others keep.
+    pub others: Option<String>,
+    /// Until when certificates are valid, whoever makes them.
+    pub expiries: Vec<Expiry>,
+    /// What the spec asks for and the members that run cannot be brought to.
+    pub refused: Option<String>,
 }
 
 /// What stands on a pod about its certificates.
@@ -43,9 +52,7 @@ impl Noted {
 impl Certificates {
     /// From the object, the Secrets with its labels, and its pods.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
-        let Some(rule) = rule(cluster) else {
-            return Self::default();
-        };
+        let rule = rule(cluster);
         let uid = cluster.uid().unwrap_or_default();
         let note = |pod: &Pod| Noted {
             trust: pod.annotations().get(names::ANNOTATION_TRUST).cloned(),
@@ -54,14 +61,42 @@ impl Certificates {
                 .get(names::ANNOTATION_CERTIFICATES)
                 .cloned(),
         };
+        let secrets: BTreeMap<_, _> = secrets
+            .iter()
+            .map(|secret| (secret.name_any(), held(secret, &uid)))
+            .collect();
         Self {
-            rule: Some(rule),
-            secrets: secrets
-                .iter()
-                .map(|secret| (secret.name_any(), held(secret, &uid)))
-                .collect(),
+            rule,
+            others: None,
+            refused: None,
+            expiries: expiry::of_held(secrets.iter()),
+            secrets,
             pods: pods.iter().map(|pod| (pod.name_any(), note(pod))).collect(),
         }
+    }
+
+    /// With the Secrets that others keep: whom they say is trusted, and until when they are valid.
+    #[must_use]
+    pub fn and_of_others(mut self, tls: &ClusterTls) -> Self {
+        if self.rule.is_some() {
+            return self;
+        }
+        let slots = [&tls.peer, &tls.server];
+        let trusted: Vec<String> = slots
+            .into_iter()
+            .flatten()
+            .filter_map(|slot| certificates(&slot.found.as_ref().ok()?.ca).ok())
+            .map(|all| {
+                let mut prints: Vec<String> = all.into_iter().map(|one| one.fingerprint).collect();
+                prints.sort();
+                digest(prints.iter().map(String::as_str))
+            })
+            .collect();
+        let used = [&tls.peer, &tls.server].into_iter().flatten().count();
+        let whole = used > 0 && trusted.len() == used;
+        self.others = whole.then(|| digest(trusted.iter().map(String::as_str)));
+        self.expiries = expiry::of_secrets(tls);
+        self
     }
 
     /// The Secret of an authority.
@@ -77,7 +112,9 @@ impl Certificates {
 
     /// What stands on a pod that is started now about whom it trusts; `None` until all authorities are there.
     pub fn trust(&self) -> Option<String> {
-        let rule = self.rule.as_ref()?;
+        let Some(rule) = self.rule.as_ref() else {
+            return self.others.as_ref().map(|digest| format!("{digest}@0"));
+        };
         let mut digests = Vec::new();
         let mut until: Option<Timestamp> = None;
         for circle in rule.circles() {

@@ -96,7 +96,7 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     // The one has rights everywhere, the other in its own namespace.
     let elsewhere = &empty.namespace;
     ensure!(may(wide, "create", "pods", elsewhere).await);
-    ensure!(!may(wide, "create", "secrets", elsewhere).await);
+    ensure!(!may(wide, "list", "secrets", elsewhere).await);
     ensure!(
         !may(
             wide,

@@ -45,8 +45,15 @@ async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
 async fn lives_of(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
-        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-        let restarts = statuses.into_iter().flatten().map(|one| one.restart_count).sum();
+        let statuses = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.container_statuses.as_ref());
+        let restarts = statuses
+            .into_iter()
+            .flatten()
+            .map(|one| one.restart_count)
+            .sum();
         (pod.uid().unwrap_or_default(), restarts)
     };
     let mut all: Vec<_> = pods.iter().map(life).collect();
@@ -62,7 +69,10 @@ async fn all_serve_as(sandbox: &Sandbox, identity: &Identity, name: &str) -> Res
     };
     for pod in sandbox.member_pods("c").await? {
         let pod = pod.name_any();
-        if Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &identity).await.is_err() {
+        if Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &identity)
+            .await
+            .is_err()
+        {
             return Ok(false);
         }
     }
@@ -72,7 +82,9 @@ async fn all_serve_as(sandbox: &Sandbox, identity: &Identity, name: &str) -> Res
 #[tokio::test]
 async fn a_cluster_lives_on_certificates_the_operator_makes() {
     scenario("tls_generated", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
+            .await?;
         sandbox.await_members("c", 3).await?;
         for argument in arguments(sandbox).await? {
             ensure!(
@@ -86,7 +98,12 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
         // Whatever is in a pod, no authority's key is, and nothing of the operators or clients.
         for pod in sandbox.member_pods("c").await? {
             let (name, spec) = (pod.name_any(), pod.spec.unwrap_or_default());
-            for secret in spec.volumes.into_iter().flatten().filter_map(|volume| volume.secret) {
+            for secret in spec
+                .volumes
+                .into_iter()
+                .flatten()
+                .filter_map(|volume| volume.secret)
+            {
                 let secret = secret.secret_name.unwrap_or_default();
                 let own = [format!("{name}-peer-tls"), format!("{name}-server-tls")];
                 ensure!(own.contains(&secret), "{name} sees Secret {secret}");
@@ -97,11 +114,18 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
         ensure!(
             secrets.items.len() == 4 + 2 * 3,
             "two authorities, the operators', the clients', two a member: {:?}",
-            secrets.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
+            secrets
+                .iter()
+                .map(ResourceExt::name_any)
+                .collect::<Vec<_>>()
         );
         for secret in secrets {
             let owners = secret.owner_references();
-            ensure!(owners.iter().any(|owner| owner.kind == "EtcdCluster"), "{}", secret.name_any());
+            ensure!(
+                owners.iter().any(|owner| owner.kind == "EtcdCluster"),
+                "{}",
+                secret.name_any()
+            );
         }
         // A client's certificate is none of a peer.
         let peers = Identity {
@@ -117,7 +141,9 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
 #[tokio::test]
 async fn certificates_are_made_anew_without_a_restart() {
     scenario("tls_rotation_leaf", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
+            .await?;
         sandbox.await_members("c", 3).await?;
         let identity = client(sandbox, "c").await?;
         let writer = Writer::start_tls(sandbox, "c", &identity).await?;
@@ -125,24 +151,38 @@ async fn certificates_are_made_anew_without_a_restart() {
         ensure!(!all_serve_as(sandbox, &identity, "etcd.example.net").await?);
 
         let patch = r#"{"spec":{"TLS":{"generated":{"serverNames":["etcd.example.net"]}}}}"#;
-        sandbox.kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", patch]).await?;
-        until("every member serves with its new certificate", PATIENCE, async || {
-            if all_serve_as(sandbox, &identity, "etcd.example.net").await? {
-                return Ok(Look::Done(()));
-            }
-            Ok(Look::NotYet("some serve with the one before".into()))
-        })
+        sandbox
+            .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", patch])
+            .await?;
+        until(
+            "every member serves with its new certificate",
+            PATIENCE,
+            async || {
+                if all_serve_as(sandbox, &identity, "etcd.example.net").await? {
+                    return Ok(Look::Done(()));
+                }
+                Ok(Look::NotYet("some serve with the one before".into()))
+            },
+        )
         .await?;
         // The operators' own: the next reading takes it.
         let own = value(sandbox, "c-operator-tls", "tls.crt").await?;
-        sandbox.kubectl(&["delete", "secret", "c-operator-tls"]).await?;
-        sandbox.kubectl(&["annotate", "etcdcluster", "c", "look=again"]).await?;
-        until("the operators have a certificate again", PATIENCE, async || {
-            Ok(match value(sandbox, "c-operator-tls", "tls.crt").await {
-                Ok(now) if now != own => Look::Done(()),
-                other => Look::NotYet(format!("{:?}", other.is_ok())),
-            })
-        })
+        sandbox
+            .kubectl(&["delete", "secret", "c-operator-tls"])
+            .await?;
+        sandbox
+            .kubectl(&["annotate", "etcdcluster", "c", "look=again"])
+            .await?;
+        until(
+            "the operators have a certificate again",
+            PATIENCE,
+            async || {
+                Ok(match value(sandbox, "c-operator-tls", "tls.crt").await {
+                    Ok(now) if now != own => Look::Done(()),
+                    other => Look::NotYet(format!("{:?}", other.is_ok())),
+                })
+            },
+        )
         .await?;
         sandbox.await_members("c", 3).await?;
         ensure!(lives_of(sandbox).await? == before, "a member was restarted");
@@ -154,32 +194,50 @@ async fn certificates_are_made_anew_without_a_restart() {
 #[tokio::test]
 async fn a_cluster_whose_certificates_have_run_out_comes_back() {
     scenario("tls_expired", async |sandbox| {
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, &format!("{SHORT}{DURABLE}"))?).await?;
+        sandbox
+            .apply(&cluster_with(
+                &sandbox.env,
+                "c",
+                3,
+                &format!("{SHORT}{DURABLE}"),
+            )?)
+            .await?;
         sandbox.await_members("c", 3).await?;
         let identity = client(sandbox, "c").await?;
         let writer = Writer::start_tls(sandbox, "c", &identity).await?;
         writer.await_more(20).await?;
         writer.finish("before").await?;
         let operator = "deployment/etcd-operator";
-        sandbox.kubectl(&["scale", operator, "--replicas=0"]).await?;
+        sandbox
+            .kubectl(&["scale", operator, "--replicas=0"])
+            .await?;
         let pods = sandbox.member_pods("c").await?;
         let first = pods.first().map(ResourceExt::name_any).context("no pod")?;
         let service = |identity: Identity| async move {
             Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &first, &identity).await
         };
         tokio::time::sleep(Duration::from_secs(200)).await;
-        ensure!(service(identity).await.is_err(), "an expired certificate was taken");
+        ensure!(
+            service(identity).await.is_err(),
+            "an expired certificate was taken"
+        );
         let before = lives_of(sandbox).await?;
 
-        sandbox.kubectl(&["scale", operator, "--replicas=1"]).await?;
+        sandbox
+            .kubectl(&["scale", operator, "--replicas=1"])
+            .await?;
         sandbox.await_operators().await?;
-        until("there are new certificates, and members serve with them", PATIENCE, async || {
-            let identity = client(sandbox, "c").await?;
-            if all_serve_as(sandbox, &identity, &identity.name).await? {
-                return Ok(Look::Done(()));
-            }
-            Ok(Look::NotYet("nobody is served".into()))
-        })
+        until(
+            "there are new certificates, and members serve with them",
+            PATIENCE,
+            async || {
+                let identity = client(sandbox, "c").await?;
+                if all_serve_as(sandbox, &identity, &identity.name).await? {
+                    return Ok(Look::Done(()));
+                }
+                Ok(Look::NotYet("nobody is served".into()))
+            },
+        )
         .await?;
         sandbox.await_members("c", 3).await?;
         ensure!(lives_of(sandbox).await? == before, "a member was restarted");
@@ -207,57 +265,101 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 async fn authorities_are_replaced_while_clients_write() {
     scenario("tls_rotation_ca", async |sandbox| {
         let spec = "  TLS: {generated: {certificateDuration: 10m}}\n";
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, &format!("{spec}{DURABLE}"))?).await?;
+        sandbox
+            .apply(&cluster_with(
+                &sandbox.env,
+                "c",
+                3,
+                &format!("{spec}{DURABLE}"),
+            )?)
+            .await?;
         sandbox.await_members("c", 3).await?;
         let old = client(sandbox, "c").await?;
         let writer = Writer::start_tls(sandbox, "c", &old).await?;
         let ask = "etcd.database.coreos.com/rotate-authority=once";
-        sandbox.kubectl(&["annotate", "etcdcluster", "c", ask]).await?;
+        sandbox
+            .kubectl(&["annotate", "etcdcluster", "c", ask])
+            .await?;
 
         // Both are trusted, while the one before still signs: clients take the Secret now.
-        let both = until("clients are told of both authorities", PATIENCE, async || {
-            let now = client(sandbox, "c").await?;
-            Ok(match now.ca.matches("BEGIN CERTIFICATE").count() {
-                2 => Look::Done(now),
-                count => Look::NotYet(format!("{count} authorities")),
-            })
-        })
+        let both = until(
+            "clients are told of both authorities",
+            PATIENCE,
+            async || {
+                let now = client(sandbox, "c").await?;
+                Ok(match now.ca.matches("BEGIN CERTIFICATE").count() {
+                    2 => Look::Done(now),
+                    count => Look::NotYet(format!("{count} authorities")),
+                })
+            },
+        )
         .await?;
         writer.finish("the next authority").await?;
         let writer = Writer::start_tls(sandbox, "c", &both).await?;
         let slow = PATIENCE * 3;
         until("the next authority signs", slow, async || {
             let (count, waits) = authorities(sandbox).await?;
-            Ok(if count == 2 && !waits { Look::Done(()) } else { Look::NotYet(format!("{count} {waits}")) })
+            Ok(if count == 2 && !waits {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{count} {waits}"))
+            })
         })
         .await?;
-        let new = until("clients have a certificate by the new authority", PATIENCE, async || {
-            let now = client(sandbox, "c").await?;
-            let own = |identity: &Identity| identity.own.as_ref().map(|own| own.certificate.clone());
-            Ok(if own(&now) == own(&both) { Look::NotYet("the one before".into()) } else { Look::Done(now) })
-        })
+        let new = until(
+            "clients have a certificate by the new authority",
+            PATIENCE,
+            async || {
+                let now = client(sandbox, "c").await?;
+                let own =
+                    |identity: &Identity| identity.own.as_ref().map(|own| own.certificate.clone());
+                Ok(if own(&now) == own(&both) {
+                    Look::NotYet("the one before".into())
+                } else {
+                    Look::Done(now)
+                })
+            },
+        )
         .await?;
         writer.finish("certificates by the new authority").await?;
         let writer = Writer::start_tls(sandbox, "c", &new).await?;
-        until("the authority before is trusted no longer", slow, async || {
-            let (count, waits) = authorities(sandbox).await?;
-            Ok(if count == 1 && !waits { Look::Done(()) } else { Look::NotYet(format!("{count} {waits}")) })
-        })
+        until(
+            "the authority before is trusted no longer",
+            slow,
+            async || {
+                let (count, waits) = authorities(sandbox).await?;
+                Ok(if count == 1 && !waits {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{count} {waits}"))
+                })
+            },
+        )
         .await?;
-        until("members refuse who has a certificate by the one before", slow, async || {
-            for pod in sandbox.member_pods("c").await? {
-                let pod = pod.name_any();
-                let old = Identity { ca: new.ca.clone(), ..old.clone() };
-                let way = Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &old);
-                if way.await.is_ok() {
-                    return Ok(Look::NotYet(format!("{pod} lets it in")));
+        until(
+            "members refuse who has a certificate by the one before",
+            slow,
+            async || {
+                for pod in sandbox.member_pods("c").await? {
+                    let pod = pod.name_any();
+                    let old = Identity {
+                        ca: new.ca.clone(),
+                        ..old.clone()
+                    };
+                    let way = Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &old);
+                    if way.await.is_ok() {
+                        return Ok(Look::NotYet(format!("{pod} lets it in")));
+                    }
                 }
-            }
-            Ok(Look::Done(()))
-        })
+                Ok(Look::Done(()))
+            },
+        )
         .await?;
         sandbox.await_members("c", 3).await?;
-        writer.finish("without the authority before").await.map(drop)
+        writer
+            .finish("without the authority before")
+            .await
+            .map(drop)
     })
     .await;
 }

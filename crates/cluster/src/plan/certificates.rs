@@ -34,6 +34,9 @@ struct Keeper<'a> {
 /// Keeps the certificates, and puts those of a member before its pod.
 pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     let certificates = &observed.certificates;
+    if let Some(why) = &certificates.refused {
+        draft.problem("TLSSwitchRefused", why.clone());
+    }
     let Some(rule) = &certificates.rule else {
         return;
     };

@@ -73,15 +73,10 @@ fn an_older_version_than_the_backups_is_refused() {
 
 /// Keys of an encrypted cluster are not put into one that talks without encryption.
 #[test]
-fn a_recorded_spec_that_must_not_be_ignored_is_refused() {
+fn a_recorded_spec_keeps_its_tls() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
-    let trouble = refused(&restore(Value::Null), Some(&manifest("3.6.16", tls)));
-    assert_eq!(trouble.reason, Reason::NotSupported);
-    assert!(
-        trouble.message.contains("spec.TLS") && trouble.message.contains("template"),
-        "{}",
-        trouble.message
-    );
+    let made = cluster_to_make(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
+    assert!(made.tls.unwrap().encrypts_peers());
 }
 
 #[test]

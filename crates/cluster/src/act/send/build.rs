@@ -84,6 +84,7 @@ impl Actor<'_> {
         if start.durable {
             on_its_disk(&mut pod, &start.member);
         }
+        self.note_trust(&mut pod);
         Ok(pod)
     }
 
@@ -118,6 +119,11 @@ impl Actor<'_> {
         let from = from.ok_or_else(|| missing("status.recovery.fromClusterID is no cluster ID"))?;
         let operator = self.image.get().await.map_err(Error::Missing)?;
         let url = members.addresses().client_url(&record.survivor);
+        let mut source = Source::member(&url, from, record.revision);
+        let tls = self.cluster.spec.tls.as_ref();
+        if let Some(secret) = tls.and_then(|tls| tls.operator_secret_of(members.cluster)) {
+            source = source.with_identity(&secret);
+        }
         let seed = Seed {
             member: &start.member,
             version,
@@ -128,6 +134,7 @@ impl Actor<'_> {
         if start.durable {
             on_its_disk(&mut pod, &start.member);
         }
+        self.note_trust(&mut pod);
         Ok(pod)
     }
 }
@@ -135,11 +142,6 @@ impl Actor<'_> {
 /// A member that has a disk keeps it, whatever the spec says by now.
 fn on_its_disk(pod: &mut Pod, member: &str) {
     let volumes = pod
-        let mut source = Source::member(&url, from, record.revision);
-        let tls = self.cluster.spec.tls.as_ref();
-        if let Some(secret) = tls.and_then(|tls| tls.operator_secret_of(members.cluster)) {
-            source = source.with_identity(&secret);
-        }
         .spec
         .iter_mut()
         .flat_map(|spec| spec.volumes.iter_mut().flatten());

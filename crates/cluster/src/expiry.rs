@@ -1,0 +1,155 @@
+//! Until when a cluster's certificates are valid, whoever makes them, and when that is worth a word.
+//!
+//! Pure. Said in time, and not of certificates that are short-lived on purpose: every stage is also a part of a
+//! certificate's life. Generated ones are spoken of only when their renewal is overdue.
+
+use std::time::Duration;
+
+use api::cluster::CertificatesStatus;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runtime::certificate::certificates;
+use runtime::tls::ClusterTls;
+
+use crate::authority::{Held, renewal};
+
+/// A certificate in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// Its Secret.
+    pub secret: String,
+    /// Valid from then on.
+    pub not_before: Timestamp,
+    /// Valid until then.
+    pub not_after: Timestamp,
+    /// The operator renews it.
+    pub generated: bool,
+}
+
+const DAY: Duration = Duration::from_hours(24);
+
+/// The words for how little is left, each with the most that may be left, and the part of the whole life it is at
+/// most.
+const STAGES: [(&str, Duration, u32); 3] = [
+    ("1d", DAY, 16),
+    ("7d", Duration::from_hours(7 * 24), 8),
+    ("30d", Duration::from_hours(30 * 24), 4),
+];
+
+impl Expiry {
+    /// How little is left, in a word; `None` while there is time, or its renewal is not overdue.
+    pub fn stage(&self, now: Timestamp) -> Option<&'static str> {
+        let life = length(self.not_before, self.not_after);
+        if now >= self.not_after {
+            return Some("Expired");
+        }
+        if self.generated && length(renewal(self.not_before, self.not_after), now) < life / 12 {
+            return None;
+        }
+        let left = length(now, self.not_after);
+        let is = |(_, most, part): &&(&str, Duration, u32)| left < (*most).min(life / *part);
+        STAGES.iter().find(is).map(|(word, ..)| *word)
+    }
+}
+
+fn length(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::try_from(to.duration_since(from)).unwrap_or_default()
+}
+
+/// Those in Secrets that others keep.
+pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
+    let slots = [&tls.peer, &tls.server, &tls.operator];
+    let slots = slots.into_iter().flatten();
+    let expiry = |slot: &runtime::tls::Slot| {
+        let material = slot.found.as_ref().ok()?;
+        let all = certificates(&material.certificate).ok()?;
+        let first = all.iter().min_by_key(|one| one.not_after)?;
+        Some(Expiry {
+            secret: slot.secret.clone(),
+            not_before: first.not_before,
+            not_after: first.not_after,
+            generated: false,
+        })
+    };
+    slots.filter_map(expiry).collect()
+}
+
+/// Those the operator makes.
+pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>) -> Vec<Expiry> {
+    let expiry = |(secret, held): (&String, &Held)| {
+        let leaf = held.certificate.as_ref()?;
+        Some(Expiry {
+            secret: secret.clone(),
+            not_before: leaf.not_before,
+            not_after: leaf.not_after,
+            generated: true,
+        })
+    };
+    secrets.filter_map(expiry).collect()
+}
+
+/// The report: the one that ends first.
+pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
+    let first = all.iter().min_by_key(|one| one.not_after)?;
+    let worst = all.iter().filter(|one| one.stage(now).is_some());
+    let worst = worst.min_by_key(|one| one.not_after);
+    let said = worst.unwrap_or(first);
+    Some(CertificatesStatus {
+        secret: said.secret.clone(),
+        not_after: Time(said.not_after),
+        expires_within: worst.and_then(|one| one.stage(now)).map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expiry(days: i64, generated: bool) -> Expiry {
+        let start = Timestamp::UNIX_EPOCH;
+        let end = Timestamp::from_second(days * 86400).unwrap();
+        Expiry {
+            secret: "server".into(),
+            not_before: start,
+            not_after: end,
+            generated,
+        }
+    }
+
+    fn at(days: f64) -> Timestamp {
+        #[allow(clippy::cast_possible_truncation)]
+        Timestamp::from_second((days * 86400.0) as i64).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_is_spoken_of_a_month_a_week_and_a_day_before_its_end() {
+        let year = expiry(365, false);
+        for (day, stage) in [
+            (300.0, None),
+            (336.0, Some("30d")),
+            (359.0, Some("7d")),
+            (364.5, Some("1d")),
+            (366.0, Some("Expired")),
+        ] {
+            assert_eq!(year.stage(at(day)), stage, "{day}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_of_a_day_is_not_always_about_to_end() {
+        let day = expiry(1, false);
+        assert_eq!(day.stage(at(0.5)), None);
+        assert_eq!(day.stage(at(0.8)), Some("30d"));
+        assert_eq!(day.stage(at(0.97)), Some("1d"));
+    }
+
+    #[test]
+    fn a_generated_certificate_is_spoken_of_when_its_renewal_is_overdue() {
+        let own = expiry(90, true);
+        assert_eq!(own.stage(at(61.0)), None);
+        assert_eq!(own.stage(at(70.0)), Some("30d"));
+        let all = [own, expiry(365, false)];
+        let report = report(&all, at(61.0)).unwrap();
+        assert_eq!((report.expires_within, report.not_after.0), (None, at(90.0)));
+    }
+}
