@@ -20,7 +20,10 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &mut EtcdClu
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let faults = tls.faults(&addresses, Timestamp::now());
+    let generated = cluster.spec.tls.as_ref().is_some_and(|tls| tls.generated.is_some());
+    // A generated certificate is made by the cluster operator when the cluster is there.
+    let mut faults = tls.faults(&addresses, Timestamp::now());
+    faults.retain(|fault| !(generated && fault.code == "SecretMissing"));
     let problem = |fault: runtime::tls::Fault| {
         let what = fault.message.replacen(fault.purpose.field(), "", 1);
         let what = what.trim_start_matches(": ").to_owned();
