@@ -47,6 +47,8 @@ const SHRINKING: &[&str] = &[
 ];
 /// What is changed by hand, or asked for by the spec.
 const REPAIR: &[&str] = &["before-repair-service"];
+/// The spec of pods is changed, in what running ones take.
+const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
 /// All pods are deleted, and take their time.
 const HURRY: &[&str] = &["before-hurry-pod"];
@@ -298,7 +300,9 @@ async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
 #[tokio::test]
 async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
     scenario("crash_repair", async |sandbox| {
-        let durable = cluster_with(&sandbox.env, "d", 3, DURABLE)?;
+        // Kubernetes changes no class of service in place, so there is a request from the beginning.
+        let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
+        let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;
         sandbox.apply(&cluster(&sandbox.env, "r", 3)?).await?;
         let before = sandbox.await_members("d", 3).await?;
@@ -316,6 +320,15 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
                     .kubectl(&["patch", "service", &member, "-p", patch])
                     .await
                     .map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(SETTINGS, async |times| {
+                let (round, cpu) = (times.to_string(), format!("{}m", 20 + times));
+                let pod = serde_json::json!({ "labels": { "round": round }, "resources": { "requests": { "cpu": cpu } } });
+                let patch = serde_json::json!({ "spec": { "pod": pod } }).to_string();
+                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", &patch];
+                sandbox.kubectl(&args).await.map(drop)
             })
             .await?;
         victim
@@ -353,7 +366,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;
-        ensure!(victim.lives_on().await? == 4);
+        ensure!(victim.lives_on().await? == 4 + SETTINGS.len());
         is_as_asked_for(sandbox, "d", 3).await?;
         is_as_asked_for(sandbox, "r", 3).await?;
         let after = sandbox.await_members("d", 3).await?;
@@ -376,7 +389,7 @@ fn every_boundary_between_two_writes_is_crashed_at() {
         .filter(|word| word.starts_with("before-"))
         .collect();
     let stories = [
-        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, NO_BUDGET, HURRY, RECOVERY,
+        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, HURRY, RECOVERY,
     ];
     let crashed_at: BTreeSet<&str> = stories.concat().into_iter().collect();
     assert_eq!(points, crashed_at);
