@@ -17,6 +17,8 @@ mod event;
 mod faults;
 #[path = "model/invariants.rs"]
 mod invariants;
+#[path = "model/mistakes.rs"]
+mod mistakes;
 #[path = "model/mutation.rs"]
 mod mutation;
 #[path = "model/plans.rs"]
@@ -31,6 +33,10 @@ mod run;
 mod story;
 #[path = "model/time.rs"]
 mod time;
+#[path = "model/wishes.rs"]
+mod wishes;
+#[path = "model/versions.rs"]
+mod versions;
 #[path = "model/world.rs"]
 mod world;
 #[path = "model/write.rs"]

@@ -110,6 +110,12 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 ///   to end it. So it is with those the taint manager deleted.
 /// - The phase `Unknown`, of old control planes.
 /// - No node reaches the volume: its node is not there any more, or is marked as unreachable.
+///
+/// A pod that was not ready when its node died tells nothing until it is evicted: the controller writes only a
+/// condition that changes, and `Ready` was false already. The condition `DisruptionTarget` of an eviction
+/// (`DeletionByTaintManager` in `pkg/controller/tainteviction`) is no better sign: the same is written for a taint that
+/// people set on a node that lives, where the pod ends within its grace period. So such a member counts from the end
+/// of that period, after the 300 s (or the tolerations of `spec.pod`) for which Kubernetes waits.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -334,6 +340,23 @@ mod tests {
             lost.lost_since,
             Some(at("2026-11-21T00:10:00Z")),
             "the node was lost before"
+        );
+    }
+
+    /// Neither the kubelet's last word nor an eviction tells a dead node from one that lives.
+    #[test]
+    fn a_pod_that_was_not_ready_on_a_lost_node_counts_from_the_end_of_its_eviction() {
+        let mut unready = conditions("False", Some("ContainersNotReady"), "False");
+        let none = json!({});
+        assert_eq!(seen(&none, &unready).lost_since, None);
+        let evicted = json!({ "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+            "lastTransitionTime": "2026-11-21T00:15:00Z" });
+        unready["conditions"].as_array_mut().unwrap().push(evicted);
+        assert_eq!(seen(&none, &unready).lost_since, None);
+        let ends = json!({ "deletionTimestamp": "2026-11-21T00:15:30Z", "deletionGracePeriodSeconds": 30 });
+        assert_eq!(
+            seen(&ends, &unready).lost_since,
+            Some(at("2026-11-21T00:15:30Z"))
         );
     }
 

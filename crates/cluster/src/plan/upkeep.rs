@@ -357,6 +357,14 @@ impl Run<'_> {
                 draft.wait("Defragmenting", text, SHORTLY);
                 return;
             }
+            // Invariant 19: what was so when its turn was recorded may be no longer so when it comes to telling it.
+            (None, Some(seat)) if !self.may_be_told(seat) => {
+                let mut record = record.clone();
+                record.members.pop();
+                draft.say(format!("put the defragmentation of {} off", last.name));
+                draft.order(Order::Writes(vec![recorded(observed, record)]));
+                return;
+            }
             // Told by a process that is gone, or not told yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
@@ -375,6 +383,13 @@ impl Run<'_> {
         }
         draft.say(format!("record the defragmentation of {}", last.name));
         draft.order(Order::Writes(vec![recorded(observed, record)]));
+    }
+
+    /// Every other voter serves, and none of them waits for this one to lead it.
+    fn may_be_told(&self, seat: &Seat) -> bool {
+        let mut others = self.view.voters().filter(|other| other.id() != seat.id());
+        let leads = self.view.leader == Some(seat.id()) && self.view.voters().count() > 1;
+        !leads && others.all(Seat::is_healthy)
     }
 
     fn tell_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {

@@ -5,6 +5,7 @@ use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole}
 use api::conditions::{ConditionType, find};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::observed::{Kept, Observed};
 use crate::plan::tests::scene::Scene;
 use crate::status::Report;
 
@@ -139,6 +140,35 @@ fn a_cluster_that_has_not_formed_is_not_available() {
             .contains("3 of 3 first members run")
     );
     assert_eq!(status.member_details.len(), 3);
+}
+
+/// Whoever waits for Available connects next.
+#[test]
+fn a_cluster_is_available_when_the_client_service_leads_to_a_ready_pod() {
+    let available = |change: &dyn Fn(&mut Observed)| {
+        let mut scene = Scene::formed(&["a", "b", "c"]);
+        change(&mut scene.observed);
+        is(&report(&scene, None, None), &ConditionType::Available)
+    };
+    let shut = pair("False", "NoEndpoint");
+    assert_eq!(available(&|seen| seen.shared.client = Kept::Missing), shut);
+    let closed = |seen: &mut Observed| seen.shared.client = Kept::AsMade(false);
+    assert_eq!(available(&closed), shut);
+    let unready = |seen: &mut Observed| seen.pods.values_mut().for_each(|pod| pod.ready = false);
+    assert_eq!(available(&unready), shut);
+    // A pod of a cluster before is no endpoint of this one.
+    let foreign = |seen: &mut Observed| {
+        for pod in seen.pods.values_mut() {
+            pod.token = Some("another".to_owned());
+        }
+    };
+    assert_eq!(available(&foreign), shut);
+    let one = |seen: &mut Observed| {
+        unready(seen);
+        seen.pods.get_mut("b").unwrap().ready = true;
+        seen.shared.client = Kept::Drifted;
+    };
+    assert_eq!(available(&one), pair("True", "QuorumHealthy"));
 }
 
 /// coreos/etcd-operator #2044: Available=True with members that do not exist.

@@ -569,7 +569,7 @@ impl Run {
 }
 
 /// So many rounds after the last fault a cluster is as it should be.
-const ROUNDS: usize = 200;
+const ROUNDS: usize = 450;
 
 fn via(plan: &Plan, write: &Write) -> Vec<String> {
     match &plan.step.change {

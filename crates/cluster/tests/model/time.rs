@@ -119,7 +119,7 @@ impl World {
         }
         let was = pod.running;
         let hears = !api_is_away && power == Power::On;
-        if hears && self.ends_for_its_image(name) || self.has_no_image(name) {
+        if hears && self.ends_for_its_image(name) || self.has_no_image(name, hears) {
             return;
         }
         let end = self.start_etcd(name);

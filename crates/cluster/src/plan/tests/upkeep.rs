@@ -250,6 +250,16 @@ fn invariant_19_nobody_is_told_while_a_member_is_down_or_joins_or_etcd_is_slow()
     }
 }
 
+/// Found by the model: somebody hands the leadership over, or a member dies, between the record and the call.
+#[test]
+fn invariant_19_a_turn_is_put_off_when_the_member_leads_by_now_or_another_is_down() {
+    let recorded = || under_way(full(100, 20), &[("b", false)]);
+    for scene in [recorded().leader("b"), recorded().down("c")] {
+        assert_eq!(told(&scene), Vec::<String>::new());
+        assert_eq!(record(&scene).unwrap().members, []);
+    }
+}
+
 /// Invariants 3 and 19.
 #[test]
 fn invariant_19_no_member_is_removed_while_another_is_defragmented() {

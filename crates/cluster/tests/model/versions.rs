@@ -1,0 +1,395 @@
+//! Versions of etcd: what pods are made of, what runs, what a cluster speaks, and what the user wants of all that.
+//!
+//! The cluster's version is raised when every member runs a later minor release, and lowered by a downgrade; a member
+//! of an older release than it does not start (`MustDetectDowngrade` in etcd), one of a later release than the next
+//! was never meant to.
+
+use std::collections::BTreeMap;
+
+use api::version::EtcdVersion;
+use cluster::observed::{Changed, Observed, Pod, Seen, Trouble};
+use cluster::plan::Plan;
+use cluster::write::{Order, Write};
+
+use crate::etcd_model::Cluster;
+use crate::invariants::demand;
+use crate::run::said;
+use crate::world::{World, WorldPod, tell};
+use crate::write::Answer;
+
+type Minor = (u64, u64);
+
+/// What users ask for; there is no image of the last.
+const VERSIONS: [&str; 7] = [
+    "3.4.40", "3.5.25", "3.5.35", "3.6.9", "3.6.16", "3.7.3", "3.6.999",
+];
+const MISSING: &str = "3.6.999";
+
+/// What there is of versions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Versions {
+    /// `spec.version`; what the run began with when nobody has changed it.
+    wanted: Option<&'static str>,
+    /// By the pods' UIDs; a pod that is not here is as it was made.
+    pods: BTreeMap<u64, Image>,
+    /// What is noted on claims, by their UIDs.
+    disks: BTreeMap<u64, String>,
+    /// By the clusters' tokens.
+    spoken: BTreeMap<String, Spoken>,
+}
+
+/// The etcd container of a pod.
+#[derive(Clone, Debug)]
+struct Image {
+    version: String,
+    /// What its process is, while there is one.
+    runs: Option<String>,
+    changed: Option<(String, i32)>,
+}
+
+/// What a cluster has agreed upon.
+#[derive(Clone, Debug)]
+struct Spoken {
+    version: Minor,
+    /// Of what lies on the disks.
+    stored: Minor,
+    downgrade: Option<Minor>,
+}
+
+fn minor(version: &str) -> Minor {
+    EtcdVersion::parse(version).unwrap().minor()
+}
+
+fn text((major, minor): Minor) -> String {
+    format!("{major}.{minor}.0")
+}
+
+impl World {
+    pub(crate) fn wanted_version(&self) -> &'static str {
+        self.versions.wanted.unwrap_or(self.setup.version)
+    }
+
+    /// Before a cluster has formed its first members are made anew, which is another story.
+    pub(crate) fn want_version(&mut self, which: u8) {
+        if self.cluster_id.is_none() {
+            return;
+        }
+        let wanted = VERSIONS[usize::from(which) % VERSIONS.len()];
+        self.versions.wanted = Some(wanted);
+        self.object_version += 1;
+        tell!(self, "the user wants etcd {wanted}");
+    }
+
+    /// A person has seen what is wrong: the version that every member can run.
+    pub(crate) fn want_what_runs(&mut self) {
+        let recorded = self.intent.as_ref().map(|intent| intent.token.clone());
+        let spoken = recorded.and_then(|token| self.versions.spoken.get(&token));
+        let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
+            return;
+        };
+        let first = self.setup.version;
+        let fits = |version: &&str| minor(version) == spoken.version && *version != MISSING;
+        let all = VERSIONS.into_iter().chain([first]);
+        self.versions.wanted = all.filter(fits).next_back();
+    }
+
+    fn image(&self, pod: &WorldPod) -> Image {
+        let known = self.versions.pods.get(&pod.uid).cloned();
+        known.unwrap_or_else(|| Image {
+            version: pod.start.version.clone(),
+            runs: None,
+            changed: None,
+        })
+    }
+
+    fn image_mut(&mut self, name: &str) -> &mut Image {
+        let pod = &self.pods[name];
+        let (uid, image) = (pod.uid, self.image(pod));
+        self.versions.pods.entry(uid).or_insert(image)
+    }
+
+    /// What the process of a member is.
+    fn runs(&self, name: &str) -> Option<String> {
+        let pod = self.pods.get(name).filter(|pod| pod.running)?;
+        self.image(pod).runs
+    }
+
+    // ---- the kubelet ----
+
+    /// Another image than the one that runs: the container is ended, and started again in place.
+    pub(crate) fn ends_for_its_image(&mut self, name: &str) -> bool {
+        let pod = &self.pods[name];
+        let image = self.image(pod);
+        let differs = image.runs.as_ref().is_some_and(|runs| *runs != image.version);
+        if !pod.running || !differs {
+            return false;
+        }
+        let now = self.now;
+        self.image_mut(name).runs = None;
+        let pod = self.pods.get_mut(name).unwrap();
+        pod.running = false;
+        pod.starts_in = 1;
+        let shown = &mut pod.shown;
+        (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
+        shown.restarts += 1;
+        tell!(self, "the container of {name} is ended for another image");
+        true
+    }
+
+    /// There is nothing to start.
+    pub(crate) fn has_no_image(&mut self, name: &str, hears: bool) -> bool {
+        let pod = &self.pods[name];
+        let waits = !pod.running && self.image(pod).version == MISSING;
+        let now = self.now;
+        let shown = &mut self.pods.get_mut(name).unwrap().shown;
+        if waits && hears && std::mem::take(&mut shown.ready) {
+            (shown.running_since, shown.unready_since) = (None, now);
+        }
+        waits
+    }
+
+    /// Whether etcd refuses to start: its cluster speaks a later release.
+    pub(crate) fn is_too_old(&mut self, name: &str) -> bool {
+        let pod = &self.pods[name];
+        if pod.running {
+            return false;
+        }
+        let (token, version) = (pod.start.token.clone(), self.image(pod).version);
+        let Some(spoken) = self.versions.spoken.get(&token) else {
+            return false;
+        };
+        let (spoken, has) = (spoken.version, minor(&version));
+        // Invariant 18. What was sent before and comes late may hit what has changed since.
+        let harmless = self.memory.second;
+        demand!(
+            self,
+            harmless || has >= spoken,
+            "invariant 18: {name} is started with etcd {version} in a cluster that speaks {spoken:?}"
+        );
+        demand!(
+            self,
+            harmless || has.1 <= spoken.1 + 1,
+            "invariant 18: {name} is started with etcd {version}, and the cluster speaks {spoken:?}: one is skipped"
+        );
+        has < spoken
+    }
+
+    pub(crate) fn note_what_runs(&mut self, name: &str) {
+        let version = self.image(&self.pods[name]).version;
+        let token = self.pods[name].start.token.clone();
+        let spoken = minor(&version);
+        self.versions.spoken.entry(token).or_insert(Spoken {
+            version: spoken,
+            stored: spoken,
+            downgrade: None,
+        });
+        self.image_mut(name).runs = Some(version);
+    }
+
+    // ---- etcd ----
+
+    /// The leader looks at the members' versions.
+    pub(crate) fn agree_on_a_version(&mut self, token: &str, cluster: &Cluster) {
+        let members = cluster.members();
+        let runs = members.values().map(|member| self.runs(&member.name));
+        let runs: Option<Vec<Minor>> = runs.map(|runs| runs.map(|it| minor(&it))).collect();
+        let lowest = runs.as_ref().and_then(|all| all.iter().min().copied());
+        let Some(spoken) = self.versions.spoken.get_mut(token) else {
+            return;
+        };
+        if cluster.serving().is_none() {
+            return;
+        }
+        spoken.stored = spoken.version;
+        match (spoken.downgrade, lowest) {
+            (Some(to), Some(lowest)) => {
+                spoken.version = to;
+                if lowest == to && runs.iter().flatten().all(|one| *one == to) {
+                    spoken.downgrade = None;
+                }
+            }
+            (None, Some(lowest)) if lowest > spoken.version => spoken.version = lowest,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn allow_downgrade(&mut self, to: Option<&str>) -> Answer {
+        let token = self.intent.as_ref().map(|intent| intent.token.clone());
+        let spoken = token.and_then(|token| self.versions.spoken.get_mut(&token));
+        let Some(spoken) = spoken else {
+            return Answer::Failed;
+        };
+        let to = to.map(|to| minor(&format!("{to}.0")));
+        let is_before = |to: Minor| to.1 + 1 == spoken.version.1;
+        if to.is_some_and(|to| !is_before(to)) {
+            return Answer::Failed;
+        }
+        spoken.downgrade = to;
+        Answer::Done(None)
+    }
+
+    /// How many learners the members let in: as many as the one with the lowest limit.
+    pub(crate) fn most_learners(&self) -> usize {
+        let all = self.pods.values().filter(|pod| pod.running);
+        let has_flag = |pod: &WorldPod| minor(&pod.start.version) >= (3, 6);
+        if all.into_iter().all(has_flag) { 7 } else { 1 }
+    }
+
+    pub(crate) fn knows_learners(&self) -> bool {
+        let all = self.pods.keys().filter_map(|name| self.runs(name));
+        all.map(|runs| minor(&runs)).min() >= Some((3, 4))
+    }
+
+    // ---- the API server ----
+
+    pub(crate) fn change_version(&mut self, write: &Write) -> Answer {
+        match write {
+            Write::PatchImage {
+                member,
+                uid,
+                version,
+                from,
+                restarts,
+            } => {
+                let pod = self.pods.get(member);
+                if pod.is_none_or(|pod| pod.uid.to_string() != *uid) {
+                    return Answer::Failed;
+                }
+                let image = self.image_mut(member);
+                image.version.clone_from(version);
+                image.changed = Some((from.clone(), *restarts));
+            }
+            Write::SettleImage { member, uid } => {
+                let pod = self.pods.get(member);
+                if pod.is_none_or(|pod| pod.uid.to_string() != *uid) {
+                    return Answer::Failed;
+                }
+                self.image_mut(member).changed = None;
+            }
+            Write::NoteVersion {
+                member,
+                uid,
+                version,
+            } => {
+                let disk = self.disks.get(member);
+                let Some(disk) = disk.filter(|disk| disk.uid.to_string() == *uid) else {
+                    return Answer::Failed;
+                };
+                self.versions.disks.insert(disk.uid, version.clone());
+            }
+            _ => return Answer::Failed,
+        }
+        Answer::Done(None)
+    }
+
+    pub(crate) fn note_disk(&mut self, member: &str, version: &str) {
+        let uid = self.disks[member].uid;
+        self.versions.disks.insert(uid, version.to_owned());
+    }
+
+    // ---- what an operator reads ----
+
+    pub(crate) fn show_image(&self, pod: &WorldPod, seen: &mut Pod) {
+        let Image {
+            version, changed, ..
+        } = self.image(pod);
+        seen.image = format!("etcd:v{version}");
+        if version == MISSING && !seen.running {
+            seen.trouble = Some(Trouble::Image("ImagePullBackOff".to_owned()));
+        }
+        seen.version = Some(version);
+        seen.changed = changed.map(|(from, restarts)| Changed { from, restarts });
+        if minor(&pod.start.version) < (3, 6) {
+            seen.flags.clear();
+        }
+    }
+
+    pub(crate) fn see_versions(&self, observed: &mut Observed) {
+        for (name, seen) in &mut observed.disks {
+            let uid = self.disks.get(name).map(|disk| disk.uid);
+            let noted = uid.and_then(|uid| self.versions.disks.get(&uid));
+            seen.version = noted.cloned().or(seen.version.take());
+        }
+        let token = observed.intent.as_ref().map(|intent| &intent.token);
+        let spoken = token.and_then(|token| self.versions.spoken.get(token));
+        for (name, seen) in &mut observed.statuses {
+            let (Seen::Known(status), Some(runs)) = (seen, self.runs(name)) else {
+                continue;
+            };
+            let tells = minor(&runs) >= (3, 6);
+            status.version = runs;
+            if let Some(spoken) = spoken.filter(|_| tells) {
+                status.storage_version = Some(text(spoken.stored));
+                status.downgrade = spoken.downgrade.map(text);
+            }
+        }
+    }
+
+    // ---- what is judged ----
+
+    /// Invariant 18: the plan ends at most one container that runs, the leader's only when nobody else could lead, and
+    /// while every other voter serves and runs what its pod says.
+    pub(crate) fn judge_roll(&mut self, plan: &Plan) {
+        let Some(cluster) = self.recorded().cloned() else {
+            return;
+        };
+        let mut ended = Vec::new();
+        for order in &plan.step.orders {
+            let Order::Writes(writes) = order else {
+                continue;
+            };
+            for write in writes {
+                if let Write::PatchImage { member, .. } = write
+                    && self.runs(member).is_some()
+                {
+                    ended.push(member.clone());
+                }
+            }
+        }
+        demand!(
+            self,
+            ended.len() <= 1,
+            "invariant 18: {ended:?} are changed at once: {}",
+            said(plan)
+        );
+        let Some(name) = ended.pop() else {
+            return;
+        };
+        let own = cluster.by_name(&name);
+        let others = cluster.voters().filter(|(id, _)| Some(**id) != own);
+        let others: Vec<(u64, String)> = others.map(|(id, one)| (*id, one.name.clone())).collect();
+        let whole = |(id, name): &&(u64, String)| {
+            let pod = self.pods.get(name);
+            let same = pod.is_some_and(|pod| {
+                let image = self.image(pod);
+                image.runs.as_ref() == Some(&image.version) && pod.shown.ready
+            });
+            same && cluster.is_up(*id)
+        };
+        let not = others.iter().find(|other| !whole(other)).cloned();
+        demand!(
+            self,
+            not.is_none() || own.is_some_and(|id| !cluster.is_up(id)),
+            "invariant 18: {name} is changed while {not:?} is not whole: {}",
+            said(plan)
+        );
+        let leads = own.and_then(|id| cluster.running.get(&id));
+        let leads = leads.is_some_and(|process| process.leads.is_some());
+        demand!(
+            self,
+            !leads || others.is_empty(),
+            "invariant 18: {name} leads and is changed before it hands over: {}",
+            said(plan)
+        );
+    }
+
+    /// Every member runs what is wanted.
+    pub(crate) fn runs_what_is_wanted(&self) -> bool {
+        let wanted = self.wanted_version();
+        let Some(cluster) = self.recorded() else {
+            return false;
+        };
+        let mut names = cluster.members().values().map(|member| &member.name);
+        names.all(|name| self.runs(name).as_deref() == Some(wanted))
+    }
+}

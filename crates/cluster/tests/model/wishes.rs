@@ -1,0 +1,355 @@
+//! What the user may wish at any moment, and what etcd may complain of: other settings of the pods, hibernation, full
+//! databases, data that differs from the others'.
+
+use std::collections::BTreeMap;
+
+use api::cluster::DefragmentationStatus;
+use cluster::observed::{Observed, Seen};
+use cluster::upkeep::{Call, UpkeepRule};
+use cluster::write::Write;
+use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
+
+use crate::event::Event;
+use crate::invariants::demand;
+use crate::world::{World, tell};
+use crate::write::Answer;
+
+/// The quota of a database here.
+const QUOTA: i64 = 1000;
+/// The size of a database nobody fills.
+const SMALL: i64 = 100;
+
+/// What the user wishes, what is raised, and what is recorded of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    /// The settings of the pods by the spec: pods made for others have to be made anew.
+    pub(crate) settings: u8,
+    /// `spec.hibernate`.
+    pub(crate) hibernate: bool,
+    /// The alarms that are raised, and in which cluster, by its token.
+    alarms: Vec<Alarm>,
+    alarmed: String,
+    /// Size of the file and what is in use of it, by member; [`SMALL`] if nothing is said.
+    sizes: BTreeMap<String, (i64, i64)>,
+    /// `status.defragmentation`.
+    pub(crate) record: Option<DefragmentationStatus>,
+    /// The member that this process has told to defragment.
+    call: Option<String>,
+}
+
+/// What a full database asks for.
+pub(crate) fn rule() -> UpkeepRule {
+    UpkeepRule {
+        quota: QUOTA,
+        keep_revisions: Some(0),
+        ..UpkeepRule::default()
+    }
+}
+
+impl World {
+    /// Another wish, or a complaint.
+    pub(crate) fn wish(&mut self, event: Event) {
+        match event {
+            Event::ChangeSettings => {
+                self.wishes.settings += 1;
+                self.object_version += 1;
+                tell!(self, "the user wants other settings of the pods");
+            }
+            Event::Hibernate => {
+                self.wishes.hibernate = !self.wishes.hibernate;
+                self.object_version += 1;
+                tell!(self, "hibernation is wanted: {}", self.wishes.hibernate);
+            }
+            Event::Fill => self.fill(),
+            Event::Mistrust(which) => self.mistrust(which),
+            _ => {}
+        }
+    }
+
+    /// Clients have written until the quota was reached. While an alarm is raised they cannot.
+    fn fill(&mut self) {
+        if !self.alarms().is_empty() {
+            return;
+        }
+        let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
+            return;
+        };
+        let names = cluster.members().values().map(|one| one.name.clone());
+        let names: Vec<String> = names.collect();
+        let raised = cluster.voters().map(|(id, _)| *id).next();
+        for name in names {
+            self.wishes.sizes.insert(name, (QUOTA, QUOTA));
+        }
+        if let Some(member) = raised {
+            self.raise(member, AlarmKind::NoSpace);
+        }
+        tell!(self, "the databases are full");
+    }
+
+    /// etcd has compared the members' data.
+    fn mistrust(&mut self, which: u8) {
+        let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
+            return;
+        };
+        let voters: Vec<(u64, String)> = cluster
+            .voters()
+            .map(|(id, one)| (*id, one.name.clone()))
+            .collect();
+        let Some((member, name)) = usize::from(which)
+            .checked_rem(voters.len())
+            .map(|at| voters[at].clone())
+        else {
+            return;
+        };
+        self.raise(member, AlarmKind::Corrupt);
+        tell!(
+            self,
+            "etcd says that the data of {name} differs from the others'"
+        );
+    }
+
+    fn raise(&mut self, member: u64, kind: AlarmKind) {
+        let alarm = Alarm {
+            member: MemberId(member),
+            kind,
+        };
+        let token = self.intent.as_ref().map(|intent| intent.token.clone());
+        let token = token.unwrap_or_default();
+        if self.wishes.alarmed != token {
+            self.wishes.alarms.clear();
+            self.wishes.alarmed = token;
+        }
+        if !self.wishes.alarms.contains(&alarm) {
+            self.wishes.alarms.push(alarm);
+        }
+    }
+
+    /// etcd takes no writes while an alarm is raised.
+    pub(crate) fn is_alarmed(&self, token: &str) -> bool {
+        self.wishes.alarmed == token && !self.wishes.alarms.is_empty()
+    }
+
+    /// The alarms of the recorded cluster.
+    pub(crate) fn alarms(&self) -> &[Alarm] {
+        let recorded = self.intent.as_ref().map(|intent| intent.token.as_str());
+        if recorded == Some(self.wishes.alarmed.as_str()) {
+            &self.wishes.alarms
+        } else {
+            &[]
+        }
+    }
+
+    pub(crate) fn is_mistrusted(&self, id: u64) -> bool {
+        let mut alarms = self.alarms().iter();
+        alarms.any(|one| one.kind == AlarmKind::Corrupt && one.member == MemberId(id))
+    }
+
+    fn size(&self, member: &str) -> (i64, i64) {
+        let size = self.wishes.sizes.get(member);
+        size.copied().unwrap_or((SMALL, SMALL))
+    }
+
+    /// Nobody wishes anything more, and a person decides about members that etcd distrusts.
+    pub(crate) fn be_content(&mut self) {
+        self.wishes.hibernate = false;
+        self.wishes
+            .alarms
+            .retain(|alarm| alarm.kind == AlarmKind::NoSpace);
+        self.object_version += 1;
+    }
+
+    /// Every wish is fulfilled.
+    pub(crate) fn is_content(&self) -> bool {
+        let settings = self.wishes.settings;
+        let over = |record: &DefragmentationStatus| record.completion_time.is_some();
+        self.pods.values().all(|pod| pod.settings == settings)
+            && self.alarms().is_empty()
+            && self.wishes.record.as_ref().is_none_or(over)
+    }
+
+    /// What an operator sees of it.
+    pub(crate) fn see_wishes(&self, observed: &mut Observed) {
+        for (name, pod) in &mut observed.pods {
+            let made = self.pods.get(name).map_or(0, |pod| pod.settings);
+            if made != self.wishes.settings {
+                pod.difference.pod = Some("its settings differ".to_owned());
+            }
+        }
+        for (name, seen) in &mut observed.statuses {
+            if let Seen::Known(status) = seen {
+                (status.db_size, status.db_size_in_use) = self.size(name);
+            }
+        }
+        if observed.members.known().is_some() {
+            let answered = observed.statuses.iter();
+            let answered = answered.filter(|(_, seen)| seen.known().is_some());
+            let hash = KeyHash {
+                hash: 1,
+                compacted: 0,
+            };
+            let hashes = answered.map(|(name, _)| (name.clone(), Seen::Known(Some(hash))));
+            observed.hashes = hashes.collect();
+        }
+        observed.upkeep.record.clone_from(&self.wishes.record);
+        if observed.members.known().is_some() {
+            observed.upkeep.alarms = Seen::Known(self.alarms().to_vec());
+        }
+        let last = self
+            .wishes
+            .record
+            .as_ref()
+            .and_then(|record| record.members.last());
+        let told = last.filter(|last| last.completion_time.is_none());
+        let done = told.is_some_and(|told| self.wishes.call.as_ref() == Some(&told.name));
+        observed.upkeep.call = done.then_some(Call::Done);
+    }
+
+    /// The process that knew of it is gone.
+    pub(crate) fn forget_call(&mut self) {
+        self.wishes.call = None;
+    }
+
+    /// The writes that fulfil them.
+    pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
+        match write {
+            Write::RecordDefragmentation { record, over } => {
+                if *over != self.object_version.to_string() {
+                    return Answer::Failed;
+                }
+                self.object_version += 1;
+                self.wishes.record = Some((**record).clone());
+                Answer::Done(None)
+            }
+            Write::Compact { via, .. } => {
+                if !self.is_led(via) {
+                    return Answer::Failed;
+                }
+                for (_, in_use) in self.wishes.sizes.values_mut() {
+                    *in_use = SMALL;
+                }
+                Answer::Done(None)
+            }
+            Write::Disarm { alarm, via } => {
+                if !self.is_led(via) {
+                    return Answer::Failed;
+                }
+                self.judge_disarming(*alarm);
+                self.wishes.alarms.retain(|one| one != alarm);
+                Answer::Done(None)
+            }
+            Write::Defragment { member, .. } => {
+                if !self.operator_reaches(member)
+                    || !self.pods.get(member).is_some_and(|pod| pod.running)
+                {
+                    return Answer::Failed;
+                }
+                self.judge_defragmentation(member);
+                let (_, in_use) = self.size(member);
+                self.wishes.sizes.insert(member.clone(), (in_use, in_use));
+                self.wishes.call = Some(member.clone());
+                Answer::Done(None)
+            }
+            _ => Answer::Done(None),
+        }
+    }
+
+    /// One of those that are asked reaches a leader.
+    fn is_led(&self, via: &[String]) -> bool {
+        let token = self.intent.as_ref().map(|intent| intent.token.clone());
+        token.is_some_and(|token| {
+            via.iter().any(|name| {
+                self.status(&token, name)
+                    .is_some_and(|status| status.leader.is_some())
+            })
+        })
+    }
+
+    // ---- what may not happen ----
+
+    /// Invariant 19: an alarm is taken back when its cause is gone.
+    fn judge_disarming(&mut self, alarm: Alarm) {
+        let names = |world: &Self| -> Vec<String> {
+            let all = world.recorded().into_iter().flat_map(|all| all.voters());
+            all.map(|(_, one)| one.name.clone()).collect()
+        };
+        let full = names(self)
+            .into_iter()
+            .find(|name| self.size(name).0 >= QUOTA);
+        let is_member = self
+            .recorded()
+            .is_some_and(|all| all.members().contains_key(&alarm.member.0));
+        let fresh = self.memory.fresh;
+        if alarm.kind == AlarmKind::NoSpace {
+            demand!(
+                self,
+                full.is_none() || !fresh,
+                "invariant 19: the alarm is taken back and the database of {full:?} is full"
+            );
+        } else {
+            demand!(
+                self,
+                !is_member,
+                "invariant 19: the alarm of {:x} is taken back and it is a member",
+                alarm.member.0
+            );
+        }
+    }
+
+    /// Invariant 19: who is defragmented answers nobody, so every other voter has to.
+    fn judge_defragmentation(&mut self, member: &str) {
+        let Some(cluster) = self.recorded().filter(|_| self.memory.fresh) else {
+            return;
+        };
+        let down = cluster
+            .voters()
+            .find(|(id, one)| one.name != member && !cluster.is_up(**id))
+            .map(|(_, one)| one.name.clone());
+        let leads = cluster.by_name(member).is_some_and(|id| self.leads(id));
+        let alone = cluster.voters().count() < 2;
+        demand!(
+            self,
+            down.is_none(),
+            "invariant 19: {member} is defragmented while {down:?} is down"
+        );
+        demand!(
+            self,
+            !leads || alone,
+            "invariant 19: {member} leads and is defragmented before it hands over"
+        );
+    }
+
+    fn leads(&self, id: u64) -> bool {
+        let process = self.recorded().and_then(|all| all.running.get(&id));
+        process.is_some_and(|process| process.leads.is_some())
+    }
+
+    /// Invariant 18: whoever is restarted for other settings does no harm to the others. A cluster that is stopped
+    /// keeps its disks (invariant 9).
+    pub(crate) fn judge_restart(&mut self, member: &str) {
+        let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
+            return;
+        };
+        let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
+            return;
+        };
+        if self.wishes.hibernate || !self.memory.fresh || cluster.members()[&id].learner {
+            return;
+        }
+        let down = cluster
+            .voters()
+            .find(|(other, _)| **other != id && !cluster.is_up(**other))
+            .map(|(_, one)| one.name.clone());
+        let alone = cluster.voters().count() < 2;
+        let leads = self.leads(id);
+        demand!(
+            self,
+            down.is_none(),
+            "invariant 18: {member} is restarted while {down:?} is down"
+        );
+        demand!(
+            self,
+            !leads || alone,
+            "invariant 18: {member} leads and is restarted before it hands over"
+        );
+    }
+}
