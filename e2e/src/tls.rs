@@ -4,13 +4,20 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use etcd_client::{Certificate, ConnectOptions, TlsOptions};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
+use rustls::ClientConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 /// The keys of Secrets as v1beta2 names them: certificate, private key, authorities.
 pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
@@ -166,6 +173,45 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The answer to a plain HTTP request over TLS, at an address. Whoever is let in gets one, whatever it says.
+    ///
+    /// # Errors
+    /// When either side refuses the other's certificate.
+    pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
+        let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(self.ca.as_bytes()) {
+            roots.add(certificate?)?;
+        }
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        let config = match &self.own {
+            None => config.with_no_client_auth(),
+            Some(own) => {
+                let chain = CertificateDer::pem_slice_iter(own.certificate.as_bytes());
+                let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes())?;
+                config.with_client_auth_cert(chain.collect::<Result<_, _>>()?, key)?
+            }
+        };
+        let name = ServerName::try_from(self.name.clone())?;
+        let connector = TlsConnector::from(std::sync::Arc::new(config));
+        let asked = async {
+            let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+            let mut stream = connector.connect(name, stream).await?;
+            let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = vec![0; 4096];
+            let length = stream.read(&mut answer).await?;
+            anyhow::Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+        };
+        let answer = timeout(Duration::from_secs(5), asked)
+            .await
+            .context("no answer")??;
+        ensure!(answer.starts_with("HTTP/1."), "no answer: {answer:?}");
+        Ok(answer)
+    }
+
     /// The options of a connection.
     #[must_use]
     pub fn options(&self) -> ConnectOptions {

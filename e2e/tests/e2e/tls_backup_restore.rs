@@ -1,0 +1,110 @@
+//! Backups of clusters with TLS, by reference and by endpoints, and their return with TLS.
+
+use anyhow::{Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::{self, aws_secret};
+use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
+use e2e::tls::{self, Authority};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+
+use crate::certificates::{STATIC, arguments, client, make_secrets, of_pods};
+use crate::fixtures::cluster_with;
+
+const KEYS: usize = 500;
+
+/// Backs the cluster up: by its name, and by an https endpoint with a client certificate.
+async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> Result<()> {
+    let (s3, namespace) = (sandbox.env.s3()?, &sandbox.namespace);
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let by_name = manifests::backup(s3, "by-name", "c", &format!("{}/by-name", bucket.name));
+    sandbox.apply(&by_name).await?;
+    await_complete(&backups, "by-name", PATIENCE).await?;
+
+    let client = tls::secret(
+        "backup-client",
+        tls::USUAL,
+        &authority.client()?,
+        &authority.pem,
+    );
+    sandbox.apply(&client).await?;
+    let path = format!("{}/by-endpoint", bucket.name);
+    let reference = "etcdCluster: {name: c}";
+    let endpoints = format!(
+        "etcdEndpoints: [\"https://c-client.{namespace}.svc:2379\"]\n  clientTLSSecret: backup-client"
+    );
+    let by_endpoint =
+        manifests::backup(s3, "by-endpoint", "c", &path).replace(reference, &endpoints);
+    sandbox.apply(&by_endpoint).await?;
+    await_complete(&backups, "by-endpoint", PATIENCE).await?;
+
+    // With a stranger's certificate there is no backup, and it is said.
+    let stranger = Authority::new("a stranger")?;
+    let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
+    sandbox.apply(&foreign).await?;
+    let refused = by_endpoint
+        .replace("backup-client", "foreign")
+        .replace("name: by-endpoint", "name: refused")
+        .replace("/by-endpoint", "/refused");
+    sandbox.apply(&refused).await?;
+    await_object(
+        &backups,
+        "refused",
+        "it is said that etcd refuses",
+        PATIENCE,
+        |object| conditions_line(object).contains("EtcdUnreachable"),
+    )
+    .await?;
+    sandbox
+        .kubectl(&["delete", "etcdbackup", "refused"])
+        .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates() {
+    scenario("tls_backup_restore", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(s3, "aws")).await?;
+        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        let identity = client(&authority, sandbox, "c")?;
+        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+        let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
+        let written = keys.fill("kept/", KEYS, |_| ()).await?;
+        back_up(sandbox, &bucket, &authority).await?;
+        drop(keys);
+        sandbox.delete_cluster("c").await?;
+
+        let path = format!("{}/by-endpoint", bucket.name);
+        let template = "{name: c, template: {spec: {size: 3, version: \"VERSION\", TLS: {static: {member: \
+                        {peerSecret: peer, serverSecret: server}, operatorSecret: operator}}}}}";
+        let version = crate::fixtures::newest_version(env)?;
+        let template = template.replace("VERSION", &version);
+        let restore = manifests::restore_with(s3, "back", &template, &path, "");
+        sandbox.apply(&restore).await?;
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        let restored = await_complete(&restores, "back", PATIENCE).await?;
+        ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
+        sandbox.await_members("c", 3).await?;
+        let plain = arguments(sandbox).await?;
+        ensure!(!plain.iter().any(|one| one.starts_with("--listen-client-urls=http://")));
+        let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
+        ensure!(keys.verify("kept/", KEYS).await? >= written);
+        drop(keys);
+
+        // And over the living one, from the spec recorded beside the backup by name.
+        let path = format!("{}/by-name", bucket.name);
+        let more = "  overwrite: true\n";
+        let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);
+        sandbox.apply(&over).await?;
+        await_complete(&restores, "over", PATIENCE).await?;
+        sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
+        ensure!(keys.verify("kept/", KEYS).await? >= written);
+        Ok(())
+    })
+    .await;
+}
