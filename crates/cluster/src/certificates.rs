@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use runtime::certificate::certificates;
+use runtime::member::seed_name;
 use runtime::tls::ClusterTls;
 
 use crate::authority::{Circle, Held, Rule, digest, held};
@@ -28,6 +29,8 @@ pub struct Certificates {
     pub others: Option<String>,
     /// Until when certificates are valid, whoever makes them.
     pub expiries: Vec<Expiry>,
+    /// The seed member of a restore that has claimed the cluster: its pod may not carry the cluster's labels yet.
+    pub seed: Option<String>,
     /// What the spec asks for and the members that run cannot be brought to.
     pub refused: Option<String>,
 }
@@ -69,6 +72,10 @@ impl Certificates {
             rule,
             others: None,
             refused: None,
+            seed: cluster
+                .annotations()
+                .get(names::ANNOTATION_RESTORE)
+                .map(|restore| seed_name(&cluster.name_any(), restore)),
             expiries: expiry::of_held(secrets.iter()),
             secrets,
             pods: pods.iter().map(|pod| (pod.name_any(), note(pod))).collect(),

@@ -1,9 +1,9 @@
 //! The names of a restore: all follow from its UID, so that two processes, or one after a crash, choose the same.
 
 use api::EtcdRestore;
-use api::names::{self, MEMBER_SUFFIX};
+use api::names;
 use api::restore::SeedStatus;
-use sha2::{Digest, Sha256};
+use runtime::member::seed_name;
 
 /// The UID of the restore; what the claim annotation holds.
 pub fn uid(restore: &EtcdRestore) -> &str {
@@ -22,11 +22,8 @@ pub fn target(restore: &EtcdRestore) -> &str {
 
 /// The seed member's name and the new cluster's token. A UID is never used again, so neither are these.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
-    let digest = Sha256::digest(uid(restore));
-    let mut random = [0; MEMBER_SUFFIX];
-    random.copy_from_slice(&digest[..MEMBER_SUFFIX]);
     SeedStatus {
-        member: names::member_name(target(restore), random),
+        member: seed_name(target(restore), uid(restore)),
         token: format!("restore-{}", uid(restore)),
     }
 }

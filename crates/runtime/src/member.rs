@@ -17,14 +17,14 @@ mod budget;
 mod difference;
 mod flags;
 mod hash;
-mod pod;
 mod network;
+mod pod;
 mod probe;
 mod seed;
 mod services;
+mod tls;
 mod volume;
 
-mod tls;
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
@@ -36,13 +36,13 @@ pub use difference::{
 };
 pub use flags::{MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
+pub use network::{Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod};
-pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_pod};
+pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_name, seed_pod};
 pub use services::{
     client_service, closed, headless_service, is_closed, member_service, says_the_same,
 };
 pub use volume::volume_claim;
-pub use network::{Operators, network_policy};
 
 /// Annotation with a hash of what the spec says about pods: a pod whose hash differs from
 /// [`spec_hash`] was made for another spec.
@@ -86,6 +86,7 @@ impl<'a> Members<'a> {
 
     /// How members are reached.
     pub fn addresses(&self) -> Addresses {
+        let tls = self.spec.tls.as_ref();
         Addresses {
             namespace: self.namespace.to_owned(),
             cluster: self.cluster.to_owned(),
@@ -94,7 +95,6 @@ impl<'a> Members<'a> {
             peer_tls: tls.is_some_and(TlsPolicy::encrypts_peers),
             client_tls: tls.is_some_and(TlsPolicy::encrypts_clients),
         }
-        let tls = self.spec.tls.as_ref();
     }
 
     /// Labels a member's objects carry and, for pods and claims, what finds a cluster again whose object was

@@ -163,12 +163,18 @@ impl TlsPolicy {
 
     /// How the keys of the Secret for TLS between members are called.
     pub fn peer_keys(&self) -> KeyNames {
+        if self.generated.is_some() {
+            return KeyNames::Usual;
+        }
         let member = self.static_.as_ref().and_then(|tls| tls.member.as_ref());
         member.map(|member| member.peer_keys).unwrap_or_default()
     }
 
     /// How the keys of the Secret for TLS towards clients are called.
     pub fn server_keys(&self) -> KeyNames {
+        if self.generated.is_some() {
+            return KeyNames::Usual;
+        }
         let member = self.static_.as_ref().and_then(|tls| tls.member.as_ref());
         member.map(|member| member.server_keys).unwrap_or_default()
     }

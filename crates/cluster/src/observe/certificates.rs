@@ -42,6 +42,7 @@ pub(super) async fn read(
         .chain(claims.iter().map(ResourceExt::name_any))
         .chain(services.iter().filter_map(member))
         .chain(first)
+        .chain(Certificates::new(cluster, &[], &[]).seed)
         .collect();
     for member in &members {
         wanted.extend(

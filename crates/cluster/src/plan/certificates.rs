@@ -79,7 +79,8 @@ impl Keeper<'_> {
         let held = self.certificates.secrets.values();
         let held = held.filter_map(|secret| secret.member.clone());
         let gone = |name: &String| self.is_gone(name);
-        pods.chain(held).filter(|name| !gone(name)).collect()
+        let seed = self.certificates.seed.clone();
+        pods.chain(held).filter(|name| !gone(name)).chain(seed).collect()
     }
 
     /// Nothing is there of this member, and it is in no list.

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{
     Container, EmptyDirVolumeSource, Pod, PodSpec, SecretVolumeSource, Volume, VolumeMount,
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{Member, Members, Role, Start, data_mount, pod};
 
@@ -231,6 +232,15 @@ fn tools(read_only: bool) -> VolumeMount {
         read_only: read_only.then_some(true),
         ..VolumeMount::default()
     }
+}
+
+/// The name of the seed member a restore makes: it follows from the restore's UID, so that two processes, or one after a
+/// crash, choose the same.
+pub fn seed_name(cluster: &str, restore: &str) -> String {
+    let digest = Sha256::digest(restore);
+    let mut random = [0; names::MEMBER_SUFFIX];
+    random.copy_from_slice(&digest[..names::MEMBER_SUFFIX]);
+    names::member_name(cluster, random)
 }
 
 #[cfg(test)]

@@ -441,3 +441,16 @@ fn a_secret_of_somebody_else_is_left_alone() {
             .any(|one| one.code == "SecretNotOurs")
     );
 }
+
+#[test]
+fn a_restores_seed_gets_its_certificates_before_anybody_else_knows_it() {
+    let mut story = Story::formed(true);
+    story.scene.observed.claimed_by = Some("restore".into());
+    story.certificates().seed = Some("db-ssssssssss".into());
+    let writes = story.of_certificates();
+    let is = |write: &CertificateWrite| {
+        matches!(write, CertificateWrite::Issue { owner, .. } if owner == "db-ssssssssss")
+    };
+    assert_eq!(writes.len(), 2);
+    assert!(writes.iter().all(is), "{writes:?}");
+}
