@@ -12,6 +12,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive};
+use runtime::grants::{Grant, Grants};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::Directories;
@@ -20,7 +21,6 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::act::Beside;
 use crate::controller::BackupOperator;
-use crate::identity::{Grant, Grants};
 use crate::metrics::Measures;
 use crate::observe::Means;
 use crate::of_cluster::ClusterBackups;
@@ -76,6 +76,7 @@ pub async fn work(operator: Operator, settings: Settings) {
             client: operator.client.clone(),
             etcd: Arc::new(EtcdClient::new(Access::default())),
             grants: Grants {
+                operator: "backup operator",
                 own: operator.namespace.clone(),
                 others: settings.ambient_identity,
             },

@@ -8,7 +8,6 @@ pub mod app;
 pub mod candidates;
 pub mod claim;
 mod controller;
-pub mod identity;
 mod metrics;
 mod observe;
 pub mod observed;

@@ -12,14 +12,14 @@ use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
+use runtime::grants::Grants;
 use runtime::image::OwnImage;
 use runtime::tls::{self, ClusterTls, Purpose};
 use store::{Directories, SecretName, secrets_of};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{InPod, Order, Report, Snapshot, Task};
-use crate::identity::Grants;
+use crate::claim::{InPod, Order, Reach, Report, Snapshot, Task};
 use crate::observed::{Kept, Observed, Place, Stored, Trouble};
 use crate::plan::{Need, compresses, intent, need, rules};
 use crate::removal::{Removal, What};
@@ -215,6 +215,32 @@ async fn members(
 }
 
 async fn in_pod<T>(
+/// The Secrets for that, for a pod: what is wrong with them is said before one is made.
+async fn reach_in_pod(
+    means: &Means,
+    backup: &EtcdBackup,
+    cluster: Option<&ManifestCluster>,
+) -> Result<Reach, Trouble> {
+    reach(means, backup).await?;
+    let spec = &backup.spec;
+    Ok(match cluster {
+        Some(cluster) => Reach {
+            tls: cluster
+                .spec
+                .tls
+                .as_ref()
+                .and_then(|tls| tls.operator_secret_of(&cluster.name)),
+            operators: true,
+            auth: cluster.spec.auth.as_ref().map(|auth| auth.secret.clone()),
+        },
+        None => Reach {
+            tls: spec.client_tls_secret().map(str::to_owned),
+            operators: false,
+            auth: spec.auth_secret.clone(),
+        },
+    })
+}
+
     means: &Means,
     backup: &EtcdBackup,
     pvc: &PvcSource,
@@ -283,7 +309,9 @@ fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
 async fn open(means: &Means, backup: &EtcdBackup) -> Result<Target, Trouble> {
     let namespace = backup.namespace().unwrap_or_default();
     let source = source_of(backup)?;
-    means.grants.check(&namespace, &source)?;
+    let ambient = store::ambient(&source).is_some();
+    let allowed = means.grants.check(&namespace, &source, ambient);
+    allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
     let (credentials, ca) = secrets(&means.client, &namespace, &source).await?;
     target(
         &source,

@@ -182,7 +182,8 @@ impl EtcdClient {
                     Err(_) => Answer::Silent,
                 }
             };
-            let answer = timeout(self.deadlines.call, asked).await;
+            // Twice at most: the member itself, then all others at the same time.
+            let answer = timeout(self.deadlines.call / 2, asked).await;
             answer.unwrap_or(Answer::Silent)
         };
         let found = self.session.ensure(endpoint, stale, ask).await?;
@@ -539,9 +540,10 @@ impl Etcd for EtcdClient {
     }
 
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
-        if let Some((login, _)) = self.session.current() {
+        if let Some(login) = self.session.current() {
             return Ok(Some(login));
         }
+        self.session.forget();
         self.session.know(via);
         let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
             return Err(most_telling(Vec::new()));
@@ -551,7 +553,7 @@ impl Etcd for EtcdClient {
             Err(error) => return Err(error),
         }
         match self.session.current() {
-            Some((login, _)) => Ok(Some(login)),
+            Some(login) => Ok(Some(login)),
             None if self.session.has_credentials() => Err(Error::Timeout(via.join(", "))),
             None => Ok(None),
         }

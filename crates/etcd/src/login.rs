@@ -6,10 +6,12 @@
 //! token is fetched where it can be had and shown wherever it is asked for, and fetched anew when a member does not
 //! know it. While authentication is off none is given out, and none is needed.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use etcd_client::{BalancedChannelBuilder, Channel, Client, ConnectOptions};
+use futures::stream::{self, FuturesUnordered, StreamExt};
 use http::{HeaderValue, Request};
 use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
@@ -27,7 +29,10 @@ const HEADER: &str = "token";
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// How long a refusal is taken for granted: each try costs the member a hash that is made to be slow.
 const REFUSED_FOR: Duration = Duration::from_secs(3);
-/// How long what was found holds; after that it is asked again whether authentication is on.
+/// So long nobody is asked again after nobody has answered: calls that need no login are not to wait for one.
+const SILENT_FOR: Duration = Duration::from_secs(5);
+/// How long what was found is told; then it is asked again whether authentication is on. Calls go on with the token
+/// they have: also without a quorum, which gives no new one out, a member knows one that it is shown time and again.
 const FOUND_FOR: Duration = Duration::from_mins(4);
 
 type Token = Arc<RwLock<Option<HeaderValue>>>;
@@ -40,12 +45,34 @@ struct Found {
     number: u64,
 }
 
+/// What is known, and since when nobody has answered.
+#[derive(Debug, Default)]
+struct Known {
+    found: Option<Found>,
+    silent: Option<Instant>,
+    count: u64,
+}
+
+impl Known {
+    /// What calls go by.
+    fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
+        let found = self.found.as_ref()?;
+        let refused = matches!(found.login, Login::Refused(_));
+        let holds = !refused || found.at.elapsed() < REFUSED_FOR;
+        (holds && Some(found.number) != stale).then(|| (found.login.clone(), found.number))
+    }
+
+    fn is_silent(&self) -> bool {
+        self.silent.is_some_and(|since| since.elapsed() < SILENT_FOR)
+    }
+}
+
 /// The login of one client.
 #[derive(Default)]
 pub(crate) struct Session {
     credentials: Option<Credentials>,
     token: Token,
-    found: Mutex<Option<Found>>,
+    found: Mutex<Known>,
     /// Who logs in does it for all that wait.
     turn: tokio::sync::Mutex<()>,
     /// The members that were asked last: one of them gives out what a learner does not.
@@ -85,7 +112,7 @@ impl Session {
         Client::connect_with_balanced_channel([url], Some(options), shows).await
     }
 
-    fn found(&self) -> MutexGuard<'_, Option<Found>> {
+    fn found(&self) -> MutexGuard<'_, Known> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,15 +125,12 @@ impl Session {
         }
     }
 
-    /// What is known, unless it is out of date; and its number.
-    pub(crate) fn current(&self) -> Option<(Login, u64)> {
-        let found = self.found();
-        let found = found.as_ref()?;
-        let holds = match found.login {
-            Login::Refused(_) => REFUSED_FOR,
-            _ => FOUND_FOR,
-        };
-        (found.at.elapsed() < holds).then(|| (found.login.clone(), found.number))
+    /// What is known, unless it is out of date.
+    pub(crate) fn current(&self) -> Option<Login> {
+        let known = self.found();
+        let found = known.found.as_ref()?;
+        let recent = found.at.elapsed() < FOUND_FOR;
+        known.usable(None).filter(|_| recent).map(|(login, _)| login)
     }
 
     /// Whether a login is of any use.
@@ -116,12 +140,7 @@ impl Session {
 
     /// Forgets what is known, after a change of it.
     pub(crate) fn forget(&self) {
-        let mut found = self.found();
-        if let Some(found) = found.as_mut() {
-            found.at = Instant::now()
-                .checked_sub(FOUND_FOR)
-                .unwrap_or_else(Instant::now);
-        }
+        self.found().found = None;
     }
 
     /// Makes sure of the login: what is known, unless that is `stale`, else what a member says now. `endpoint` is
@@ -139,21 +158,32 @@ impl Session {
         let Some(credentials) = &self.credentials else {
             return Ok(None);
         };
-        let usable = |found: &(Login, u64)| Some(found.1) != stale;
-        if let Some(found) = self.current().filter(usable) {
+        let known = || {
+            let known = self.found();
+            (known.usable(stale), known.is_silent())
+        };
+        if let (Some(found), _) = known() {
             return settled(found);
         }
         let _turn = self.turn.lock().await;
-        if let Some(found) = self.current().filter(usable) {
-            return settled(found);
+        match known() {
+            (Some(found), _) => return settled(found),
+            (None, true) => return Ok(None),
+            (None, false) => {}
         }
-        let mut members = vec![endpoint.to_owned()];
-        {
+        let others: Vec<String> = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            members.extend(known.iter().filter(|one| *one != endpoint).cloned());
-        }
-        for member in members {
-            let (login, token) = match ask(member.clone(), credentials.clone()).await {
+            known.iter().filter(|one| *one != endpoint).cloned().collect()
+        };
+        let first = stream::iter([endpoint.to_owned()]);
+        let first = first.then(|member| asked(&ask, member, credentials));
+        let others: FuturesUnordered<_> = others
+            .into_iter()
+            .map(|member| asked(&ask, member, credentials))
+            .collect();
+        let mut answers = pin!(first.chain(others));
+        while let Some((member, answer)) = answers.next().await {
+            let (login, token) = match answer {
                 Answer::Silent => continue,
                 Answer::Off => (Login::Off, None),
                 Answer::Refused => {
@@ -172,21 +202,32 @@ impl Session {
             *self.token.write().unwrap_or_else(PoisonError::into_inner) = header;
             return settled(self.keep(login));
         }
-        // Nobody gives one out: what is known is shown all the same, or the call is made without.
+        // Nobody gives one out: the one that is known is shown all the same, or the call is made without.
+        self.found().silent = Some(Instant::now());
         Ok(None)
     }
 
     fn keep(&self, login: Login) -> (Login, u64) {
-        let mut found = self.found();
-        let number = found.as_ref().map_or(0, |found| found.number) + 1;
-        let at = Instant::now();
-        *found = Some(Found {
+        let mut known = self.found();
+        known.count += 1;
+        known.silent = None;
+        let number = known.count;
+        known.found = Some(Found {
             login: login.clone(),
-            at,
+            at: Instant::now(),
             number,
         });
         (login, number)
     }
+}
+
+async fn asked<A, F>(ask: &A, member: String, credentials: &Credentials) -> (String, Answer)
+where
+    A: Fn(String, Credentials) -> F,
+    F: Future<Output = Answer>,
+{
+    let answer = ask(member.clone(), credentials.clone()).await;
+    (member, answer)
 }
 
 fn settled((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Error> {
@@ -318,6 +359,20 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("user root"), "{text}");
             assert!(!text.contains("new") && !text.contains("old"), "{text}");
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    /// Without a quorum nobody gives a token out; the calls that need none, or have one, are made all the same.
+    #[tokio::test]
+    async fn calls_do_not_wait_again_and_again_for_a_login_that_nobody_gives() {
+        let (session, asked) = (session(), AtomicUsize::new(0));
+        let ask = |_: String, _: Credentials| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            async { Answer::Silent }
+        };
+        for _ in 0..3 {
+            assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);
         }
         assert_eq!(asked.load(Ordering::SeqCst), 1);
     }

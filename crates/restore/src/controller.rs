@@ -13,6 +13,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use runtime::controller::{Guarded, Reconcile, controller, drive, watched};
+use runtime::grants::{Grant, Grants};
 use runtime::image::OwnImage;
 use runtime::outcome::Failure;
 use runtime::{Done, Operator, apply};
@@ -51,8 +52,9 @@ impl Failure for Error {
     }
 }
 
-/// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used.
-pub async fn run(operator: Operator, image: Option<String>) {
+/// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used. `ambient` says
+/// which namespaces may read what with the operator's own identity.
+pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
     operator.figures.collect(Measures {
         objects: controller.store(),
@@ -61,6 +63,11 @@ pub async fn run(operator: Operator, image: Option<String>) {
         client: operator.client.clone(),
         etcd: EtcdClient::new(Access::default()),
         image: OwnImage::new(&operator, image),
+        grants: Grants {
+            operator: "restore operator",
+            own: operator.namespace.clone(),
+            others: ambient,
+        },
     });
     let controller = watch_targets(&operator, controller);
     drive(&operator, controller, restorer).await;
@@ -106,6 +113,7 @@ struct Restorer {
     client: Client,
     etcd: EtcdClient,
     image: OwnImage,
+    grants: Grants,
 }
 
 impl Reconcile for Restorer {
@@ -122,6 +130,7 @@ impl Reconcile for Restorer {
         let eyes = Eyes {
             client: &self.client,
             etcd: &self.etcd,
+            grants: &self.grants,
             fault: None,
         };
         let seen = Box::pin(observe(&eyes, &restore)).await;

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use restore::{controller, seed};
 use runtime::cli::{self, Common};
+use runtime::grants::Grant;
 use runtime::process::{self, Definition};
 
 /// Restores etcd clusters from backups
@@ -19,6 +20,10 @@ struct Arguments {
     /// The image seed members fetch their backup with; the operator's own where it is not given
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     operator_image: Option<String>,
+    /// A place that a namespace may read with the operator's own identity, as in team-a=s3://backups/team-a. May be
+    /// given more than once; * means every namespace. The operator's own namespace needs none
+    #[arg(long, value_name = "NAMESPACE=PLACE")]
+    ambient_identity: Vec<Grant>,
     #[command(subcommand)]
     command: Option<Task>,
 }
@@ -56,8 +61,9 @@ fn main() -> Result<ExitCode> {
         crd: EtcdRestore::crd(),
     };
     let image = arguments.operator_image;
+    let ambient = arguments.ambient_identity;
     process::run(definition, arguments.common, |operator| {
-        controller::run(operator, image)
+        controller::run(operator, image, ambient)
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Secret, 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
+use runtime::grants::Grants;
 use runtime::member::Members;
 use runtime::outcome::Chain;
 use runtime::progress;
@@ -67,6 +68,8 @@ pub struct Eyes<'a> {
     pub client: &'a Client,
     /// etcd.
     pub etcd: &'a dyn Etcd,
+    /// Who may use the operator's own identity.
+    pub grants: &'a Grants,
     /// Why its members cannot be asked as the cluster's spec says.
     pub fault: Option<&'a str>,
 }
@@ -368,6 +371,9 @@ async fn backup(
         if let StorageSource::Pvc(pvc) = &place {
             return on_claim(eyes, restore, namespace, there, pvc).await;
         }
+        let ambient = store::ambient(&place).is_some();
+        let allowed = eyes.grants.check(namespace, &place, ambient);
+        allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
         let named = store::secrets_of(&place);
         let keys = secret(eyes, namespace, named.credentials).await?;
         let ca = secret(eyes, namespace, named.ca).await?;

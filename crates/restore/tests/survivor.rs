@@ -64,6 +64,7 @@ impl Loss {
             survivor: Survivor {
                 member: Some(self.members[0].client_url.clone()),
                 cluster_id: Some(cluster_id),
+                client_tls: None,
                 revision,
             },
             secret: None,

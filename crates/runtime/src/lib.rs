@@ -11,6 +11,8 @@ pub mod controller;
 pub mod crd;
 pub mod image;
 pub mod credentials;
+pub mod grants;
+pub mod image;
 pub mod lease;
 pub mod marks;
 pub mod member;

@@ -11,15 +11,19 @@ use crate::fixtures::cluster_with;
 
 async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) -> Result<Value> {
     let policies = sandbox.api::<NetworkPolicy>();
-    until("the NetworkPolicy is as the spec says", PATIENCE, async || {
-        let found = policies.get_opt("c-members").await?;
-        let found = found.map(serde_json::to_value).transpose()?;
-        Ok(if is(found.as_ref()) {
-            Look::Done(found.unwrap_or_default())
-        } else {
-            Look::NotYet(format!("{found:?}"))
-        })
-    })
+    until(
+        "the NetworkPolicy is as the spec says",
+        PATIENCE,
+        async || {
+            let found = policies.get_opt("c-members").await?;
+            let found = found.map(serde_json::to_value).transpose()?;
+            Ok(if is(found.as_ref()) {
+                Look::Done(found.unwrap_or_default())
+            } else {
+                Look::NotYet(format!("{found:?}"))
+            })
+        },
+    )
     .await
 }
 

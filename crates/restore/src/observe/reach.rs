@@ -34,6 +34,7 @@ impl Reached {
         Eyes {
             client: eyes.client,
             etcd: self.own.as_ref().map_or(eyes.etcd, |own| own),
+            grants: eyes.grants,
             fault: self.fault.as_deref(),
         }
     }
@@ -62,11 +63,12 @@ mod tests {
     fn a_password_that_does_not_fit_is_said_with_the_remedy() {
         let denied = Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());
+        let grants = runtime::grants::Grants::default();
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _guard = runtime.enter();
         let client = kube::Client::try_from(config).unwrap();
-        let eyes = |fault| Eyes { client: &client, etcd: &etcd, fault };
+        let eyes = |fault| Eyes { client: &client, etcd: &etcd, grants: &grants, fault };
         let text = eyes(None).in_words(&denied);
         assert!(text.contains("spec.auth.secret") && text.contains("user root"), "{text}");
         let fault = Some("spec.auth.secret: there is no Secret root");

@@ -1,12 +1,9 @@
-//! Whose rights an EtcdBackup may borrow: without a Secret a store is reached with the operator's own identity, and
-//! not everybody who may create an EtcdBackup may use that. Pure.
+//! Whose rights an object may borrow: without a Secret a store is reached with the operator's own identity, and not
+//! everybody who may create an EtcdBackup or an EtcdRestore may use that. Pure.
 
 use std::str::FromStr;
 
-use api::conditions::Reason;
 use api::storage::StorageSource;
-
-use crate::observed::Trouble;
 
 /// A place one namespace, or every namespace, may use with the operator's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +46,8 @@ fn is_plain(path: &str) -> bool {
 /// What the administrator allows.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
+    /// The operator that was told, in words, such as `backup operator`.
+    pub operator: &'static str,
     /// The operator's own namespace: whoever may write there may use its identity anyway.
     pub own: String,
     /// For others.
@@ -56,9 +55,18 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// Refuses a place without a Secret that the namespace may not use.
-    pub fn check(&self, namespace: &str, source: &StorageSource<'_>) -> Result<(), Trouble> {
-        if store::ambient(source).is_none() || namespace == self.own {
+    /// Refuses a place that the namespace may not use with the operator's identity; `ambient`: it would be used, since
+    /// no Secret is named.
+    ///
+    /// # Errors
+    /// With the field and the remedy.
+    pub fn check(
+        &self,
+        namespace: &str,
+        source: &StorageSource<'_>,
+        ambient: bool,
+    ) -> Result<(), String> {
+        if !ambient || namespace == self.own {
             return Ok(());
         }
         let block = source.block();
@@ -71,10 +79,9 @@ impl Grants {
                 return Ok(());
             }
         };
-        let refuse = |why: String| Err(Trouble::new(Reason::AccessDenied, why));
         // A token goes to whatever answers at an endpoint.
         if endpoint.is_some_and(|endpoint| !endpoint.is_empty()) {
-            return refuse(format!(
+            return Err(format!(
                 "spec.{block}.endpoint is given without spec.{block}.{secret}, and the operator's own identity is not \
                  shown to other endpoints: name a Secret"
             ));
@@ -89,9 +96,10 @@ impl Grants {
         if granted {
             return Ok(());
         }
-        refuse(format!(
+        let operator = self.operator;
+        Err(format!(
             "spec.{block}.{secret} is not given, and namespace {namespace} may not use the operator's own identity for \
-             {wanted}: name a Secret, or ask the administrator to start the backup operator with \
+             {wanted}: name a Secret, or ask the administrator to start the {operator} with \
              --ambient-identity={namespace}={wanted}"
         ))
     }
@@ -115,6 +123,7 @@ mod tests {
 
     fn grants(texts: &[&str]) -> Grants {
         Grants {
+            operator: "backup operator",
             own: "operators".to_owned(),
             others: texts.iter().map(|text| text.parse().unwrap()).collect(),
         }
@@ -131,14 +140,13 @@ mod tests {
     fn by_default_only_the_operators_own_namespace_uses_its_identity() {
         let source = s3("backups/team-a/etcd");
         let source = StorageSource::S3(&source);
-        assert_eq!(grants(&[]).check("operators", &source), Ok(()));
-        let refused = grants(&[]).check("team-a", &source).unwrap_err();
-        assert_eq!(refused.reason, Reason::AccessDenied);
+        assert_eq!(grants(&[]).check("operators", &source, true), Ok(()));
+        let refused = grants(&[]).check("team-a", &source, true).unwrap_err();
         for remedy in [
             "spec.s3.awsSecret",
             "--ambient-identity=team-a=s3://backups/team-a/etcd",
         ] {
-            assert!(refused.message.contains(remedy), "{}", refused.message);
+            assert!(refused.contains(remedy), "{refused}");
         }
     }
 
@@ -157,14 +165,14 @@ mod tests {
             ("team-b", "shared/etcd", false),
         ] {
             let source = s3(path);
-            let answer = grants.check(namespace, &StorageSource::S3(&source));
+            let answer = grants.check(namespace, &StorageSource::S3(&source), true);
             assert_eq!(answer.is_ok(), allowed, "{namespace} {path}");
         }
         let gcs = GcsSource {
             path: "shared/etcd".to_owned(),
             ..GcsSource::default()
         };
-        assert!(grants.check("anybody", &StorageSource::Gcs(&gcs)).is_ok());
+        assert!(grants.check("anybody", &StorageSource::Gcs(&gcs), true).is_ok());
     }
 
     #[test]
@@ -173,16 +181,15 @@ mod tests {
         source.endpoint = Some("https://elsewhere".to_owned());
         let granted = grants(&["team-a=s3://backups"]);
         let refused = granted
-            .check("team-a", &StorageSource::S3(&source))
+            .check("team-a", &StorageSource::S3(&source), true)
             .unwrap_err();
         assert!(
-            refused.message.contains("spec.s3.endpoint"),
-            "{}",
-            refused.message
+            refused.contains("spec.s3.endpoint"),
+            "{refused}"
         );
         source.aws_secret = Some("aws".to_owned());
         assert_eq!(
-            grants(&[]).check("team-a", &StorageSource::S3(&source)),
+            grants(&[]).check("team-a", &StorageSource::S3(&source), false),
             Ok(())
         );
     }
