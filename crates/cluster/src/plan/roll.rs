@@ -368,7 +368,8 @@ fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) ->
         uid: pod.uid.clone(),
         version,
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        restarts: pod.restarts,
+        // Where nothing runs, what is started next is what is waited for, whether it counts as a restart or not.
+        restarts: pod.restarts - i32::from(!pod.running),
     }
 }
 

@@ -302,7 +302,7 @@ fn an_invalid_spec_is_failed_with_its_reason_and_comes_back() {
 }
 
 #[test]
-fn another_version_of_a_running_cluster_is_not_in_effect_and_said_so() {
+fn a_version_on_its_way_and_one_that_is_refused_are_told_apart() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.version = "3.7.3".into();
     let status = report(&scene, None, None);
@@ -315,11 +315,15 @@ fn another_version_of_a_running_cluster_is_not_in_effect_and_said_so() {
     );
     assert_eq!(
         is(&status, &ConditionType::Upgrading),
-        pair("False", "NotYetInEffect")
+        pair("True", "InProgress")
     );
-    let (in_effect, _, message) = condition(&status, &ConditionType::FieldsInEffect);
-    assert_eq!(in_effect, "False");
-    assert!(message.contains("spec.version"), "{message}");
+    scene.desired.version = "3.4.23".into();
+    let status = report(&scene, None, None);
+    assert_eq!(status.target_version, None);
+    assert_eq!(
+        is(&status, &ConditionType::Upgrading),
+        pair("False", "VersionRefused")
+    );
 }
 
 #[test]

@@ -385,3 +385,16 @@ fn learners_join_one_at_a_time_where_a_member_has_no_flag_for_more() {
     scene.observed.pods.get_mut("b").unwrap().flags.clear();
     assert_eq!(scene.changes().len(), 1);
 }
+
+/// Found by the model: set back between the end of the old container and the start of the new one, nothing was
+/// counted as a restart afterwards.
+#[test]
+fn a_member_that_is_set_back_before_it_started_is_not_waited_for_forever() {
+    let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
+    let writes = scene.writes();
+    let back = writes.iter().find_map(|write| match write {
+        Write::PatchImage { restarts, .. } => Some(*restarts),
+        _ => None,
+    });
+    assert_eq!(back, Some(-1));
+}
