@@ -109,6 +109,21 @@ fn record(
     }]));
 }
 
+/// Whether the quorum that does not answer may be that of members somebody else runs. What is left of ours says nothing
+/// about them, so nothing is recovered from it, approved or not (invariant 16: clients never have two clusters).
+pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> bool {
+    if observed.join.is_empty() {
+        return false;
+    }
+    let text = format!(
+        "no quorum of the cluster that is joined answers ({why}): look after its members; if none of them is left, take the \
+         annotation {} away",
+        api::names::ANNOTATION_JOIN
+    );
+    draft.wait("JoinWaits", text, BLIND);
+    true
+}
+
 /// Whether pods of a cluster that is being taken over are yet to be marked. Until then the client Service is left as
 /// it is, so that it leads to all of them.
 pub(super) fn is_under_way(observed: &Observed) -> bool {

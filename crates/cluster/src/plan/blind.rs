@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, auth, objects, recovery, roll};
+use crate::plan::{Draft, adoption, auth, objects, recovery, roll};
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -54,6 +54,9 @@ pub(super) fn blind(
     objects::troubles(observed, &initial, now, draft);
     // Members that refuse to answer live, and a refusal says nothing of the quorum.
     if auth::refused(desired, observed, draft) {
+        return;
+    }
+    if adoption::is_joining(observed, why, draft) {
         return;
     }
     recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);

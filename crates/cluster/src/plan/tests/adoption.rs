@@ -161,6 +161,23 @@ fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
     assert!(silent.waits().contains(&"JoinWaits"));
 }
 
+/// Invariant 16.
+#[test]
+fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_live() {
+    let mut scene = joined(&["a"]).silent();
+    scene.desired.recovery.automatic = true;
+    scene.observed.recovery.approval = Some(CLUSTER.to_string());
+    for name in ["x", "y", "z", "a"] {
+        scene.observed.reported_voters.insert(name.into());
+    }
+    scene.observed.recovery.unavailable_since = Some(jiff::Timestamp::UNIX_EPOCH);
+    let recovers = |write: &Write| matches!(write, Write::RecordRecovery(_));
+    assert!(!scene.writes().iter().any(recovers));
+    let plan = scene.plan();
+    assert!(!plan.step.orders.iter().any(|order| matches!(order, Order::Recover(_))));
+    assert!(scene.waits().contains(&"JoinWaits"));
+}
+
 #[test]
 fn members_join_as_learners_before_anybody_leaves() {
     let scene = joined(&[]).reserved("a");
