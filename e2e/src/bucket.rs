@@ -1,5 +1,9 @@
 //! The bucket as its owner sees it, beside what the operators say of it.
 
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
@@ -95,6 +99,20 @@ impl Bucket {
             .await
             .context("get object")?;
         Ok(object.body.collect().await?.to_vec())
+    }
+
+    /// Writes an object's content to a file, as it comes.
+    ///
+    /// # Errors
+    /// When it is not there, or the file cannot be written.
+    pub async fn download(&self, key: &str, to: &Path) -> Result<()> {
+        let object = self.client.get_object().bucket(&self.name).key(key);
+        let mut body = object.send().await.context("get object")?.body;
+        let mut file = File::create(to).with_context(|| to.display().to_string())?;
+        while let Some(chunk) = body.next().await {
+            file.write_all(&chunk.context("the object breaks off")?)?;
+        }
+        Ok(())
     }
 
     /// Writes an object.

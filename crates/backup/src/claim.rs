@@ -12,5 +12,5 @@ mod pod;
 mod work;
 
 pub(crate) use job::InPod;
-pub(crate) use order::{Order, Report, Snapshot, Task};
+pub(crate) use order::{Order, Reach, Report, Snapshot, Task};
 pub use work::{Volume, run};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::backup::EtcdBackupSpec;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
 use api::storage::{PvcSource, StorageSource};
-use api::backup::EtcdBackupSpec;
 use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
@@ -117,6 +117,7 @@ async fn place(
             begun,
             numbered: backup.spec.is_periodic(),
             compress: compresses(backup),
+            reach: reach_in_pod(means, backup, cluster.as_ref()).await?,
             cluster,
         });
         let job = in_pod(means, backup, pvc, task, Report::into_stored).await?;
@@ -214,7 +215,6 @@ async fn members(
     Ok((urls, Some(manifest)))
 }
 
-async fn in_pod<T>(
 /// The Secrets for that, for a pod: what is wrong with them is said before one is made.
 async fn reach_in_pod(
     means: &Means,
@@ -241,6 +241,7 @@ async fn reach_in_pod(
     })
 }
 
+async fn in_pod<T>(
     means: &Means,
     backup: &EtcdBackup,
     pvc: &PvcSource,

@@ -17,7 +17,7 @@ use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 
-/// Four parts of 8 MiB, what the HTTP client holds of them, and the heap's slack. It is the same for every size.
+/// Four parts of 6 MiB, what the HTTP client holds of them, and the heap's slack. It is the same for every size.
 const BUDGET: u64 = 80 * MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -306,6 +306,34 @@ async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
     );
 }
 
+/// Killed while parts were under way: nothing was given up, and the server holds what it has got. It tells the time of
+/// the last part as the beginning of the upload.
+#[tokio::test]
+async fn what_a_killed_process_left_is_removed_by_the_next_backup() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    let mut upload = store.begin(KEY).await.unwrap();
+    for _ in 0..24 {
+        let content = store::testing::content(1 << 20);
+        upload.write(content).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!server.unfinished("bucket").is_empty());
+    std::mem::forget(upload);
+    let transfer = Transfer {
+        since: jiff::Timestamp::now(),
+        ..transfer(client(), vec![etcd.client_url.clone()], store.clone())
+    };
+    let none = CancellationToken::new();
+    transfer.run(&Meter::default(), &none).await.unwrap();
+    assert_eq!(
+        server.unfinished("bucket"),
+        Vec::<std::path::PathBuf>::new()
+    );
+    assert!(store.head(KEY).await.unwrap().is_some());
+}
+
 #[tokio::test]
 async fn says_what_is_wrong_with_etcd_and_with_the_store() {
     let server = S3Server::start(&["bucket"]);

@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use crate::port::Error;
 
 /// Bytes of the first parts of an upload.
-pub(crate) const PART: usize = 8 << 20;
+pub(crate) const PART: usize = 6 << 20;
 
-/// Parts under way at a time. With the one being filled they are the memory budget: 4 x 8 MiB, more only for
-/// objects beyond 8 GiB.
+/// Parts under way at a time. With the one being filled they are the memory budget: 4 x 6 MiB, more only for
+/// objects beyond 6 GiB.
 const IN_FLIGHT: usize = 3;
 
 /// How long parts under way are awaited before their upload is aborted.

@@ -1,8 +1,11 @@
 //! Every store does the same.
 #![allow(clippy::unwrap_used)]
 
-use store::testing::{AzureServer, GoogleServer, Leftovers, S3Server, conforms};
-use store::{AbsStore, GcsStore, LocalStore, S3Store};
+use api::storage::{OssSource, StorageSource};
+use store::testing::{
+    ACCESS_KEY, AzureServer, GoogleServer, Leftovers, S3Server, SECRET_KEY, conforms,
+};
+use store::{AbsStore, Directories, GcsStore, LocalStore, S3Store, SecretData, Secrets, open};
 
 #[tokio::test]
 async fn a_directory_conforms() {
@@ -31,4 +34,26 @@ async fn azure_conforms() {
     let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
     conforms(&store, Leftovers::Expiring).await;
+}
+
+/// Over its S3 endpoint, with the Secret of v1beta2; at an address that is not OSS's own, so the bucket is in the path.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn oss_conforms_over_its_s3_endpoint() {
+    let server = S3Server::start(&["bucket"]);
+    let source = OssSource {
+        path: "bucket/key".to_owned(),
+        oss_secret: Some("oss".to_owned()),
+        endpoint: Some(server.endpoint.clone()),
+    };
+    let secret = SecretData::from([
+        ("accessKeyID".to_owned(), ACCESS_KEY.as_bytes().to_vec()),
+        ("accessKeySecret".to_owned(), SECRET_KEY.as_bytes().to_vec()),
+    ]);
+    let secrets = Secrets {
+        credentials: Some(&secret),
+        ca: None,
+    };
+    let source = StorageSource::Oss(&source);
+    let target = open(&source, secrets, &Directories::default()).await;
+    conforms(target.unwrap().store.as_ref(), Leftovers::Removable).await;
 }

@@ -343,7 +343,7 @@ async fn backup_cronjob_makes_backups_with_the_least_rights() {
 }
 
 /// How often the operator's container was started again.
-async fn restarts(sandbox: &Sandbox) -> Result<i32> {
+pub(crate) async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     let pods = sandbox
         .api::<Pod>()
         .list(&ListParams::default().labels(OPERATOR))
@@ -353,7 +353,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     Ok(containers.map(|container| container.restart_count).sum())
 }
 
-async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
+pub(crate) async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
     });

@@ -1,6 +1,7 @@
 //! A backup to each kind of store that is not S3, with the Secrets of v1beta2, under the chart's own rights.
 
 use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
 use e2e::objects::{Kind, await_complete, field};
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 
@@ -92,6 +93,26 @@ async fn backup_abs_and_restore_abs_with_an_account_key() {
             variable("E2E_ABS_ENDPOINT")?
         );
         and_restored(sandbox, &block, "abs://").await
+    })
+    .await;
+}
+
+/// Its S3 protocol, at an endpoint that is not OSS's own.
+#[tokio::test]
+async fn backup_oss_with_an_access_key_is_complete_and_restored() {
+    scenario("backup_oss", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let secret = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: oss}}\nstringData: {{accessKeyID: \"{}\", accessKeySecret: \"{}\"}}\n",
+            s3.access_key, s3.secret_key
+        );
+        sandbox.apply(&secret).await?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        let block = format!(
+            "  storageType: OSS\n  oss: {{path: {}/PATH, ossSecret: oss, endpoint: \"{}\"}}\n",
+            bucket.name, s3.endpoint
+        );
+        and_restored(sandbox, &block, "s3://").await
     })
     .await;
 }

@@ -59,6 +59,21 @@ pub(crate) struct Snapshot {
     pub(crate) compress: bool,
     /// For the manifest.
     pub(crate) cluster: Option<ManifestCluster>,
+    /// The Secrets etcd is reached with.
+    #[serde(default)]
+    pub(crate) reach: Reach,
+}
+
+/// The names of the Secrets etcd is reached with; they are mounted into the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Reach {
+    /// With the client certificate.
+    pub(crate) tls: Option<String>,
+    /// Whether its keys are those of an EtcdCluster's operator Secret, and not of an EtcdBackup's own.
+    pub(crate) operators: bool,
+    /// With user and password.
+    pub(crate) auth: Option<String>,
 }
 
 impl Order {
@@ -221,6 +236,7 @@ mod tests {
                 numbered: true,
                 compress: false,
                 cluster: None,
+                reach: Reach::default(),
             }))
         };
         let surplus = order(Task::Surplus {

@@ -5,7 +5,7 @@ use api::conditions::Reason;
 use api::names::MANAGER_BACKUP;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-    ResourceRequirements, SeccompProfile, Volume, VolumeMount,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -14,7 +14,7 @@ use kube::{Resource, ResourceExt};
 use runtime::member::{OperatorImage, USER, container_security};
 use sha2::{Digest, Sha256};
 
-use super::order::{Order, Report};
+use super::order::{Order, Report, Task};
 use crate::observed::Trouble;
 
 /// Where the claim is mounted.
@@ -33,8 +33,47 @@ pub(crate) fn name(order: &Order) -> String {
     format!("etcd-backup-{}", &digest[..DIGITS])
 }
 
+/// Where the Secret with the client certificate is mounted.
+pub(crate) const TLS: &str = "/run/backup/tls";
+/// Where the Secret with user and password is mounted.
+pub(crate) const AUTH: &str = "/run/backup/auth";
+/// Read-only for the pod's group.
+const SECRET_MODE: i32 = 0o440;
+
+/// The Secrets the work needs: none for a removal (invariant 14).
+fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
+    let Task::Store(snapshot) = &order.task else {
+        return Vec::new();
+    };
+    let named = [
+        ("tls", TLS, &snapshot.reach.tls),
+        ("auth", AUTH, &snapshot.reach.auth),
+    ];
+    let named = named.into_iter();
+    named
+        .filter_map(|(volume, path, secret)| Some((volume, path, secret.as_deref()?)))
+        .collect()
+}
+
 /// The pod that does the work of an EtcdBackup.
 pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
+    let secrets = secrets(order).into_iter().map(|(name, _, secret)| Volume {
+        name: name.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.to_owned()),
+            default_mode: Some(SECRET_MODE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    });
+    let claim = Volume {
+        name: VOLUME.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: order.claim.clone(),
+            ..PersistentVolumeClaimVolumeSource::default()
+        }),
+        ..Volume::default()
+    };
     let labels = [
         ("app.kubernetes.io/name", "etcd-backup"),
         ("app.kubernetes.io/managed-by", MANAGER_BACKUP),
@@ -73,14 +112,7 @@ pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
                 ..PodSecurityContext::default()
             }),
             containers: vec![container(order, image)],
-            volumes: Some(vec![Volume {
-                name: VOLUME.to_owned(),
-                persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                    claim_name: order.claim.clone(),
-                    ..PersistentVolumeClaimVolumeSource::default()
-                }),
-                ..Volume::default()
-            }]),
+            volumes: Some([claim].into_iter().chain(secrets).collect()),
             ..PodSpec::default()
         }),
         status: None,
@@ -88,6 +120,19 @@ pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
 }
 
 fn container(order: &Order, image: &OperatorImage) -> Container {
+    let claim = VolumeMount {
+        name: VOLUME.to_owned(),
+        mount_path: ROOT.to_owned(),
+        ..VolumeMount::default()
+    };
+    let secrets = secrets(order)
+        .into_iter()
+        .map(|(name, path, _)| VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
     let (request, limit) = MEMORY;
     let memory =
         |quantity: &str| Some([("memory".to_owned(), Quantity(quantity.to_owned()))].into());
@@ -103,11 +148,7 @@ fn container(order: &Order, image: &OperatorImage) -> Container {
                 serde_json::to_string(order).unwrap_or_default()
             ),
         ]),
-        volume_mounts: Some(vec![VolumeMount {
-            name: VOLUME.to_owned(),
-            mount_path: ROOT.to_owned(),
-            ..VolumeMount::default()
-        }]),
+        volume_mounts: Some([claim].into_iter().chain(secrets).collect()),
         resources: Some(ResourceRequirements {
             requests: memory(request),
             limits: memory(limit),
@@ -226,7 +267,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::claim::order::Task;
+    use crate::claim::order::{Reach, Snapshot};
 
     fn order() -> Order {
         Order {
@@ -281,6 +322,41 @@ mod tests {
             "backups"
         );
         assert_eq!(pod.owner_references()[0].uid, "backup-uid");
+    }
+
+    /// Invariant 14.
+    #[test]
+    fn secrets_are_mounted_only_where_etcd_is_asked() {
+        let order = Order {
+            task: Task::Store(Snapshot {
+                endpoints: Vec::new(),
+                begun: jiff::Timestamp::UNIX_EPOCH,
+                numbered: false,
+                compress: false,
+                cluster: None,
+                reach: Reach {
+                    tls: Some("client-tls".to_owned()),
+                    operators: true,
+                    auth: Some("root".to_owned()),
+                },
+            }),
+            ..order()
+        };
+        let named: Vec<_> = secrets(&order).iter().map(|(.., secret)| *secret).collect();
+        assert_eq!(named, ["client-tls", "root"]);
+        let mounts = container(
+            &order,
+            &OperatorImage {
+                image: String::new(),
+                pull_policy: None,
+            },
+        )
+        .volume_mounts;
+        assert!(
+            mounts.unwrap()[1..]
+                .iter()
+                .all(|mount| mount.read_only == Some(true))
+        );
     }
 
     fn standing_of(status: serde_json::Value, deleted: bool) -> Standing {

@@ -1,18 +1,21 @@
 //! What runs in the pod beside a claim. It talks to etcd and to the file system, and to nobody else.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::conditions::Reason;
 use clap::Args;
-use etcd::{Access, EtcdClient};
+use etcd::{Access, Credentials, EtcdClient};
 use jiff::Timestamp;
-use runtime::progress;
+use runtime::tls::Purpose;
+use runtime::{progress, tls};
 use store::{LocalStore, Store};
 use tokio_util::sync::CancellationToken;
 
-use super::order::{Order, Report, Snapshot, Task};
-use super::pod::ROOT;
+use super::order::{Order, Reach, Report, Snapshot, Task};
+use super::pod::{AUTH, ROOT, TLS};
 use crate::observed::{Moved, Trouble};
 use crate::removal::{Removal, What};
 use crate::transfer::{Meter, Name, Transfer, Written, written};
@@ -54,7 +57,7 @@ pub async fn run(arguments: &Volume) -> bool {
 async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     let order: Order = serde_json::from_str(&arguments.order).map_err(|error| {
         Trouble::new(
-            api::conditions::Reason::StepFailed,
+            Reason::StepFailed,
             format!("the order cannot be read: {error}"),
         )
     })?;
@@ -74,6 +77,52 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&kept))
 }
 
+/// How etcd is reached, from the Secrets that are mounted.
+fn access(reach: &Reach) -> Result<Access, Trouble> {
+    let trouble = |why: String| Trouble::new(Reason::SecretMissing, why);
+    let mut access = Access::default();
+    if let Some(secret) = &reach.tls {
+        let purpose = if reach.operators {
+            Purpose::Operator
+        } else {
+            Purpose::Client
+        };
+        let data = mounted(TLS).map_err(|error| trouble(format!("Secret {secret}: {error}")))?;
+        let material = tls::material(purpose, secret, Some(&data));
+        access = tls::access(&material.map_err(|fault| trouble(fault.message))?);
+    }
+    if let Some(secret) = &reach.auth {
+        let data = mounted(AUTH).map_err(|error| trouble(format!("Secret {secret}: {error}")))?;
+        let text = |key: &str| {
+            let value = data.get(key).cloned().map(String::from_utf8);
+            let value = value.and_then(Result::ok);
+            let value = value
+                .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
+            // An editor's last line break is nobody's password.
+            Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
+        };
+        access.credentials = Some(Credentials {
+            user: text("username")?,
+            password: text("password")?,
+            former: Vec::new(),
+        });
+    }
+    Ok(access)
+}
+
+/// A mounted Secret's files. Kubernetes mounts the keys as links beside directories whose names begin with dots.
+fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
+    let mut data = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') && entry.path().is_file() {
+            data.insert(name, fs::read(entry.path())?);
+        }
+    }
+    Ok(data)
+}
+
 async fn stored(
     order: &Order,
     snapshot: Snapshot,
@@ -86,6 +135,7 @@ async fn stored(
         numbered,
         compress,
         cluster,
+        reach,
     } = snapshot;
     let name = if numbered {
         Name::Numbered {
@@ -102,7 +152,7 @@ async fn stored(
         Written::Not(name) => name,
     };
     let transfer = Transfer {
-        etcd: Arc::new(EtcdClient::new(Access::default())),
+        etcd: Arc::new(EtcdClient::new(access(&reach)?)),
         endpoints,
         store,
         name,

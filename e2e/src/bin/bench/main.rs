@@ -7,6 +7,7 @@ mod cluster;
 mod figures;
 mod idle;
 mod subject;
+mod restore;
 mod upgrade;
 
 use std::path::PathBuf;
@@ -40,6 +41,31 @@ enum What {
         dns: String,
     },
     /// How long three members take from 3.5 to 3.6 while a client writes, and what the client notices.
+    /// How long a large backup takes until it serves again, beside doing it by hand; and how long a client of a living
+    /// cluster waits when it is restored over.
+    Restore {
+        /// Sizes of the databases, in MiB.
+        #[arg(long, value_delimiter = ',', default_value = "100,1024")]
+        sizes: Vec<usize>,
+        /// Rounds of each size; the median is reported.
+        #[arg(long, default_value_t = 2)]
+        rounds: usize,
+        /// Write the figures to this file as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// What a client notices while three members with a large database are defragmented.
+    Defrag {
+        /// Size of the database, in MiB; half of it is freed before.
+        #[arg(long, default_value_t = 1024)]
+        mebibytes: usize,
+        /// How many clusters are defragmented.
+        #[arg(long, default_value_t = 1)]
+        rounds: usize,
+        /// Write the figures to this file as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
     Upgrade {
         /// How many clusters are upgraded, without volumes and with; the median is reported.
         #[arg(long, default_value_t = 3)]
@@ -60,5 +86,15 @@ async fn main() -> Result<()> {
             dns,
         } => cluster::bench(rounds, &only, json.as_deref(), &dns).await,
         What::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
+        What::Defrag {
+            mebibytes,
+            rounds,
+            json,
+        } => defrag::bench(mebibytes, rounds, json.as_deref()).await,
+        What::Restore {
+            sizes,
+            rounds,
+            json,
+        } => restore::bench(&sizes, rounds, json.as_deref()).await,
     }
 }

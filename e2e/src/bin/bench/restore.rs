@@ -1,0 +1,339 @@
+//! `bench restore`: a large backup until it serves again, beside doing it by hand on the same machine; then until three
+//! members vote; and how long a client of a living cluster goes without an answer when it is restored over.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
+use e2e::wait::Look;
+use e2e::{Sandbox, Writer, until};
+use etcd_client::Client;
+use kube::api::DeleteParams;
+use serde::Serialize;
+use serde_json::json;
+
+const MINOR: &str = "3.6.";
+const KEY: &str = "bench/etcd.backup";
+const MIB: usize = 1 << 20;
+/// How long a step may take before the benchmark gives up.
+const WITHIN: Duration = Duration::from_mins(15);
+/// A living cluster is restored over up to this size, in MiB.
+const IN_PLACE: usize = 1024;
+/// What the project wants to reach.
+const GOAL_RATIO: f64 = 1.1;
+const GOAL_VOTERS: f64 = 6.0;
+const GOAL_DOWNTIME: f64 = 5.0;
+
+/// What one round took, in seconds.
+#[derive(Debug, Serialize)]
+struct Round {
+    mebibytes: usize,
+    /// Download, `etcdutl snapshot restore`, start of etcd.
+    by_hand: f64,
+    /// From the EtcdRestore to a seed that serves and is verified.
+    ours: f64,
+    /// From there to three voters.
+    voters: f64,
+    /// The longest time between two acknowledged writes of a client while it is restored over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    downtime: Option<f64>,
+}
+
+/// Measures, prints, and writes the figures where wanted.
+pub(crate) async fn bench(sizes: &[usize], rounds: usize, json: Option<&Path>) -> Result<()> {
+    let sandbox = Sandbox::create("bench-restore").await?;
+    let mut measured = Vec::new();
+    let outcome = measure(&sandbox, sizes, rounds, &mut measured).await;
+    if outcome.is_err() {
+        sandbox.print_state().await;
+    }
+    sandbox.delete().await;
+    print(sizes, &measured);
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(&json!({ "restore": measured }))?;
+        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+    }
+    outcome
+}
+
+fn print(sizes: &[usize], measured: &[Round]) {
+    println!(
+        "| database | ours | by hand | ratio (goal {GOAL_RATIO}) | to three voters (goal {GOAL_VOTERS} s at 1 GiB) | \
+              downtime in place (goal {GOAL_DOWNTIME} s at 1 GiB) |\n|---|---|---|---|---|---|"
+    );
+    for size in sizes {
+        let median = |figure: fn(&Round) -> Option<f64>| {
+            let of = measured.iter().filter(|round| round.mebibytes == *size);
+            let mut all: Vec<f64> = of.filter_map(figure).collect();
+            all.sort_by(f64::total_cmp);
+            all.get(all.len() / 2).copied()
+        };
+        let text = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let (ours, by_hand) = (median(|r| Some(r.ours)), median(|r| Some(r.by_hand)));
+        let ratio = ours.zip(by_hand).map(|(ours, by_hand)| ours / by_hand);
+        println!(
+            "| {size} MiB | {} s | {} s | {} | {} s | {} s |",
+            text(ours),
+            text(by_hand),
+            text(ratio),
+            text(median(|r| Some(r.voters))),
+            text(median(|r| r.downtime)),
+        );
+    }
+}
+
+async fn measure(
+    sandbox: &Sandbox,
+    sizes: &[usize],
+    rounds: usize,
+    measured: &mut Vec<Round>,
+) -> Result<()> {
+    sandbox.install_operators().await?;
+    let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+    sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+    for size in sizes {
+        store(sandbox, &bucket, *size)
+            .await
+            .with_context(|| format!("a backup of {size} MiB"))?;
+        for _ in 0..rounds {
+            // Alternating, so that what else the machine does falls on both alike.
+            let by_hand = by_hand(sandbox, &bucket).await.context("by hand")?;
+            let round = ours(sandbox, &bucket, *size, by_hand).await?;
+            println!("{round:?}");
+            measured.push(round);
+        }
+    }
+    Ok(())
+}
+
+/// The address of this machine that pods can reach: that of the store.
+fn host(sandbox: &Sandbox) -> Result<String> {
+    let endpoint = &sandbox.env.s3()?.endpoint;
+    let host = endpoint
+        .split_once("://")
+        .map_or(endpoint.as_str(), |(_, rest)| rest);
+    Ok(host
+        .rsplit_once(':')
+        .map_or(host, |(host, _)| host)
+        .to_owned())
+}
+
+/// etcd's own programs of the version, as the testbed keeps them.
+fn program(name: &str) -> Result<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
+        PathBuf::from,
+    );
+    let prefix = format!("etcd-{}-", MINOR.trim_end_matches('.'));
+    let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
+    let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let found = found.with_context(|| format!("no {prefix} in the testbed's cache"))?;
+    Ok(found.path().join(name))
+}
+
+/// An etcd of this machine.
+struct Running {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Running {
+    fn start(host: &str, data: &Path, name: &str, more: &[&str]) -> Result<Self> {
+        let free = || -> Result<u16> {
+            Ok(std::net::TcpListener::bind("127.0.0.1:0")?
+                .local_addr()?
+                .port())
+        };
+        let (url, peer) = (
+            format!("http://{host}:{}", free()?),
+            format!("http://127.0.0.1:{}", free()?),
+        );
+        let child = Command::new(program("etcd")?)
+            .arg(format!("--name={name}"))
+            .arg(format!("--data-dir={}", data.display()))
+            .args([
+                format!("--listen-client-urls={url}"),
+                format!("--advertise-client-urls={url}"),
+            ])
+            .args([
+                format!("--listen-peer-urls={peer}"),
+                format!("--initial-advertise-peer-urls={peer}"),
+            ])
+            .arg(format!("--initial-cluster={name}={peer}"))
+            .args(["--quota-backend-bytes=8589934592", "--log-level=error"])
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("etcd")?;
+        Ok(Self { child, url })
+    }
+
+    async fn serves(&self) -> Result<Client> {
+        let end = Instant::now() + WITHIN;
+        while Instant::now() < end {
+            if let Ok(mut client) = Client::connect([&self.url], None).await
+                && client
+                    .status()
+                    .await
+                    .is_ok_and(|status| status.leader() != 0)
+            {
+                return Ok(client);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::bail!("etcd at {} does not serve", self.url)
+    }
+}
+
+/// Fills an etcd of this machine with values that do not compress, and has it backed up.
+async fn store(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let etcd = Running::start(
+        &host(sandbox)?,
+        folder.path(),
+        "source",
+        &["--unsafe-no-fsync"],
+    )?;
+    let mut client = etcd.serves().await?;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for index in 0..mebibytes {
+        let mut value = Vec::with_capacity(MIB);
+        while value.len() < MIB {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            value.extend_from_slice(&state.to_le_bytes());
+        }
+        client
+            .put(format!("/{index:05}"), value, None)
+            .await
+            .context("put")?;
+    }
+    let s3 = sandbox.env.s3()?;
+    let name = format!("of-{mebibytes}");
+    let manifest = format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
+         etcdEndpoints: [\"{}\"]\n  storageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, endpoint: \"{}\", \
+         forcePathStyle: true}}\n",
+        etcd.url, bucket.name, s3.endpoint
+    );
+    sandbox.apply(&manifest).await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), &name, WITHIN)
+        .await
+        .map(drop)
+}
+
+/// What one would do: download, `etcdutl snapshot restore`, start etcd.
+async fn by_hand(sandbox: &Sandbox, bucket: &Bucket) -> Result<f64> {
+    let folder = tempfile::tempdir()?;
+    let (file, data) = (
+        folder.path().join("snapshot.db"),
+        folder.path().join("data"),
+    );
+    let begun = Instant::now();
+    bucket.download(KEY, &file).await?;
+    let restored = Command::new(program("etcdutl")?)
+        .args(["snapshot", "restore"])
+        .arg(&file)
+        .arg(format!("--data-dir={}", data.display()))
+        .output()?;
+    ensure!(
+        restored.status.success(),
+        "etcdutl: {}",
+        String::from_utf8_lossy(&restored.stderr)
+    );
+    let etcd = Running::start(&host(sandbox)?, &data, "default", &[])?;
+    etcd.serves().await?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64) -> Result<Round> {
+    let mut known = sandbox.env.etcd_versions.iter();
+    let version = known.find(|version| version.starts_with(MINOR));
+    let version = version.with_context(|| format!("the nodes hold no image of etcd {MINOR}x"))?;
+    let target = format!(
+        "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
+         {{persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 16Gi}}}}}}}}}}}}}}"
+    );
+    let path = format!("{}/{KEY}", bucket.name);
+    let s3 = sandbox.env.s3()?;
+    let manifest = restore_with(s3, "back", &target, &path, "");
+    let begun = Instant::now();
+    sandbox.apply(&manifest).await?;
+    await_seed(sandbox, "back").await?;
+    let ours = begun.elapsed().as_secs_f64();
+    await_voters(sandbox).await?;
+    let voters = begun.elapsed().as_secs_f64() - ours;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    await_complete(&restores, "back", WITHIN).await?;
+    let mut downtime = None;
+    if mebibytes <= IN_PLACE {
+        let writer = Writer::start(sandbox, "c").await?;
+        writer.await_more(20).await?;
+        let over = restore_with(s3, "over", "{name: c}", &path, "  overwrite: true\n");
+        sandbox.apply(&over).await?;
+        await_complete(&restores, "over", WITHIN).await?;
+        writer.await_more(20).await?;
+        let tally = writer.finish_counting("restored in place").await?;
+        downtime = Some(tally.gap.as_secs_f64());
+        restores.delete("over", &DeleteParams::default()).await?;
+    }
+    restores.delete("back", &DeleteParams::default()).await?;
+    sandbox.delete_cluster("c").await?;
+    Ok(Round {
+        mebibytes,
+        by_hand,
+        ours,
+        voters,
+        downtime,
+    })
+}
+
+async fn await_seed(sandbox: &Sandbox, name: &str) -> Result<()> {
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    until("the seed serves", WITHIN, async || {
+        let object = restores.get(name).await?;
+        ensure!(
+            !has_condition(&object, "Failed", "True"),
+            "{}",
+            conditions_line(&object)
+        );
+        let serves = field(&object, "/status/clusterID").is_string();
+        Ok(if serves {
+            Look::Done(())
+        } else {
+            Look::NotYet(conditions_line(&object))
+        })
+    })
+    .await
+}
+
+async fn await_voters(sandbox: &Sandbox) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    until("three members vote", WITHIN, async || {
+        let object = clusters.get("c").await?;
+        let details = field(&object, "/status/memberDetails").as_array();
+        let voters = details.map_or(0, |list| {
+            let healthy = list.iter().filter(|one| one["healthy"] == true);
+            healthy.filter(|one| one["role"] != "Learner").count()
+        });
+        Ok(if voters == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(conditions_line(&object))
+        })
+    })
+    .await
+}
