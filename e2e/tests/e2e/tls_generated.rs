@@ -110,15 +110,21 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
             }
         }
         let of_cluster = ListParams::default().labels("etcd_cluster=c");
-        let secrets = sandbox.api::<Secret>().list(&of_cluster).await?;
-        ensure!(
-            secrets.items.len() == 4 + 2 * 3,
-            "two authorities, the operators', the clients', two a member: {:?}",
-            secrets
-                .iter()
-                .map(ResourceExt::name_any)
-                .collect::<Vec<_>>()
-        );
+        // Two authorities, the operators', the clients', two a member.
+        let secrets = until(
+            "no member's certificates outlive it",
+            PATIENCE,
+            async || {
+                let secrets = sandbox.api::<Secret>().list(&of_cluster).await?.items;
+                let names: Vec<_> = secrets.iter().map(ResourceExt::name_any).collect();
+                Ok(if secrets.len() == 4 + 2 * 3 {
+                    Look::Done(secrets)
+                } else {
+                    Look::NotYet(format!("{names:?}"))
+                })
+            },
+        )
+        .await?;
         for secret in secrets {
             let owners = secret.owner_references();
             ensure!(
