@@ -209,7 +209,9 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
             .zip(&via)
             .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
     );
-    let list = timed(tokio::time::timeout(recovery::patience(observed), etcd.members(&via)));
+    let everybody = [via.as_slice(), elsewhere::via(observed)].concat();
+    let list = etcd.members(&everybody);
+    let list = timed(tokio::time::timeout(recovery::patience(observed), list));
     let ((members, took), statuses) = tokio::join!(list, statuses);
     let members = members.unwrap_or_else(|_| Err(etcd::Error::Timeout(via.join(", "))));
     if let Err(etcd::Error::AccessDenied(why)) = &members {

@@ -22,7 +22,10 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
 /// was recorded without first members, as it did not begin here. A cluster that did is never asked for elsewhere,
 /// whatever its annotation says.
 pub(super) fn via(observed: &Observed) -> &[String] {
-    let joined = observed.intent.as_ref().is_none_or(|intent| intent.members.is_empty());
+    let joined = observed
+        .intent
+        .as_ref()
+        .is_none_or(|intent| intent.members.is_empty());
     if joined { &observed.join } else { &[] }
 }
 
@@ -47,5 +50,36 @@ pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     for ((name, url), answer) in asked.into_iter().zip(answers) {
         observed.statuses.insert(name.clone(), seen(answer));
         observed.elsewhere.insert(name, url);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::scene::Scene;
+
+    #[test]
+    fn the_endpoints_of_the_cluster_to_join_are_in_the_annotation() {
+        let mut cluster = EtcdCluster::new("db", api::cluster::EtcdClusterSpec::default());
+        assert!(endpoints(&cluster).is_empty());
+        let urls = "http://x:2379, http://y:2379,".to_owned();
+        let annotations = cluster.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::ANNOTATION_JOIN.to_owned(), urls);
+        assert_eq!(endpoints(&cluster), ["http://x:2379", "http://y:2379"]);
+    }
+
+    /// Invariant 7: whatever its annotation says by now.
+    #[test]
+    fn a_cluster_that_began_here_asks_nobody_elsewhere() {
+        let url = "http://x:2379".to_owned();
+        let mut new = Scene::nothing(3).observed;
+        new.join = vec![url.clone()];
+        assert_eq!(via(&new), [url.clone()]);
+        let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
+        began_here.join = vec![url.clone()];
+        assert!(via(&began_here).is_empty());
+        // One that was joined has no first members.
+        began_here.intent.as_mut().unwrap().members.clear();
+        assert_eq!(via(&began_here), [url]);
     }
 }

@@ -33,10 +33,14 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         return true;
     };
     let names: BTreeSet<String> = list.members.iter().map(name_of).collect();
-    let known: BTreeSet<String> = names.into_iter().filter(|name| ours.contains(name)).collect();
+    let known: BTreeSet<String> = names
+        .into_iter()
+        .filter(|name| ours.contains(name))
+        .collect();
     if known.is_empty() {
         let id = list.cluster_id;
-        let text = format!("cluster {id} answers and has no member of these names: nothing is changed");
+        let text =
+            format!("cluster {id} answers and has no member of these names: nothing is changed");
         draft.problem("ForeignCluster", text);
         return true;
     }
@@ -68,7 +72,8 @@ fn answer<'a>(
 ) -> Option<&'a Members> {
     match &observed.members {
         Seen::Unknown(why) => {
-            let text = format!("the cluster that is there is {what} when a quorum of it answers: {why}");
+            let text =
+                format!("the cluster that is there is {what} when a quorum of it answers: {why}");
             draft.wait(code, text, BLIND);
             None
         }
@@ -127,7 +132,10 @@ pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> b
 /// Whether pods of a cluster that is being taken over are yet to be marked. Until then the client Service is left as
 /// it is, so that it leads to all of them.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
-    let unmarked = observed.pods.values().any(|pod| pod.owned && pod.token.is_none() && pod.stays());
+    let unmarked = observed
+        .pods
+        .values()
+        .any(|pod| pod.owned && pod.token.is_none() && pod.stays());
     observed.cluster_id.is_some() && unmarked
 }
 

@@ -139,10 +139,7 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
     // A learner is ready, and refuses what clients ask of it (`isRPCSupportedForLearner` in etcd's `api/v3rpc`).
-    selector.insert(
-        names::LABEL_ROLE.to_owned(),
-        names::ROLE_VOTER.to_owned(),
-    );
+    selector.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
     }

@@ -57,7 +57,11 @@ fn a_cluster_of_another_operator_is_recorded_under_its_own_id() {
     };
     assert_eq!(cluster_id, Some(CLUSTER));
     assert_eq!(intent.members, ["a", "b", "c"].map(String::from).into());
-    assert_eq!(intent.token, format!("db-{CLUSTER}"), "two operators write the same");
+    assert_eq!(
+        intent.token,
+        format!("db-{CLUSTER}"),
+        "two operators write the same"
+    );
 }
 
 /// Invariants 1 and 7.
@@ -91,9 +95,9 @@ fn two_clusters_under_one_name_are_left_to_people() {
 fn pods_are_marked_while_the_client_service_stays_as_it_is() {
     let scene = taken_over();
     let writes = scene.writes();
-    let marks = writes.iter().filter(|write| {
-        matches!(write, Write::LabelPod(label) if label.cluster_id == Some(CLUSTER))
-    });
+    let marks = writes.iter().filter(
+        |write| matches!(write, Write::LabelPod(label) if label.cluster_id == Some(CLUSTER)),
+    );
     assert_eq!(marks.count(), 3);
     let client = |writes: &[Write]| {
         let mut writes = writes.iter();
@@ -102,7 +106,11 @@ fn pods_are_marked_while_the_client_service_stays_as_it_is() {
     assert!(!client(&writes), "{writes:?}");
     assert_eq!(scene.changes(), [], "nobody leaves before all are marked");
     let mut marked = scene;
-    let token = marked.observed.intent.as_ref().map(|intent| intent.token.clone());
+    let token = marked
+        .observed
+        .intent
+        .as_ref()
+        .map(|intent| intent.token.clone());
     for pod in marked.observed.pods.values_mut() {
         (pod.token, pod.cluster_id) = (token.clone(), Some(CLUSTER));
     }
@@ -174,7 +182,13 @@ fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_l
     let recovers = |write: &Write| matches!(write, Write::RecordRecovery(_));
     assert!(!scene.writes().iter().any(recovers));
     let plan = scene.plan();
-    assert!(!plan.step.orders.iter().any(|order| matches!(order, Order::Recover(_))));
+    assert!(
+        !plan
+            .step
+            .orders
+            .iter()
+            .any(|order| matches!(order, Order::Recover(_)))
+    );
     assert!(scene.waits().contains(&"JoinWaits"));
 }
 
@@ -196,7 +210,10 @@ fn members_join_as_learners_before_anybody_leaves() {
 #[test]
 fn members_of_the_other_cluster_leave_one_by_one_when_ours_vote_and_the_leader_hands_over() {
     let scene = joined(&["a", "b", "c"]);
-    assert_eq!(scene.observed.leader(), Some(etcd::MemberId(u64::from(b'x'))));
+    assert_eq!(
+        scene.observed.leader(),
+        Some(etcd::MemberId(u64::from(b'x')))
+    );
     assert!(matches!(
         scene.changes().as_slice(),
         [Write::MoveLeader { from, to, .. }] if from == "x" && ["a", "b", "c"].contains(&to.as_str())
@@ -210,7 +227,8 @@ fn members_of_the_other_cluster_leave_one_by_one_when_ours_vote_and_the_leader_h
 fn members_of_others_are_never_removed_from_a_cluster_that_is_not_told_to_join() {
     let mut scene = joined(&["a", "b", "c"]).leader("a");
     scene.observed.join.clear();
-    let goes = |write: &Write| matches!(write, Write::Remove { member, .. } if "xyz".contains(member));
+    let goes =
+        |write: &Write| matches!(write, Write::Remove { member, .. } if "xyz".contains(member));
     assert!(!scene.changes().iter().any(goes));
 }
 

@@ -96,7 +96,11 @@ fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
         }),
         ..Difference::default()
     };
-    let scene = differ(differ(three(), &["a", "c"], &resources()), &["b"], &deferred);
+    let scene = differ(
+        differ(three(), &["a", "c"], &resources()),
+        &["b"],
+        &deferred,
+    );
     assert_eq!(resized(&scene), ["c"]);
     assert!(scene.waits().contains(&"ResizeDeferred"));
 }
@@ -105,7 +109,11 @@ fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
 #[test]
 fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
-    assert_eq!(resized(&scene.clone().down("c")), ["c"], "it may lack memory");
+    assert_eq!(
+        resized(&scene.clone().down("c")),
+        ["c"],
+        "it may lack memory"
+    );
     let served = differ(three().down("c"), &["a", "b"], &resources());
     assert!(resized(&served).is_empty());
     assert!(served.waits().contains(&"VoterNotHealthy"));
