@@ -10,14 +10,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
-    AlarmAction, AlarmOptions, AlarmType, Certificate, Client, ConnectOptions, DowngradeOptions, CompactionOptions, GetOptions, Identity,
-    MemberAddOptions, SnapshotStreaming, TlsOptions,
+    AlarmAction, AlarmOptions, AlarmType, Certificate, Client, CompactionOptions, ConnectOptions,
+    DowngradeOptions, GetOptions, Identity, MemberAddOptions, SnapshotStreaming, TlsOptions,
 };
 use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
 use crate::access::{Access, Credentials};
-use crate::answer::{ALREADY_VOTER, ROLE_EXISTS, USER_EXISTS, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling};
+use crate::answer::{
+    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, ROLE_EXISTS, USER_EXISTS, classify,
+    most_telling,
+};
 use crate::login::{Answer, Session, asks_for_token, log_in};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
@@ -146,8 +149,12 @@ impl EtcdClient {
             let mut answer = call(client.clone()).await;
             if self.session.has_credentials() && answer.as_ref().is_err_and(asks_for_token) {
                 // The member does not know the token: it was started, or the token has lasted its time.
-                self.logged_in(endpoint, login).await?;
+                let login = self.logged_in(endpoint, login).await?;
                 answer = call(client.clone()).await;
+                if login.is_none() && answer.as_ref().is_err_and(asks_for_token) {
+                    let text = format!("{endpoint}: no member has answered the login yet");
+                    return Err(Error::Unavailable(text));
+                }
             }
             match answer {
                 Ok(answer) => {
@@ -178,7 +185,7 @@ impl EtcdClient {
         let ask = |member: String, credentials: Credentials| async move {
             let asked = async {
                 match self.connection(&member).await {
-                    Ok(client) => log_in(&client, &credentials).await,
+                    Ok(client) => log_in(&client, &credentials, &self.session.refused).await,
                     Err(_) => Answer::Silent,
                 }
             };

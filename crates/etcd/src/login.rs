@@ -7,6 +7,7 @@
 //! know it. While authentication is off none is given out, and none is needed.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// How long a refusal is taken for granted: each try costs the member a hash that is made to be slow.
 const REFUSED_FOR: Duration = Duration::from_secs(3);
 /// So long nobody is asked again after nobody has answered: calls that need no login are not to wait for one.
-const SILENT_FOR: Duration = Duration::from_secs(5);
+const SILENT_FOR: Duration = Duration::from_secs(2);
 /// How long what was found is told; then it is asked again whether authentication is on. Calls go on with the token
 /// they have: also without a quorum, which gives no new one out, a member knows one that it is shown time and again.
 const FOUND_FOR: Duration = Duration::from_mins(4);
@@ -63,7 +64,8 @@ impl Known {
     }
 
     fn is_silent(&self) -> bool {
-        self.silent.is_some_and(|since| since.elapsed() < SILENT_FOR)
+        self.silent
+            .is_some_and(|since| since.elapsed() < SILENT_FOR)
     }
 }
 
@@ -75,6 +77,8 @@ pub(crate) struct Session {
     found: Mutex<Known>,
     /// Who logs in does it for all that wait.
     turn: tokio::sync::Mutex<()>,
+    /// How many of the passwords were refused so far.
+    pub(crate) refused: AtomicUsize,
     /// The members that were asked last: one of them gives out what a learner does not.
     known: Mutex<Vec<String>>,
 }
@@ -130,7 +134,10 @@ impl Session {
         let known = self.found();
         let found = known.found.as_ref()?;
         let recent = found.at.elapsed() < FOUND_FOR;
-        known.usable(None).filter(|_| recent).map(|(login, _)| login)
+        known
+            .usable(None)
+            .filter(|_| recent)
+            .map(|(login, _)| login)
     }
 
     /// Whether a login is of any use.
@@ -173,7 +180,11 @@ impl Session {
         }
         let others: Vec<String> = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.iter().filter(|one| *one != endpoint).cloned().collect()
+            known
+                .iter()
+                .filter(|one| *one != endpoint)
+                .cloned()
+                .collect()
         };
         let first = stream::iter([endpoint.to_owned()]);
         let first = first.then(|member| asked(&ask, member, credentials));
@@ -237,29 +248,39 @@ fn settled((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Error>
     }
 }
 
-/// Logs in at one member with the first of the passwords that it takes.
-pub(crate) async fn log_in(client: &Client, credentials: &Credentials) -> Answer {
-    let mut refused = false;
-    for (index, password) in credentials.passwords().enumerate() {
+/// Logs in at one member with the first of the passwords that it takes. `refused` counts those that were refused
+/// already: each costs the member a hash, and whoever has no time for all of them goes on where he was.
+pub(crate) async fn log_in(
+    client: &Client,
+    credentials: &Credentials,
+    refused: &AtomicUsize,
+) -> Answer {
+    let known = refused.load(Ordering::Relaxed);
+    for (index, password) in credentials.passwords().enumerate().skip(known) {
         let mut auth = client.auth_client();
         let answer = auth.authenticate(credentials.user.clone(), password.to_owned());
         match answer.await {
-            Ok(answer) => return Answer::Token(answer.token().to_owned(), index),
+            Ok(answer) => {
+                refused.store(0, Ordering::Relaxed);
+                return Answer::Token(answer.token().to_owned(), index);
+            }
             Err(etcd_client::Error::GRpcStatus(status)) => {
                 let text = status.message();
                 if text.contains("authentication is not enabled") {
+                    refused.store(0, Ordering::Relaxed);
                     return Answer::Off;
                 }
                 // Also what etcd says of a user without a password, and of one it does not know.
                 if !text.contains("authentication failed") && !text.contains("no password") {
                     return Answer::Silent;
                 }
-                refused = true;
+                refused.fetch_max(index + 1, Ordering::Relaxed);
             }
             Err(_) => return Answer::Silent,
         }
     }
-    if refused { Answer::Refused } else { Answer::Silent }
+    refused.store(0, Ordering::Relaxed);
+    Answer::Refused
 }
 
 /// Whether a member asks for a token, or does not know the one it was shown.
@@ -305,8 +326,6 @@ impl BalancedChannelBuilder for Shows {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
     fn session() -> Session {
@@ -326,7 +345,10 @@ mod tests {
         };
         let first = session.ensure("a", None, ask).await.unwrap().unwrap();
         assert_eq!(first.0, Login::Accepted);
-        assert_eq!(session.ensure("b", None, ask).await.unwrap(), Some(first.clone()));
+        assert_eq!(
+            session.ensure("b", None, ask).await.unwrap(),
+            Some(first.clone())
+        );
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         let next = session.ensure("b", Some(first.1), ask).await.unwrap();
         assert_ne!(next, Some(first));

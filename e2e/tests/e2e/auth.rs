@@ -61,32 +61,47 @@ async fn auth_enabled() {
     scenario("auth_enabled", async |sandbox| {
         sandbox.apply(&secret(FIRST)).await?;
         let auth = "  auth: {secret: root}\n";
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 3, auth)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, auth)?)
+            .await?;
         sandbox.await_members("c", 3).await?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let open = Keyspace::of_cluster(env, namespace, "c").await?;
         open.fill("kept/", KEYS, |_| ()).await?;
         open.enable_auth(FIRST).await?;
-        let keys = keys_as(sandbox, "c", FIRST).await?;
+        keys_as(sandbox, "c", FIRST).await?;
 
         // Members are lost, added and removed as ever; a learner asks for a token and gives none out.
         let pods = sandbox.member_pods("c").await?;
-        let lost = pods.first().and_then(|pod| pod.metadata.name.clone()).unwrap_or_default();
+        let lost = pods
+            .first()
+            .and_then(|pod| pod.metadata.name.clone())
+            .unwrap_or_default();
         sandbox.lose_pod("c", &lost).await?;
         sandbox.await_members("c", 3).await?;
         sandbox.scale("c", 5).await?;
         sandbox.await_members("c", 5).await?;
         sandbox.scale("c", 3).await?;
         sandbox.await_members("c", 3).await?;
+        let keys = keys_as(sandbox, "c", FIRST).await?;
         keys.verify("kept/", KEYS).await?;
 
         // Until the Secret follows, the operator says which one does not fit.
-        keys_as(sandbox, "c", FIRST).await?.change_password(SECOND).await?;
+        keys_as(sandbox, "c", FIRST)
+            .await?
+            .change_password(SECOND)
+            .await?;
         let said = await_degraded(sandbox, "c", "EtcdAccessDenied").await?;
-        ensure!(said.contains("Secret root") && said.contains("spec.auth.secret"), "{said}");
+        ensure!(
+            said.contains("Secret root") && said.contains("spec.auth.secret"),
+            "{said}"
+        );
         sandbox.apply(&secret(SECOND)).await?;
         sandbox.await_members("c", 3).await?;
-        keys_as(sandbox, "c", SECOND).await?.verify("kept/", KEYS).await?;
+        keys_as(sandbox, "c", SECOND)
+            .await?
+            .verify("kept/", KEYS)
+            .await?;
         nothing_leaks(sandbox).await
     })
     .await;
@@ -110,15 +125,22 @@ async fn auth_turn_on() {
         let keys = keys_as(sandbox, "c", FIRST).await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
         await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
 
         // The Secret is changed: etcd follows.
         sandbox.apply(&secret(SECOND)).await?;
         await_password(sandbox, "c", SECOND).await?;
-        ensure!(!lets_in(sandbox, "c", FIRST).await?, "the password before still fits");
+        ensure!(
+            !lets_in(sandbox, "c", FIRST).await?,
+            "the password before still fits"
+        );
         sandbox.await_members("c", 3).await?;
-        sandbox.apply(&backup(sandbox, "second", &bucket.name, "second.backup")?).await?;
+        sandbox
+            .apply(&backup(sandbox, "second", &bucket.name, "second.backup")?)
+            .await?;
         await_complete(&sandbox.objects(Kind::EtcdBackup), "second", PATIENCE).await?;
         nothing_leaks(sandbox).await?;
 
@@ -157,11 +179,18 @@ async fn auth_restore_of_another_password() {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         sandbox.apply(&secret(FIRST)).await?;
         let auth = "  auth: {secret: root, enabled: true}\n";
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 1, auth)?).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
+            .await?;
         sandbox.await_members("c", 1).await?;
         await_password(sandbox, "c", FIRST).await?;
-        keys_as(sandbox, "c", FIRST).await?.fill("kept/", KEYS, |_| ()).await?;
-        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        keys_as(sandbox, "c", FIRST)
+            .await?
+            .fill("kept/", KEYS, |_| ())
+            .await?;
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
         await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
         sandbox.apply(&secret(SECOND)).await?;
         await_password(sandbox, "c", SECOND).await?;
@@ -170,13 +199,24 @@ async fn auth_restore_of_another_password() {
         let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
         sandbox.apply(&manifest).await?;
         let restores = sandbox.objects(Kind::EtcdRestore);
-        await_object(&restores, "back", "the password does not fit", PATIENCE, |object| {
-            object.data["status"].to_string().contains("passwords of the backup")
-        })
+        await_object(
+            &restores,
+            "back",
+            "the password does not fit",
+            PATIENCE,
+            |object| {
+                object.data["status"]
+                    .to_string()
+                    .contains("passwords of the backup")
+            },
+        )
         .await?;
         sandbox.apply(&secret(FIRST)).await?;
         await_complete(&restores, "back", PATIENCE).await?;
-        keys_as(sandbox, "d", FIRST).await?.verify("kept/", KEYS).await?;
+        keys_as(sandbox, "d", FIRST)
+            .await?
+            .verify("kept/", KEYS)
+            .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(&clusters, "d", "available", PATIENCE, |object| {
             has_condition(object, "Available", "True")

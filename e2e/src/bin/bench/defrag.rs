@@ -1,0 +1,122 @@
+//! `bench defrag`: three members with a large database are defragmented while a client writes ten times a second.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use e2e::objects::{Kind, await_object, field};
+use e2e::{Keyspace, Sandbox, Writer};
+use kube::api::{Patch, PatchParams};
+use serde::Serialize;
+use serde_json::json;
+
+const SIZE: usize = 3;
+/// Ten writes a second.
+const EVERY: Duration = Duration::from_millis(100);
+/// What the project wants to reach: the longest gap between two writes, in seconds.
+const GOAL: f64 = 0.5;
+/// A large database takes its time, on a machine that holds three of them.
+const WITHIN: Duration = Duration::from_mins(15);
+
+/// What one defragmentation took.
+#[derive(Debug, Serialize)]
+struct Round {
+    /// The database file before and after, the largest of the members'.
+    bytes_before: i64,
+    bytes_after: i64,
+    /// From the change of the spec until the last member is done.
+    seconds: f64,
+    failed_writes: usize,
+    acknowledged_writes: usize,
+    write_gap_seconds: f64,
+}
+
+/// Measures, prints, and writes the figures where wanted.
+pub(crate) async fn bench(mebibytes: usize, rounds: usize, json: Option<&Path>) -> Result<()> {
+    let sandbox = Sandbox::create("bench-defrag").await?;
+    let outcome = measure(&sandbox, mebibytes, rounds).await;
+    sandbox.delete().await;
+    let measured = outcome?;
+    let worst = measured.iter().map(|round| round.write_gap_seconds);
+    let worst = worst.fold(0.0, f64::max);
+    let failed: usize = measured.iter().map(|round| round.failed_writes).sum();
+    println!(
+        "defragmentation of {mebibytes} MiB, half of it free, {SIZE} members: longest gap {worst:.2} s at worst (goal \
+         {GOAL} s), {failed} failed writes"
+    );
+    if let Some(path) = json {
+        let figures = json!({ "defrag": measured });
+        let text = serde_json::to_string_pretty(&figures)?;
+        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+async fn measure(sandbox: &Sandbox, mebibytes: usize, rounds: usize) -> Result<Vec<Round>> {
+    sandbox.install_operators().await?;
+    let mut measured = Vec::new();
+    for number in 0..rounds {
+        let name = format!("defrag-{number}");
+        let round = defragment(sandbox, &name, mebibytes).await;
+        let round = round.with_context(|| name.clone())?;
+        println!("{name}: {round:?}");
+        measured.push(round);
+        sandbox.delete_cluster(&name).await?;
+    }
+    Ok(measured)
+}
+
+async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<Round> {
+    let newest = sandbox.env.etcd_versions.last();
+    let version = newest.context("the nodes hold no image of etcd")?;
+    let manifest = format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  \
+         size: {SIZE}\n  version: \"{version}\"\n  etcd: {{quotaBackendBytes: 8589934592}}\n  pod: \
+         {{persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 4Gi}}}}}}}}\n"
+    );
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members(name, SIZE).await?;
+    fill(sandbox, name, mebibytes).await?;
+    let writer = Writer::start_retrying(sandbox, name, EVERY).await?;
+    writer.await_more(20).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let rule = json!({ "spec": { "upkeep": { "defragmentation": {
+        "freePercent": 30, "minFreeBytes": 1_048_576
+    } } } });
+    let begun = Instant::now();
+    clusters
+        .patch(name, &PatchParams::default(), &Patch::Merge(&rule))
+        .await?;
+    let done = await_object(&clusters, name, "it is defragmented", WITHIN, |object| {
+        !field(object, "/status/defragmentation/completionTime").is_null()
+    })
+    .await?;
+    let seconds = begun.elapsed().as_secs_f64();
+    writer.await_more(20).await?;
+    let tally = writer.finish(name).await?;
+    let members = field(&done, "/status/defragmentation/members").as_array();
+    let largest = |figure: &str| {
+        let all = members.into_iter().flatten();
+        all.filter_map(|one| one[figure].as_i64()).max()
+    };
+    Ok(Round {
+        bytes_before: largest("sizeBefore").unwrap_or_default(),
+        bytes_after: largest("sizeAfter").unwrap_or_default(),
+        seconds,
+        failed_writes: tally.unknown,
+        acknowledged_writes: tally.acknowledged,
+        write_gap_seconds: tally.gap.as_secs_f64(),
+    })
+}
+
+/// Fills the database and frees every second key.
+async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
+    for number in 0..mebibytes {
+        let half = if number % 2 == 0 { "kept" } else { "freed" };
+        let value = vec![u8::try_from(number % 251).unwrap_or_default(); 1 << 20];
+        keys.write(&format!("{half}/{number}"), value).await?;
+    }
+    let revision = keys.delete("freed/").await?;
+    keys.compact(revision).await
+}
