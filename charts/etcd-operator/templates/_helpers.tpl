@@ -77,6 +77,10 @@ app.kubernetes.io/component: {{ .name }}
   resources: [etcdclusters]
   verbs: [get, list, watch]
 - apiGroups: [""]
+  # The pods that mount a claim and write a backup to it, or remove one.
+  resources: [pods]
+  verbs: [get, create, delete]
+- apiGroups: [""]
   # The credentials an EtcdBackup names.
   resources: [secrets]
   verbs: [get]
@@ -88,10 +92,6 @@ app.kubernetes.io/component: {{ .name }}
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdrestores/status, etcdclusters/status]
   verbs: [patch]
-- apiGroups: [""]
-  # The pods that mount a claim and write a backup to it, or remove one.
-  resources: [pods]
-  verbs: [get, create, delete]
 - apiGroups: [etcd.database.coreos.com]
   # The restored cluster is made, claimed by an annotation, and handed over by its removal.
   resources: [etcdclusters]

@@ -62,8 +62,11 @@ fn chain(error: &dyn StdError) -> String {
 
 fn transport(endpoint: &str, text: &str) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
+    // A connection that ended, in words that hold one of those all the same.
+    const ENDED: [&str; 2] = ["close_notify", "handshake eof"];
     let shown = format!("{endpoint}: {text}");
-    if TLS_WORDS.iter().any(|word| text.contains(word)) {
+    let ended = ENDED.iter().any(|word| text.contains(word));
+    if !ended && TLS_WORDS.iter().any(|word| text.contains(word)) {
         Error::Tls(shown)
     } else {
         Error::Unreachable(shown)

@@ -6,10 +6,10 @@
 
 pub mod admin;
 pub mod apply;
+pub mod certificate;
 pub mod cli;
 pub mod controller;
 pub mod crd;
-pub mod image;
 pub mod credentials;
 pub mod grants;
 pub mod image;
@@ -18,10 +18,10 @@ pub mod marks;
 pub mod member;
 pub mod outcome;
 pub mod process;
-
-pub use controller::{Reconcile, Scope};
 pub mod progress;
 pub mod reach;
 pub mod tls;
+
+pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};
 pub use process::{Operator, run};

@@ -38,7 +38,9 @@ pub use flags::{MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use network::{Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod};
-pub use seed::{Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_name, seed_pod};
+pub use seed::{
+    Contents, FETCH, OperatorImage, RESTORE, Report, Seed, Source, seed_name, seed_pod,
+};
 pub use services::{
     client_service, closed, headless_service, is_closed, member_service, says_the_same,
 };

@@ -75,11 +75,11 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     let mut containers = vec![etcd_container(members, member, policy)];
     containers.extend(policy.sidecars.iter().cloned());
     let mut volumes = vec![data_volume(member.name, policy)];
+    volumes.extend(super::tls::volumes(members, member.name, policy));
     volumes.extend(policy.volumes.iter().cloned());
     PodSpec {
         hostname: Some(member.name.to_owned()),
         subdomain: Some(names::headless_service(members.cluster)),
-    volumes.extend(super::tls::volumes(members, member.name, policy));
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
         // One variable for each Service of the namespace would be noise, and etcd reads those that begin with ETCD_.
@@ -106,11 +106,11 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
 
 fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> Container {
     let mut mounts = vec![data_mount()];
+    mounts.extend(super::tls::mounts(members, member.name));
     mounts.extend(policy.volume_mounts.iter().cloned());
     Container {
         name: names::CONTAINER_ETCD.to_owned(),
         image: Some(member.version.image(&members.spec.repository)),
-    mounts.extend(super::tls::mounts(members, member.name));
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(etcd_arguments(members, member)),

@@ -154,3 +154,96 @@ fn by_certificate_alone(version: &EtcdVersion) -> Option<String> {
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Fixture;
+    use super::*;
+
+    const TLS: &str = r#"{"TLS":{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}}"#;
+
+    fn has(arguments: &[String], argument: &str) -> bool {
+        arguments.iter().any(|one| one == argument)
+    }
+
+    #[test]
+    fn members_with_tls_ask_everybody_for_a_certificate() {
+        let arguments = Fixture::with(TLS).arguments();
+        for argument in [
+            "--listen-peer-urls=https://0.0.0.0:2380",
+            "--listen-client-urls=https://0.0.0.0:2379",
+            "--advertise-client-urls=https://db-aaaaaaaaaa.prod.svc:2379",
+            "--client-cert-auth=true",
+            "--peer-client-cert-auth=true",
+            "--trusted-ca-file=/etc/etcdtls/member/server-tls/server-ca.crt",
+            "--peer-trusted-ca-file=/etc/etcdtls/member/peer-tls/peer-ca.crt",
+            "--peer-cert-file=/etc/etcdtls/member/peer-tls/peer.crt",
+            "--key-file=/etc/etcdtls/member/server-tls/server.key",
+            "--tls-min-version=TLS1.2",
+            "--listen-metrics-urls=http://0.0.0.0:2381",
+        ] {
+            assert!(has(&arguments, argument), "{argument} in {arguments:?}");
+        }
+        assert!(!arguments.iter().any(|one| one.contains("auto-tls")));
+    }
+
+    /// Invariant 20: what is left out is the look-up of an address, under the name each release knows.
+    #[test]
+    fn no_peer_depends_on_reverse_dns() {
+        let of = |version| Fixture::with(TLS).version(version).arguments();
+        assert!(has(
+            &of("3.6.16"),
+            "--peer-skip-client-san-verification=true"
+        ));
+        let experimental = "--experimental-peer-skip-client-san-verification=true";
+        assert!(has(&of("3.5.35"), experimental) && has(&of("3.4.30"), experimental));
+        assert!(
+            !of("3.5.0")
+                .iter()
+                .any(|one| one.contains("tls-min-version"))
+        );
+    }
+
+    #[test]
+    fn each_of_peers_and_clients_may_use_tls_alone() {
+        let peers =
+            Fixture::with(r#"{"TLS":{"static":{"member":{"peerSecret":"p"}}}}"#).arguments();
+        assert!(has(&peers, "--listen-client-urls=http://0.0.0.0:2379"));
+        assert!(
+            has(&peers, "--peer-client-cert-auth=true") && !has(&peers, "--client-cert-auth=true")
+        );
+        let clients = r#"{"TLS":{"static":{"member":{"serverSecret":"s"},"operatorSecret":"o"}}}"#;
+        let clients = Fixture::with(clients).arguments();
+        assert!(has(&clients, "--listen-peer-urls=http://0.0.0.0:2380"));
+        assert!(has(&clients, "--client-cert-auth=true"));
+        assert!(!clients.iter().any(|one| one.starts_with("--peer-")));
+    }
+
+    #[test]
+    fn the_operators_certificate_is_in_no_members_pod_and_the_others_in_etcds_container_alone() {
+        let mut fixture = Fixture::with(TLS);
+        let static_ = fixture.spec.tls.as_mut().unwrap().static_.as_mut().unwrap();
+        static_.member.as_mut().unwrap().server_keys = KeyNames::Usual;
+        let spec = fixture.pod().spec.unwrap();
+        let secrets: Vec<_> = spec
+            .volumes
+            .iter()
+            .flatten()
+            .filter_map(|volume| volume.secret.clone())
+            .collect();
+        let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
+        assert_eq!(names, ["p", "s"]);
+        // Found under other names, mounted under the same.
+        let items = secrets[1].items.as_ref().unwrap();
+        assert_eq!(
+            (items[1].key.as_str(), items[1].path.as_str()),
+            ("tls.key", "server.key")
+        );
+        let mounts = spec.containers[0].volume_mounts.as_ref().unwrap();
+        let mounted = mounts
+            .iter()
+            .filter(|mount| mount.mount_path.starts_with("/etc/etcdtls/"));
+        assert!(mounted.clone().all(|mount| mount.read_only == Some(true)));
+        assert_eq!(mounted.count(), 2);
+    }
+}
