@@ -85,6 +85,8 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ),
     ("etcd-restore-operator", "create", "secrets", false),
     ("etcd-operator", "get", "nodes", false),
+    ("etcd-operator", "patch", "pods/resize", true),
+    ("etcd-operator", "create", "pods/exec", false),
     ("etcd-operator", "get", "secrets", true),
 ];
 
