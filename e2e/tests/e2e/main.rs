@@ -53,6 +53,7 @@ mod tls_cert_manager_form;
 mod tls_generated;
 mod tls_peer_only;
 mod tls_static;
+mod tls_quorum_loss;
 mod two_operators;
 mod upgrade;
 mod volume_growth;

@@ -70,3 +70,36 @@ fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
         format!("{}; members have the {form} form of address", parts.join("; "))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_runs_says_which_form_of_address_it_has() {
+        let addresses = Addresses {
+            namespace: "prod".to_owned(),
+            cluster: "db".to_owned(),
+            member: MemberAddress::Service,
+            cluster_domain: String::new(),
+            peer_tls: true,
+            client_tls: true,
+        };
+        let pod = |url: &str| -> Pod {
+            let argument = format!("{ADVERTISED}{url}");
+            serde_json::from_value(serde_json::json!({
+                "metadata": { "name": "db-a" },
+                "spec": { "containers": [{ "name": "etcd", "args": ["--name=db-a", argument] }] },
+            }))
+            .unwrap()
+        };
+        for (url, expected) in [
+            ("https://db-a.prod.svc:2380", Some(MemberAddress::Service)),
+            ("http://db-a.db.prod.svc:2380", Some(MemberAddress::Pod)),
+            ("http://10.0.0.1:2380", None),
+        ] {
+            assert_eq!(form(&pod(url), &addresses), expected, "{url}");
+        }
+        assert_eq!(form(&Pod::default(), &addresses), None);
+    }
+}
