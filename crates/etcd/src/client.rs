@@ -2,26 +2,27 @@
 //!
 //! It decides nothing about membership; it reaches, asks within a deadline, and translates the answer.
 
+mod auth;
+mod snapshot;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Certificate, Client, CompactionOptions, ConnectOptions,
-    DowngradeOptions, GetOptions, Identity, MemberAddOptions, SnapshotStreaming, TlsOptions,
+    DowngradeOptions, GetOptions, Identity, MemberAddOptions, TlsOptions,
 };
-use futures::stream::{self, FuturesUnordered, StreamExt};
+use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
-use crate::access::{Access, Credentials};
+use crate::access::Access;
 use crate::answer::{
-    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, ROLE_EXISTS, USER_EXISTS, classify,
-    most_telling,
+    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling,
 };
-use crate::login::{Answer, Session, asks_for_token, log_in};
+use crate::login::{Session, asks_for_token};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Snapshot, Status,
@@ -179,24 +180,6 @@ impl EtcdClient {
         answer
     }
 
-    /// Makes sure that the client is logged in, where it has credentials and etcd asks for them; `stale` is the login
-    /// that was not good enough. Returns which login it is.
-    async fn logged_in(&self, endpoint: &str, stale: Option<u64>) -> Result<Option<u64>, Error> {
-        let ask = |member: String, credentials: Credentials| async move {
-            let asked = async {
-                match self.connection(&member).await {
-                    Ok(client) => log_in(&client, &credentials, &self.session.refused).await,
-                    Err(_) => Answer::Silent,
-                }
-            };
-            // Twice at most: the member itself, then all others at the same time.
-            let answer = timeout(self.deadlines.call / 2, asked).await;
-            answer.unwrap_or(Answer::Silent)
-        };
-        let found = self.session.ensure(endpoint, stale, ask).await?;
-        Ok(found.map(|(_, number)| number))
-    }
-
     /// A read that an election interrupts is repeated: the next leader is there within a second or so.
     async fn ask_through_election<T, C, F>(
         &self,
@@ -219,26 +202,6 @@ impl EtcdClient {
                 }
                 answer => return answer,
             }
-        }
-    }
-
-    /// Begins a snapshot: the stream, its first chunk and what etcd calls its own version there.
-    async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // A connection of its own: hours of streaming share no flow control with short calls.
-        let mut client = timeout(self.deadlines.call, self.connect(member))
-            .await
-            .map_err(|_| Error::Timeout(member.to_owned()))??;
-        let mut source = Source {
-            endpoint: member.to_owned(),
-            stream: timeout(self.deadlines.call, client.snapshot())
-                .await
-                .map_err(|_| Error::Timeout(member.to_owned()))?
-                .map_err(|error| classify(member, &error))?,
-            progress: self.deadlines.progress,
-        };
-        match source.next().await? {
-            Some((first, version)) => Ok((source, first, version)),
-            None => Err(Error::Other(format!("{member}: the snapshot is empty"))),
         }
     }
 
@@ -547,85 +510,23 @@ impl Etcd for EtcdClient {
     }
 
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
-        if let Some(login) = self.session.current() {
-            return Ok(Some(login));
-        }
-        self.session.forget();
-        self.session.know(via);
-        let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
-            return Err(most_telling(Vec::new()));
-        };
-        match self.logged_in(&endpoint, None).await {
-            Ok(_) | Err(Error::AccessDenied(_)) => {}
-            Err(error) => return Err(error),
-        }
-        match self.session.current() {
-            Some(login) => Ok(Some(login)),
-            None if self.session.has_credentials() => Err(Error::Timeout(via.join(", "))),
-            None => Ok(None),
-        }
+        self.how_logged_in(via).await
     }
 
     async fn enable_auth(&self, via: &[String]) -> Result<(), Error> {
-        let Some(credentials) = self.access.credentials.clone() else {
-            return Err(Error::Other("there are no credentials".to_owned()));
-        };
-        self.session.forget();
-        // Where it is on by now, what is there is looked at again: a new password would end this very login.
-        match self.login(via).await? {
-            Some(Login::Off) => {}
-            _ => return Ok(()),
-        }
-        let done = self.change(via, |client| turn_on(client, credentials.clone()));
-        let done = done.await;
-        self.session.forget();
-        done
+        self.turn_auth_on(via).await
     }
 
     async fn disable_auth(&self, via: &[String]) -> Result<(), Error> {
-        let done = self.change(via, |mut client| async move {
-            client.auth_disable().await.map(|_| ())
-        });
-        let done = done.await;
-        self.session.forget();
-        done
+        self.turn_auth_off(via).await
     }
 
     async fn change_password(&self, via: &[String]) -> Result<(), Error> {
-        let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
-            return Err(Error::Other("there are no credentials".to_owned()));
-        };
-        let done = self.change(via, |client| {
-            let (user, password) = (user.clone(), password.clone());
-            async move {
-                let mut auth = client.auth_client();
-                auth.user_change_password(user, password).await.map(|_| ())
-            }
-        });
-        let done = done.await;
-        self.session.forget();
-        done
+        self.set_password(via).await
     }
 
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error> {
-        let login = self.logged_in(member, None).await?;
-        let opened = match self.open(member).await {
-            Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                // The member does not know the token.
-                self.logged_in(member, login).await?;
-                self.open(member).await?
-            }
-            opened => opened?,
-        };
-        let (source, first, version) = opened;
-        let rest = stream::try_unfold(source, |mut source| async move {
-            let next = source.next().await?;
-            Ok(next.map(|(chunk, _)| (chunk, source)))
-        });
-        Ok(Snapshot {
-            chunks: stream::iter([Ok(first)]).chain(rest).boxed(),
-            version: Some(version).filter(|version| !version.is_empty()),
-        })
+        self.stream(member).await
     }
 
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error> {
@@ -645,49 +546,6 @@ impl Etcd for EtcdClient {
             hash: answer.hash(),
             // -1 in a store that was never compacted.
             compacted: answer.compact_version().max(0),
-        }))
-    }
-}
-
-/// User, role and switch, in this order: with any of them missing etcd refuses the next, and what is there already is
-/// left or set again (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
-///
-/// Invariant 21: authentication is on only after the operator's own password was set for the user it stands for.
-async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etcd_client::Error> {
-    let Credentials { user, password, .. } = credentials;
-    match client.user_add(user.clone(), password.clone(), None).await {
-        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {
-            let mut auth = client.auth_client();
-            auth.user_change_password(user.clone(), password).await?;
-        }
-        answer => drop(answer?),
-    }
-    // Before 3.6 it must be there to be granted; it means what it is called, whatever it holds.
-    match client.role_add("root").await {
-        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
-        answer => drop(answer?),
-    }
-    client.user_grant_role(user, "root").await?;
-    client.auth_enable().await.map(|_| ())
-}
-
-struct Source {
-    endpoint: String,
-    stream: SnapshotStreaming,
-    progress: Duration,
-}
-
-impl Source {
-    async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
-        let message = timeout(self.progress, self.stream.message())
-            .await
-            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
-            .map_err(|error| classify(&self.endpoint, &error))?;
-        Ok(message.map(|message| {
-            (
-                Bytes::copy_from_slice(message.blob()),
-                message.version().to_owned(),
-            )
         }))
     }
 }

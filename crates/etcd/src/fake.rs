@@ -11,7 +11,8 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 
 use crate::port::{
-    Added, Alarm, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Snapshot, Status,
+    Added, Alarm, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Snapshot,
+    Status,
 };
 
 /// One member of a [`FakeEtcd`].
@@ -265,7 +266,11 @@ impl Etcd for FakeEtcd {
                 raft_applied_index: index,
                 db_size: found.db_size,
                 db_size_in_use: found.db_size - found.free,
-                errors: state.alarms.iter().map(|alarm| format!("{alarm:?}")).collect(),
+                errors: state
+                    .alarms
+                    .iter()
+                    .map(|alarm| format!("{alarm:?}"))
+                    .collect(),
                 storage_version: None,
                 downgrade: state.downgrade.clone(),
             })

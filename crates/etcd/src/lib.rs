@@ -18,6 +18,6 @@ pub use access::{Access, Credentials, TlsAccess};
 pub use client::{Deadlines, EtcdClient};
 pub use inspect::{InspectError, Inspected, Inspector};
 pub use port::{
-    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Snapshot,
-    Status,
+    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
+    Snapshot, Status,
 };

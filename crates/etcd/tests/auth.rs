@@ -49,11 +49,20 @@ async fn invariant_21_turns_authentication_on_and_off_on_every_supported_minor()
         }
         let nobody = EtcdClient::new(Access::default());
         let refused = nobody.members(&via).await;
-        assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::AccessDenied(_))),
+            "{refused:?}"
+        );
         let wrong = client("wrong", &[]);
         let refused = wrong.members(&via).await;
-        assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
-        assert!(matches!(wrong.login(&via).await.unwrap(), Some(Login::Refused(_))));
+        assert!(
+            matches!(refused, Err(Error::AccessDenied(_))),
+            "{refused:?}"
+        );
+        assert!(matches!(
+            wrong.login(&via).await.unwrap(),
+            Some(Login::Refused(_))
+        ));
         root.disable_auth(&via).await.unwrap();
         assert_eq!(root.login(&via).await.unwrap(), Some(Login::Off));
         assert!(nobody.members(&via).await.is_ok());
@@ -89,7 +98,10 @@ async fn a_password_is_changed_with_the_one_before() {
     new.change_password(&via).await.unwrap();
     assert_eq!(new.login(&via).await.unwrap(), Some(Login::Accepted));
     let refused = old.members(&via).await;
-    assert!(matches!(refused, Err(Error::AccessDenied(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::AccessDenied(_))),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]

@@ -55,7 +55,10 @@ async fn a_full_database_is_compacted_defragmented_and_disarmed() {
             if compacted.db_size_in_use < compacted.db_size / 2 {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(10), "{minor}: {compacted:?}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{minor}: {compacted:?}"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         client.defragment(&url).await.unwrap();

@@ -1,0 +1,117 @@
+//! The real client's login, and what it changes of etcd's authentication.
+
+use etcd_client::Client;
+use tokio::time::timeout;
+
+use super::EtcdClient;
+use crate::access::Credentials;
+use crate::answer::{ROLE_EXISTS, USER_EXISTS, most_telling};
+use crate::login::{Answer, log_in};
+use crate::port::{Error, Login};
+
+impl EtcdClient {
+    /// Makes sure that the client is logged in, where it has credentials and etcd asks for them; `stale` is the login
+    /// that was not good enough. Returns which login it is.
+    pub(super) async fn logged_in(
+        &self,
+        endpoint: &str,
+        stale: Option<u64>,
+    ) -> Result<Option<u64>, Error> {
+        let ask = |member: String, credentials: Credentials| async move {
+            let asked = async {
+                match self.connection(&member).await {
+                    Ok(client) => log_in(&client, &credentials, &self.session.refused).await,
+                    Err(_) => Answer::Silent,
+                }
+            };
+            // Twice at most: the member itself, then all others at the same time.
+            let answer = timeout(self.deadlines.call / 2, asked).await;
+            answer.unwrap_or(Answer::Silent)
+        };
+        let found = self.session.ensure(endpoint, stale, ask).await?;
+        Ok(found.map(|(_, number)| number))
+    }
+
+    pub(super) async fn how_logged_in(&self, via: &[String]) -> Result<Option<Login>, Error> {
+        if let Some(login) = self.session.current() {
+            return Ok(Some(login));
+        }
+        self.session.forget();
+        self.session.know(via);
+        let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
+            return Err(most_telling(Vec::new()));
+        };
+        match self.logged_in(&endpoint, None).await {
+            Ok(_) | Err(Error::AccessDenied(_)) => {}
+            Err(error) => return Err(error),
+        }
+        match self.session.current() {
+            Some(login) => Ok(Some(login)),
+            None if self.session.has_credentials() => Err(Error::Timeout(via.join(", "))),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn turn_auth_on(&self, via: &[String]) -> Result<(), Error> {
+        let Some(credentials) = self.access.credentials.clone() else {
+            return Err(Error::Other("there are no credentials".to_owned()));
+        };
+        self.session.forget();
+        // Where it is on by now, what is there is looked at again: a new password would end this very login.
+        match self.how_logged_in(via).await? {
+            Some(Login::Off) => {}
+            _ => return Ok(()),
+        }
+        let done = self.change(via, |client| turn_on(client, credentials.clone()));
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+
+    pub(super) async fn turn_auth_off(&self, via: &[String]) -> Result<(), Error> {
+        let done = self.change(via, |mut client| async move {
+            client.auth_disable().await.map(|_| ())
+        });
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+
+    pub(super) async fn set_password(&self, via: &[String]) -> Result<(), Error> {
+        let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
+            return Err(Error::Other("there are no credentials".to_owned()));
+        };
+        let done = self.change(via, |client| {
+            let (user, password) = (user.clone(), password.clone());
+            async move {
+                let mut auth = client.auth_client();
+                auth.user_change_password(user, password).await.map(|_| ())
+            }
+        });
+        let done = done.await;
+        self.session.forget();
+        done
+    }
+}
+
+/// User, role and switch, in this order: with any of them missing etcd refuses the next, and what is there already is
+/// left or set again (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+///
+/// Invariant 21: authentication is on only after the operator's own password was set for the user it stands for.
+async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etcd_client::Error> {
+    let Credentials { user, password, .. } = credentials;
+    match client.user_add(user.clone(), password.clone(), None).await {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {
+            let mut auth = client.auth_client();
+            auth.user_change_password(user.clone(), password).await?;
+        }
+        answer => drop(answer?),
+    }
+    // Before 3.6 it must be there to be granted; it means what it is called, whatever it holds.
+    match client.role_add("root").await {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
+        answer => drop(answer?),
+    }
+    client.user_grant_role(user, "root").await?;
+    client.auth_enable().await.map(|_| ())
+}

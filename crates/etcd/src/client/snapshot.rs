@@ -1,0 +1,76 @@
+//! The real client's snapshots: a stream of its own, with its own connection and its own patience.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd_client::SnapshotStreaming;
+use futures::stream::{self, StreamExt};
+use tokio::time::timeout;
+
+use super::EtcdClient;
+use crate::answer::classify;
+use crate::port::{Error, Snapshot};
+
+impl EtcdClient {
+    pub(super) async fn stream(&self, member: &str) -> Result<Snapshot, Error> {
+        let login = self.logged_in(member, None).await?;
+        let opened = match self.open(member).await {
+            Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
+                // The member does not know the token.
+                self.logged_in(member, login).await?;
+                self.open(member).await?
+            }
+            opened => opened?,
+        };
+        let (source, first, version) = opened;
+        let rest = stream::try_unfold(source, |mut source| async move {
+            let next = source.next().await?;
+            Ok(next.map(|(chunk, _)| (chunk, source)))
+        });
+        Ok(Snapshot {
+            chunks: stream::iter([Ok(first)]).chain(rest).boxed(),
+            version: Some(version).filter(|version| !version.is_empty()),
+        })
+    }
+
+    /// Begins a snapshot: the stream, its first chunk and what etcd calls its own version there.
+    async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
+        // A connection of its own: hours of streaming share no flow control with short calls.
+        let mut client = timeout(self.deadlines.call, self.connect(member))
+            .await
+            .map_err(|_| Error::Timeout(member.to_owned()))??;
+        let mut source = Source {
+            endpoint: member.to_owned(),
+            stream: timeout(self.deadlines.call, client.snapshot())
+                .await
+                .map_err(|_| Error::Timeout(member.to_owned()))?
+                .map_err(|error| classify(member, &error))?,
+            progress: self.deadlines.progress,
+        };
+        match source.next().await? {
+            Some((first, version)) => Ok((source, first, version)),
+            None => Err(Error::Other(format!("{member}: the snapshot is empty"))),
+        }
+    }
+}
+
+struct Source {
+    endpoint: String,
+    stream: SnapshotStreaming,
+    progress: Duration,
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
+        let message = timeout(self.progress, self.stream.message())
+            .await
+            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
+            .map_err(|error| classify(&self.endpoint, &error))?;
+        Ok(message.map(|message| {
+            (
+                Bytes::copy_from_slice(message.blob()),
+                message.version().to_owned(),
+            )
+        }))
+    }
+}
