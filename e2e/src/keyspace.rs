@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use etcd_client::{
-    Client, CompactionOptions, ConnectOptions, DeleteOptions, GetOptions, WatchOptions,
+    AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions,
+    GetOptions, WatchOptions,
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -272,6 +273,18 @@ impl Keyspace {
         Ok(answer
             .header()
             .map_or(0, etcd_client::ResponseHeader::revision))
+    }
+
+    /// Raises the alarm CORRUPT for a member, as etcd does that finds its data to differ.
+    ///
+    /// # Errors
+    /// Without a quorum.
+    pub async fn raise_corrupt(&self, member: u64) -> Result<()> {
+        let mut whose = AlarmOptions::new();
+        whose.with_member(member);
+        let mut client = self.client.maintenance_client();
+        let answer = client.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose));
+        answer.await.map(drop).context("raise the alarm")
     }
 
     /// Forgets what was before a revision.

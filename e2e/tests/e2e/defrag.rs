@@ -1,7 +1,7 @@
 //! Defragmentation when too much of the database is free: one member after the other, the leader last and moved
 //! before, and clients write on.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, leader};
 use e2e::{Keyspace, PATIENCE, Writer, scenario};
 use k8s_openapi::api::core::v1::Pod;

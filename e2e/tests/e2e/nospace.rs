@@ -1,8 +1,11 @@
 //! The database reaches its quota: etcd refuses writes, the status says so, and the cluster is writable again by
 //! itself when there is something to free.
 
-use anyhow::{Result, ensure};
-use e2e::objects::{Kind, await_object, condition, field};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::ensure;
+use e2e::objects::{Kind, await_object, condition, conditions_line, field};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, scenario, until};
 use kube::api::DynamicObject;
@@ -33,27 +36,26 @@ async fn a_full_database_is_writable_again_when_keys_were_deleted() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Different keys: there is no history to compact, and nothing to free.
-        let mut refused = None;
-        for number in 0..40 {
-            let key = format!("big/{number}");
-            if let Err(error) = keys.write(&key, vec![7; 1 << 20]).await {
-                refused = Some(format!("{error:#}"));
-                break;
-            }
-        }
-        let refused = refused.unwrap_or_default();
-        ensure!(refused.contains("database space exceeded"), "{refused:?}");
-
+        // Different keys: in the end there is neither history to compact nor anything to free. Until then the operator
+        // makes room again and again.
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let full = await_object(
-            &clusters,
-            "c",
-            "it says that it is full",
-            PATIENCE,
-            |object| is_degraded_with(object, "quotaBackendBytes"),
-        )
+        let number = AtomicUsize::new(0);
+        let refused = Mutex::new(String::new());
+        let full = until("it says that it is full", PATIENCE, async || {
+            let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
+            if let Err(error) = keys.write(&key, vec![7; 1 << 20]).await {
+                *refused.lock().unwrap_or_else(PoisonError::into_inner) = format!("{error:#}");
+            }
+            let object = clusters.get("c").await?;
+            Ok(if is_degraded_with(&object, "quotaBackendBytes") {
+                Look::Done(object)
+            } else {
+                Look::NotYet(conditions_line(&object))
+            })
+        })
         .await?;
+        let refused = refused.into_inner().unwrap_or_else(PoisonError::into_inner);
+        ensure!(refused.contains("database space exceeded"), "{refused:?}");
         ensure!(
             field(&full, "/status/alarms/0/type") == "NoSpace",
             "{}",

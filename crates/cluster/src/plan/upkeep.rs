@@ -218,6 +218,7 @@ impl Run<'_> {
     fn begin_cure(&self, databases: &[(&Seat<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.situation;
         let last = observed.upkeep.record.as_ref();
+        let compacted = last.and_then(|last| last.compacted_revision);
         let last = last.filter(|last| last.cause == Cause::NoSpace);
         let freed = |last: &DefragmentationStatus| {
             let freed = |one: &MemberDefragmentation| {
@@ -232,7 +233,6 @@ impl Run<'_> {
                 .iter()
                 .any(|(_, status)| self.is_worth_it(&Cause::NoSpace, status));
         let newest = databases.iter().map(|(_, status)| status.revision).max();
-        let compacted = last.and_then(|last| last.compacted_revision);
         let compact_to = desired
             .upkeep
             .keep_revisions
@@ -241,10 +241,20 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
+        // There is more to free by now than the last run could.
+        let has_more = |last: &DefragmentationStatus| {
+            let sizes = last.members.iter().filter_map(|one| one.size_after);
+            sizes.max().is_some_and(|size| {
+                let mut used = databases.iter().map(|(_, status)| status.db_size_in_use);
+                used.all(|used| used + self.room() <= size)
+            })
+        };
+        let mut all = databases.iter();
+        let is_new = compact_to.is_some() && all.all(|(_, status)| shows_what_is_free(status));
         if let Some((last, over)) =
             last.and_then(|last| Some((last, last.completion_time.as_ref()?)))
         {
-            let pause = if freed(last) || last.members.is_empty() {
+            let pause = if freed(last) || last.members.is_empty() || is_new || has_more(last) {
                 AFTER_SOMETHING
             } else {
                 AFTER_NOTHING
@@ -287,6 +297,8 @@ impl Run<'_> {
             return;
         }
         let (_, observed, now) = self.situation;
+        let last = observed.upkeep.record.as_ref();
+        let compacted = last.and_then(|last| last.compacted_revision);
         let mut writes = Vec::new();
         if let Some(revision) = compact_to {
             draft.say(format!("compact what is before revision {revision}"));
@@ -298,7 +310,7 @@ impl Run<'_> {
             cause,
             start_time: Time(now),
             completion_time: None,
-            compacted_revision: compact_to,
+            compacted_revision: compact_to.or(compacted),
             members: Vec::new(),
         };
         writes.push(recorded(observed, record));

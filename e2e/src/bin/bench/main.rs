@@ -4,10 +4,11 @@
 //! that what else the machine does falls on both alike.
 
 mod cluster;
+mod defrag;
 mod figures;
 mod idle;
-mod subject;
 mod restore;
+mod subject;
 mod upgrade;
 
 use std::path::PathBuf;
@@ -40,7 +41,6 @@ enum What {
         #[arg(long, default_value = "nocache", env = "E2E_DNS")]
         dns: String,
     },
-    /// How long three members take from 3.5 to 3.6 while a client writes, and what the client notices.
     /// How long a large backup takes until it serves again, beside doing it by hand; and how long a client of a living
     /// cluster waits when it is restored over.
     Restore {
@@ -66,6 +66,7 @@ enum What {
         #[arg(long)]
         json: Option<PathBuf>,
     },
+    /// How long three members take from 3.5 to 3.6 while a client writes, and what the client notices.
     Upgrade {
         /// How many clusters are upgraded, without volumes and with; the median is reported.
         #[arg(long, default_value_t = 3)]
@@ -85,7 +86,6 @@ async fn main() -> Result<()> {
             json,
             dns,
         } => cluster::bench(rounds, &only, json.as_deref(), &dns).await,
-        What::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
         What::Defrag {
             mebibytes,
             rounds,
@@ -96,5 +96,6 @@ async fn main() -> Result<()> {
             rounds,
             json,
         } => restore::bench(&sizes, rounds, json.as_deref()).await,
+        What::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
     }
 }

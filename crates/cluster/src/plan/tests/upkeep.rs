@@ -169,6 +169,11 @@ fn a_run_without_effect_is_not_repeated_soon() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&"DefragmentationWaits"));
+    // A hundred seconds later there is no more to free than there was.
+    (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
+    over.completion_time = Some(time(900));
+    scene.observed.upkeep.record = Some(over.clone());
+    assert_eq!(scene.writes(), []);
     over.completion_time = Some(time(100));
     scene.observed.upkeep.record = Some(over);
     assert!(record(&scene).is_some());
