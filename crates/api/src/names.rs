@@ -33,6 +33,8 @@ pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// Service has no endpoints before.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
+/// Pod annotation that says nothing: it was set to have the kubelet look at the pod again at once.
+pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
 /// Pod annotation with the etcd version the pod was made for.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
 /// Pod annotation with the image that was asked for, whatever a webhook made of it.

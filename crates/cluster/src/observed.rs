@@ -81,6 +81,8 @@ pub struct Pod {
     pub grace: Option<Duration>,
     /// It ended for good (evicted, node lost); it will not run again.
     pub failed: bool,
+    /// Its kubelet was asked to look at it again.
+    pub nudged: bool,
     /// It has an address: its etcd may answer, also before the kubelet reports that its container runs, which
     /// it finds out once a second.
     pub addressed: bool,

@@ -14,6 +14,7 @@ mod disks;
 mod fate;
 mod hibernate;
 mod membership;
+mod nudge;
 mod objects;
 mod quorum;
 mod recovery;
@@ -191,6 +192,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     if hibernate::hibernates(desired, observed, &mut draft) {
         return draft.finish();
     }
+    nudge::slow_starts(observed, now, &mut draft);
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
         (Some(cluster_id), Some(intent)) => {

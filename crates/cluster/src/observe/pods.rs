@@ -68,6 +68,7 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|seconds| u64::try_from(seconds).ok())
             .map(Duration::from_secs),
         failed: phase == "Failed" || phase == "Succeeded",
+        nudged: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd
             .and_then(|status| status.state.as_ref())

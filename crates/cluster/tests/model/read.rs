@@ -211,6 +211,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
             .ends_in
             .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
         failed: false,
+        nudged: pod.nudged,
         addressed: shown.addressed,
         running: shown.running_since.is_some(),
         running_since: shown.running_since.map(seconds),

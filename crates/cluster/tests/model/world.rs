@@ -48,6 +48,8 @@ pub(crate) struct WorldPod {
     pub(crate) starts_in: u8,
     /// The settings it was made for.
     pub(crate) settings: u8,
+    /// Its kubelet was asked to look at it again.
+    pub(crate) nudged: bool,
 }
 
 /// A pod's status in the API server.

@@ -97,8 +97,14 @@ impl World {
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write)
             }
-            Write::PatchMetadata { .. }
-            | Write::ResizePod { .. }
+            Write::PatchMetadata { member, uid, .. } => {
+                let pod = self.pods.get_mut(member);
+                if let Some(pod) = pod.filter(|pod| pod.uid.to_string() == *uid) {
+                    pod.nudged = true;
+                }
+                Answer::Done(None)
+            }
+             Write::ResizePod { .. }
             | Write::Certificate(_) => Answer::Done(None),
             Write::LabelPod(label) => {
                 let pod = self.pods.get_mut(&label.member);
@@ -262,6 +268,7 @@ impl World {
             created: self.now,
             starts_in: u8::try_from(uid * 7 % slow).unwrap(),
             settings: self.wishes.settings,
+            nudged: false,
         };
         self.pods.insert(start.member.clone(), pod);
         Answer::Done(None)

@@ -209,6 +209,7 @@ impl Scene {
             terminating: false,
             grace: None,
             failed: false,
+            nudged: false,
             addressed: true,
             running: true,
             running_since: Some(at(0)),

@@ -1,0 +1,92 @@
+//! Pods that a node has and whose start has failed at the first attempt: the kubelet is asked to try again at once.
+//!
+//! A kubelet may ask for a pod's volume claim before the API server's node authorizer has heard that the pod is its
+//! own (both watch the same event), and is refused: `no relationship found between node and this object`. It tries
+//! again only after `backOffPeriod` (10 s and up to half as much more, `pkg/kubelet/kubelet.go`). Any change of the pod
+//! makes it look at once (`podWorkers.UpdatePod`), so one annotation is worth ten seconds without a quorum. It is set
+//! once, and changes nothing for a pod that takes its time for another reason, such as its image.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::names::ANNOTATION_NUDGED;
+use jiff::Timestamp;
+use runtime::member::MetadataPatch;
+
+use crate::observed::{Observed, Pod};
+use crate::plan::Draft;
+use crate::plan::objects::age;
+use crate::write::{Order, Write};
+
+/// How long a pod may be on a node and have no address: a start takes less than one second, and the API server tells
+/// when a pod was made in whole seconds.
+const PROMPT: Duration = Duration::from_secs(2);
+/// After this it is nothing that passes.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Has kubelets look again at pods that have not begun to start.
+pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft) {
+    let waits = |pod: &Pod| {
+        let assigned = pod.node.is_some() && pod.lost_since.is_none() && pod.stays();
+        assigned && pod.durable && pod.owned && !pod.addressed && !pod.nudged
+    };
+    for (name, pod) in observed.pods.iter().filter(|(_, pod)| waits(pod)) {
+        let since = age(pod.created, now);
+        if since < PROMPT {
+            let left = PROMPT.saturating_sub(since);
+            draft.requeue = draft.requeue.min(left);
+        } else if since < LATE {
+            let annotations = [(ANNOTATION_NUDGED.to_owned(), Some("true".to_owned()))];
+            draft.say(format!("have the kubelet look at {name} again"));
+            draft.order(Order::Writes(vec![Write::PatchMetadata {
+                member: name.clone(),
+                uid: pod.uid.clone(),
+                patch: MetadataPatch {
+                    labels: BTreeMap::new(),
+                    annotations: annotations.into(),
+                },
+            }]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::scene::Scene;
+
+    fn nudged(scene: &Scene) -> Vec<String> {
+        let writes = scene.writes().into_iter();
+        let nudged = writes.filter_map(|write| match write {
+            Write::PatchMetadata { member, .. } => Some(member),
+            _ => None,
+        });
+        nudged.collect()
+    }
+
+    #[test]
+    fn a_kubelet_is_asked_once_to_look_again_at_a_pod_that_does_not_begin_to_start() {
+        let waiting = |seconds: i64, change: &dyn Fn(&mut Pod)| {
+            let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");
+            let pod = scene.observed.pods.get_mut("b").unwrap();
+            pod.node = Some("node-1".to_owned());
+            pod.created = Timestamp::from_second(1000 - seconds).unwrap();
+            change(pod);
+            scene
+        };
+        assert_eq!(nudged(&waiting(2, &|_| ())), ["b"]);
+        for (seconds, change) in [
+            (1, &(|_: &mut Pod| ()) as &dyn Fn(&mut Pod)),
+            (30, &|_| ()),
+            (3, &|pod| pod.nudged = true),
+            (3, &|pod| pod.addressed = true),
+            (3, &|pod| pod.node = None),
+            (3, &|pod| pod.terminating = true),
+            (3, &|pod| pod.lost_since = Some(Timestamp::UNIX_EPOCH)),
+        ] {
+            assert_eq!(nudged(&waiting(seconds, change)), Vec::<String>::new());
+        }
+        let young = waiting(1, &|_| ());
+        assert!(young.plan().requeue <= Duration::from_secs(1));
+    }
+}
