@@ -1,22 +1,13 @@
 //! The API server is away while a member dies: clients notice neither, and the operator sees to it afterwards.
 
 mod alone {
-    use anyhow::{Context, Result, ensure};
-    use e2e::objects::{Kind, await_object, field, leader, node_of};
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario};
-    use k8s_openapi::api::core::v1::Pod;
-    use kube::api::ListParams;
+    use anyhow::{Context, ensure};
+    use e2e::metrics::operator_pods;
+    use e2e::objects::{leader, node_of};
+    use e2e::{Testbed, Writer, scenario};
 
     use crate::all_pods_lost::{await_restarts, same_members};
     use crate::fixtures::cluster;
-
-    async fn operator(sandbox: &Sandbox) -> Result<Pod> {
-        let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
-        let pods = sandbox.api::<Pod>().list(&selector).await?;
-        pods.into_iter()
-            .next_back()
-            .context("the cluster operator runs nowhere")
-    }
 
     /// Invariant 1: an API server that does not answer is no reason for anything. The outage is longer than the
     /// operator's lease, so its process ends meanwhile, and a new one finds the member that died unseen.
@@ -27,10 +18,13 @@ mod alone {
                 sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
                 let before = sandbox.await_members("c", 3).await?;
                 let writer = Writer::start(sandbox, "c").await?;
-                let operator = operator(sandbox).await?;
+                let operators = operator_pods(sandbox, "etcd-operator").await?;
+                let operator = operators
+                    .first()
+                    .context("the cluster operator runs nowhere")?;
                 // The leader, unless it shares the operator's node: then another.
                 let mut pods = sandbox.member_pods("c").await?;
-                pods.retain(|pod| node_of(pod) != node_of(&operator));
+                pods.retain(|pod| node_of(pod) != node_of(operator));
                 let leader = leader(&before)?;
                 pods.sort_by_key(|pod| pod.metadata.name.as_deref() != Some(&leader));
                 pods.truncate(1);
@@ -42,20 +36,12 @@ mod alone {
                 testbed.stop_daemon("kube-apiserver").await?;
                 testbed.kill_node(node_of(victim)).await?;
                 writer.await_more(50).await?;
-                testbed.await_container_gone(&operator).await?;
+                testbed.await_container_gone(operator).await?;
                 let served = writer.acknowledged();
                 testbed.start_daemon("kube-apiserver").await?;
                 ensure!(writer.acknowledged() > served, "the writes stopped");
 
-                let clusters = sandbox.objects(Kind::EtcdCluster);
-                await_object(&clusters, "c", "the loss is seen", PATIENCE, |object| {
-                    let details = field(object, "/status/memberDetails").as_array();
-                    details
-                        .into_iter()
-                        .flatten()
-                        .any(|member| member["name"] == name.as_str() && member["healthy"] == false)
-                })
-                .await?;
+                sandbox.await_unhealthy("c", &name).await?;
                 testbed.start_node(node_of(victim)).await?;
                 await_restarts(sandbox, &pods).await?;
                 let after = sandbox.await_members("c", 3).await?;

@@ -76,6 +76,25 @@ fn backups<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// What the status says of the newest is what its manifest says.
+async fn is_as_its_manifest_says(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
+    let newest = location(object);
+    let key = newest
+        .strip_prefix(&format!("s3://{}/", bucket.name))
+        .context("in the bucket")?;
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&bucket.read(&format!("{key}{MANIFEST}")).await?)?;
+    ensure!(
+        manifest["revision"] == *field(object, "/status/etcdRevision"),
+        "{manifest}"
+    );
+    ensure!(
+        manifest["sha256"] == *field(object, "/status/sha256"),
+        "{manifest}"
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn backup_schedule_goes_on_across_restarts_and_retention_keeps_what_it_says() {
     scenario("backup_schedule", async |sandbox| {
@@ -151,21 +170,8 @@ async fn backup_schedule_goes_on_across_restarts_and_retention_keeps_what_it_say
             .cloned()
             .unwrap_or_default();
         ensure!(listed.len() == 2, "{listed:?}");
-        // What the status says of the newest is what its manifest says.
         let newest = location(&resting);
-        let key = newest
-            .strip_prefix(&format!("s3://{}/", bucket.name))
-            .context("in the bucket")?;
-        let manifest: serde_json::Value =
-            serde_json::from_slice(&bucket.read(&format!("{key}{MANIFEST}")).await?)?;
-        ensure!(
-            manifest["revision"] == *field(&resting, "/status/etcdRevision"),
-            "{manifest}"
-        );
-        ensure!(
-            manifest["sha256"] == *field(&resting, "/status/sha256"),
-            "{manifest}"
-        );
+        is_as_its_manifest_says(&bucket, &resting).await?;
         // And the cluster tells of it.
         await_object(
             &sandbox.objects(Kind::EtcdCluster),

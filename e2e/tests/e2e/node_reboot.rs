@@ -1,23 +1,13 @@
 //! Nodes die with everything on them and come back: what ran there is there again, by itself.
 
 mod alone {
-    use anyhow::{Context, Result, ensure};
-    use e2e::objects::{Kind, await_object, field, node_of};
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario};
-    use k8s_openapi::api::core::v1::Pod;
-    use kube::api::ListParams;
+    use anyhow::{Context, ensure};
+    use e2e::metrics::operator_pods;
+    use e2e::objects::node_of;
+    use e2e::{Testbed, Writer, scenario};
 
     use crate::all_pods_lost::{await_restarts, restarts, same_members};
     use crate::fixtures::{DURABLE, cluster, cluster_with};
-
-    async fn operator_node(sandbox: &Sandbox) -> Result<String> {
-        let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
-        let pods = sandbox.api::<Pod>().list(&selector).await?;
-        let mut nodes = pods.into_iter().filter_map(|pod| pod.spec?.node_name);
-        nodes
-            .next_back()
-            .context("the cluster operator runs nowhere")
-    }
 
     /// Members without volumes: their data lies in the pod and outlives the node's restart with it.
     #[tokio::test]
@@ -29,9 +19,12 @@ mod alone {
                 let writer = Writer::start(sandbox, "c").await?;
 
                 // A node on which the cluster operator does not run: it is to tell what it sees.
-                let operator = operator_node(sandbox).await?;
+                let operators = operator_pods(sandbox, "etcd-operator").await?;
+                let operator = operators
+                    .first()
+                    .context("the cluster operator runs nowhere")?;
                 let mut pods = sandbox.member_pods("c").await?;
-                pods.retain(|pod| node_of(pod) != operator);
+                pods.retain(|pod| node_of(pod) != node_of(operator));
                 pods.truncate(1);
                 let lost = pods
                     .first()
@@ -39,15 +32,7 @@ mod alone {
                 let name = lost.metadata.name.clone().unwrap_or_default();
                 testbed.kill_node(node_of(lost)).await?;
                 // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
-                let clusters = sandbox.objects(Kind::EtcdCluster);
-                await_object(&clusters, "c", "the loss is seen", PATIENCE, |object| {
-                    let details = field(object, "/status/memberDetails").as_array();
-                    details
-                        .into_iter()
-                        .flatten()
-                        .any(|member| member["name"] == name.as_str() && member["healthy"] == false)
-                })
-                .await?;
+                sandbox.await_unhealthy("c", &name).await?;
                 testbed.start_node(node_of(lost)).await?;
                 await_restarts(sandbox, &pods).await?;
                 let after = sandbox.await_members("c", 3).await?;

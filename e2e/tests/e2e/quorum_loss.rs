@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, ready_members, strings};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, scenario, until};
 use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
@@ -122,10 +122,11 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     );
     ensure!(record["toClusterID"] == *field(&after, "/status/clusterID"));
     ensure!(text(&after, "/status/clusterID") != before.cluster_id);
-    let lost = strings(&record["lostMembers"]);
+    let mut lost = strings(&record["lostMembers"]);
+    lost.extend(strings(&record["silentMembers"]));
     ensure!(
         before.victims.iter().any(|victim| lost.contains(victim)),
-        "the lost members {:?} are not stated: {record}",
+        "the lost and silent members {:?} are not stated: {record}",
         before.victims
     );
     let message = record["message"].as_str().unwrap_or_default();
@@ -277,6 +278,46 @@ async fn a_quorum_that_comes_back_cancels_the_recovery() {
             .map(drop)
     })
     .await;
+}
+
+mod alone {
+    use super::*;
+
+    /// A majority hangs with its data, and a person knows that it will not come back: the cluster goes on from the
+    /// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
+    #[tokio::test]
+    async fn a_silent_majority_is_given_up_when_a_person_approves() {
+        scenario("quorum_silent", async |sandbox| {
+            Testbed::breaking(sandbox, async |testbed| {
+                let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
+                let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
+                let before = begin(sandbox, &manifest).await?;
+                let mut pods = sandbox.member_pods("c").await?;
+                pods.retain(|pod| pod.metadata.name.as_ref() != Some(&before.survivor));
+                testbed.signal_containers(&pods, "SIGSTOP").await?;
+                let clusters = sandbox.objects(Kind::EtcdCluster);
+                let how = format!("{APPROVE}={}", before.cluster_id);
+                let told = await_object(&clusters, "c", "the way on is said", PATIENCE, |object| {
+                    text(object, "/status/waitingFor").contains(&how)
+                })
+                .await?;
+                let said = text(&told, "/status/waitingFor");
+                ensure!(
+                    before.victims.iter().all(|victim| said.contains(victim)),
+                    "{said}"
+                );
+                ensure!(field(&told, "/status/recovery").is_null());
+
+                approve(sandbox, &before.cluster_id).await?;
+                await_phase(sandbox, "Complete").await?;
+                is_recovered(sandbox, before, "Annotation").await?;
+                let members = ready_members(&sandbox.await_members("c", 3).await?);
+                await_one_volume_a_member(sandbox, &members).await
+            })
+            .await
+        })
+        .await;
+    }
 }
 
 fn quota(name: &str, hard: &str) -> String {
