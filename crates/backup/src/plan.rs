@@ -208,8 +208,8 @@ pub fn need(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Need {
         let fresh = !matches!(pace.work, Work::Ended(Ok(_))) && pace.may_begin(now);
         return need_if(Need::Place, fresh && !overdue(backup, observed, now));
     }
-    let ended = matches!(observed.removal.work, Work::Ended(Ok(_)));
-    let wanted = to_tidy(backup) && !ended && observed.removal.may_begin(now);
+    let wanted =
+        to_tidy(backup) && tidied(backup, observed).is_none() && observed.removal.may_begin(now);
     need_if(Need::Tidy, wanted && !is_due(backup, now))
 }
 
@@ -308,6 +308,17 @@ fn to_tidy(backup: &EtcdBackup) -> bool {
         .first()
         .map(|newest| newest.location.as_str());
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
+}
+
+/// What the removal after the newest backup came to. One that ran while that backup was made says nothing of it.
+fn tidied<'a>(backup: &EtcdBackup, observed: &'a Observed) -> Option<&'a Kept> {
+    let Work::Ended(Ok(kept)) = &observed.removal.work else {
+        return None;
+    };
+    let newest = backup.status.as_ref()?.location.as_ref()?;
+    let knows = kept.backups.iter().any(|one| &one.location == newest);
+    // Where the newest lies elsewhere since the spec was changed, nothing was looked at.
+    (kept.backups.is_empty() || knows).then_some(kept)
 }
 
 /// Whether the stored backups go with the object.
@@ -417,14 +428,11 @@ fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
         return Plan::new(Step::Nothing, rest, requeue);
     }
     let soon = requeue.map_or(MISSING, |requeue| requeue.min(MISSING));
+    if let Some(kept) = tidied(backup, observed) {
+        let verdict = Verdict::Tidied(kept.clone());
+        return Plan::new(Step::Nothing, verdict, Some(Duration::ZERO));
+    }
     let failed = match (&observed.obstacle, &observed.removal.work) {
-        (_, Work::Ended(Ok(kept))) => {
-            return Plan::new(
-                Step::Nothing,
-                Verdict::Tidied(kept.clone()),
-                Some(Duration::ZERO),
-            );
-        }
         (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
         (None, _) => None,
     };

@@ -86,6 +86,15 @@ impl Order {
         }
     }
 
+    /// The backup a removal is done after.
+    fn newest(&self) -> Option<Numbered> {
+        let Task::Surplus { newest, .. } = &self.task else {
+            return None;
+        };
+        let key = newest.strip_prefix(&self.store())?.strip_prefix('/')?;
+        name::parse(&self.path, key)
+    }
+
     /// The place, as locations begin.
     pub(crate) fn store(&self) -> String {
         format!("pvc://{}", self.claim)
@@ -146,16 +155,22 @@ impl Report {
     /// What it says of a removal.
     pub(crate) fn into_kept(self, order: &Order) -> Result<Kept, Trouble> {
         match self {
-            Self::Removed { deleted, kept } => Ok(Kept {
-                backups: kept
-                    .into_iter()
-                    .map(|parts| Listed {
-                        location: format!("{}/{}", order.store(), name::name(&order.path, parts)),
-                        parts,
-                    })
-                    .collect(),
-                deleted,
-            }),
+            Self::Removed { deleted, mut kept } => {
+                // The one it was done after is always kept.
+                if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
+                    && !kept.is_empty()
+                {
+                    kept.push(newest);
+                }
+                let listed = kept.into_iter().map(|parts| Listed {
+                    location: format!("{}/{}", order.store(), name::name(&order.path, parts)),
+                    parts,
+                });
+                Ok(Kept {
+                    backups: listed.collect(),
+                    deleted,
+                })
+            }
             other => Err(other.into_trouble()),
         }
     }

@@ -389,3 +389,27 @@ fn the_finalizer_is_there_only_when_stored_backups_go_with_the_object() {
     assert_eq!(plan(&guarded, &gone, at(20)).step, Step::Nothing);
     assert_eq!(plan(&guarded, &gone, at(400)).step, Step::Guard(false));
 }
+
+/// A removal that is slower than the next backup was done after the one before: it is done again.
+#[test]
+fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
+    let backup = once(|_| {});
+    let of = |place: &str| Kept {
+        backups: vec![Listed {
+            location: place.to_owned(),
+            parts: name::Numbered {
+                time: at(0),
+                revision: 40,
+            },
+        }],
+        deleted: 1,
+    };
+    let mut observed = Observed::default();
+    observed.removal.work = Work::Ended(Ok(of(&location(-3600))));
+    assert_eq!(need(&backup, &observed, at(8)), Need::Tidy);
+    assert_eq!(plan(&backup, &observed, at(8)).step, Step::Tidy);
+    observed.removal.work = Work::Ended(Ok(of(&location(0))));
+    assert_eq!(need(&backup, &observed, at(8)), Need::Nothing);
+    let done = plan(&backup, &observed, at(8));
+    assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
+}
