@@ -265,6 +265,26 @@ impl Sandbox {
         .map(drop)
     }
 
+    /// Waits until a member is reported as one whose etcd does not serve. Its kubelet may be dead: etcd is asked.
+    ///
+    /// # Errors
+    /// When it is reported as healthy all along.
+    pub async fn await_unhealthy(&self, cluster: &str, member: &str) -> Result<()> {
+        let is_member = |one: &serde_json::Value| one["name"] == member && one["healthy"] == false;
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &format!("{member} is seen to be down"),
+            PATIENCE,
+            |object| {
+                let details = objects::field(object, "/status/memberDetails").as_array();
+                details.into_iter().flatten().any(is_member)
+            },
+        )
+        .await
+        .map(drop)
+    }
+
     /// Deletes a cluster and waits until its pods and volumes are gone.
     ///
     /// # Errors
