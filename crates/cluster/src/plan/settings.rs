@@ -47,7 +47,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     let Some((seat, pod)) = all.first() else {
         return;
     };
-    if seat.serves() && !may_disturb(view, seat, draft) {
+    if seat.serves() && (disturbs(draft) || !may_disturb(view, seat, draft)) {
         return;
     }
     if let Some(patch) = &pod.difference.resources {
@@ -58,6 +58,13 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
             patch: patch.clone(),
         }]));
     }
+}
+
+/// Whether a member is changed in this very step. Nobody waits for long: the next step comes at once.
+fn disturbs(draft: &Draft) -> bool {
+    let ends = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
+    let ends = |order: &Order| matches!(order, Order::Writes(writes) if writes.iter().any(ends));
+    draft.change.is_some() || draft.orders.iter().any(ends)
 }
 
 fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {

@@ -118,3 +118,17 @@ fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory
     assert!(resized(&served).is_empty());
     assert!(served.waits().contains(&"VoterNotHealthy"));
 }
+
+/// Invariant 18.
+#[test]
+fn cpu_and_memory_are_not_changed_while_another_member_is() {
+    let anew = Difference {
+        pod: Some("its pod was made for another spec.etcd".into()),
+        ..Difference::default()
+    };
+    let both = |scene: Scene| differ(differ(scene, &["b"], &resources()), &["c"], &anew);
+    let (scene, shrinks) = (both(three()), both(three()).size(1));
+    for scene in [scene, shrinks] {
+        assert!(!ends_pods(&scene) || resized(&scene).is_empty());
+    }
+}
