@@ -648,7 +648,19 @@ async fn compared(eyes: &Eyes<'_>, seed: &Seed, at: Option<String>, serving: Ser
 }
 
 async fn cluster_serving(eyes: &Eyes<'_>, namespace: &str, cluster: &EtcdCluster) -> Serving {
-    serving(eyes, &addresses(cluster, namespace).service_url()).await
+    let addresses = addresses(cluster, namespace);
+    let status = cluster.status.as_ref();
+    let members = status.iter().flat_map(|status| &status.member_details);
+    // Certificates need not cover the client Service, and do cover the members.
+    let members = members.map(|member| addresses.client_url(&member.name));
+    let mut answer = Serving::NotAsked;
+    for url in std::iter::once(addresses.service_url()).chain(members) {
+        answer = serving(eyes, &url).await;
+        if matches!(answer, Serving::Serves { .. }) || !addresses.client_tls {
+            break;
+        }
+    }
+    answer
 }
 
 /// A linearizable answer first, which needs a quorum; then the revision of the member that answers.

@@ -3,7 +3,8 @@
 use runtime::tls::{Fault, Purpose};
 
 use super::scene::{self, Scene};
-use crate::write::Write;
+use crate::observed::Seen;
+use crate::write::{Order, Write};
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {
     scene.observed.tls.from = Some("Secrets".into());
@@ -56,6 +57,31 @@ fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
     // One that is gone for good is no loss.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(with_fault(dead, Purpose::Peer).changes(), [scene::remove("b")]);
+}
+
+/// Invariant 16: who cannot ask does not decide that nobody answers.
+#[test]
+fn no_recovery_begins_while_certificates_do_not_hold() {
+    let lost = || {
+        let mut scene = Scene::formed(&["a", "b", "c"]);
+        for member in ["b", "c"] {
+            scene = scene.without_pod(member);
+        }
+        for seen in scene.observed.statuses.values_mut() {
+            if let Seen::Known(status) = seen {
+                status.leader = None;
+            }
+        }
+        scene.observed.members = Seen::Unknown("no quorum".into());
+        scene.observed.recovery.approval = Some(scene::CLUSTER.to_string());
+        scene
+    };
+    let begins = |scene: &Scene| {
+        let orders = scene.plan().step.orders;
+        orders.iter().any(|order| matches!(order, Order::Recover(_)))
+    };
+    assert!(begins(&lost()));
+    assert!(!begins(&with_fault(lost(), Purpose::Operator)));
 }
 
 #[test]
