@@ -60,7 +60,7 @@ pub struct Pod {
     pub image: String,
     /// That its image was changed in place, until it has come back from that.
     pub changed: Option<Changed>,
-    /// The flags of its etcd, without their values.
+    /// The flags of its etcd and the variables of its environment, without their values.
     pub flags: BTreeSet<String>,
     /// Its readiness probe asks `/readyz`, which not every release serves.
     pub readyz: bool,

@@ -34,7 +34,7 @@ pub use budget::{disruption_budget, quorum};
 pub use difference::{
     Difference, MetadataPatch, Resizing, ResourcesPatch, difference, recorded_hash,
 };
-pub use flags::{MAX_LEARNERS, etcd_arguments};
+pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use network::{Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod};

@@ -14,7 +14,7 @@ use runtime::member::{Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{ending, parse_cluster_id};
-use crate::observed::{Pod, Role, Trouble};
+use crate::observed::{Changed, Pod, Role, Trouble};
 
 pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
@@ -44,8 +44,9 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .as_deref()
             .and_then(parse_cluster_id),
         version: annotation(&pod.metadata, names::ANNOTATION_VERSION),
-        image: container
-            .and_then(|one| one.image.clone())
+        // A webhook may have put another registry in front; that is no change of what was asked for.
+        image: annotation(&pod.metadata, names::ANNOTATION_IMAGE)
+            .or_else(|| container.and_then(|one| one.image.clone()))
             .unwrap_or_default(),
         changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED).and_then(|text| {
             let (from, restarts) = text.split_once('/')?;
@@ -192,6 +193,20 @@ fn has_word(container: &Container, word: &str) -> bool {
     words.any(|one| one == word)
 }
 
+fn flags(container: &Container) -> BTreeSet<String> {
+    let words = container.command.iter().chain(&container.args).flatten();
+    let flags = words.filter(|word| word.starts_with("--"));
+    let flags = flags.map(|word| word.split('=').next().unwrap_or_default().to_owned());
+    let variables = container.env.iter().flatten().map(|one| one.name.clone());
+    flags.chain(variables).collect()
+}
+
+fn probes_readyz(container: &Container) -> bool {
+    let probe = container.readiness_probe.as_ref();
+    let get = probe.and_then(|probe| probe.http_get.as_ref());
+    get.is_some_and(|get| get.path.as_deref() == Some("/readyz"))
+}
+
 fn initial_members(container: &Container) -> BTreeSet<String> {
     let mut words = container.command.iter().chain(&container.args).flatten();
     let list = words
@@ -327,23 +342,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_pod_that_ends_counts_from_the_end_of_its_grace_period() {
-        // Kubernetes writes the end of the grace period, not the moment of the deletion.
-        let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
-        let pod = seen(&ends, &conditions("True", None, "True"));
-        assert_eq!(
-            (pod.terminating, pod.lost_since),
-            (true, Some(at("2026-11-21T00:20:30Z")))
-        );
-        let lost = seen(&ends, &conditions("False", None, "True"));
-        assert_eq!(
-            lost.lost_since,
-            Some(at("2026-11-21T00:10:00Z")),
-            "the node was lost before"
-        );
-    }
-
     /// Neither the kubelet's last word nor an eviction tells a dead node from one that lives.
     #[test]
     fn a_pod_that_was_not_ready_on_a_lost_node_counts_from_the_end_of_its_eviction() {
@@ -358,6 +356,23 @@ mod tests {
         assert_eq!(
             seen(&ends, &unready).lost_since,
             Some(at("2026-11-21T00:15:30Z"))
+        );
+    }
+
+    #[test]
+    fn a_pod_that_ends_counts_from_the_end_of_its_grace_period() {
+        // Kubernetes writes the end of the grace period, not the moment of the deletion.
+        let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
+        let pod = seen(&ends, &conditions("True", None, "True"));
+        assert_eq!(
+            (pod.terminating, pod.lost_since),
+            (true, Some(at("2026-11-21T00:20:30Z")))
+        );
+        let lost = seen(&ends, &conditions("False", None, "True"));
+        assert_eq!(
+            lost.lost_since,
+            Some(at("2026-11-21T00:10:00Z")),
+            "the node was lost before"
         );
     }
 

@@ -102,9 +102,7 @@ pub(super) fn change(
         || replace((desired, observed, now), view, draft)
         || promote((desired, observed, now), view, draft)
         || grow((desired, now), view, rules, &reserved, draft);
-    if !decided {
-        roll::next((desired, observed, now), view, draft);
-    }
+    roll::next((desired, observed, now), view, decided, draft);
     foreigners(view, draft);
     joining_with_a_vote(view, rules, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {

@@ -59,10 +59,12 @@ fn need(desired: &Desired, course: &Course, seat: &Seat) -> Option<Need> {
     Some(Need::Pod(version, why))
 }
 
-/// The next member to change, or what it waits for.
+/// The next member to change, or what it waits for. `busy`: something else is being done about the members; what is
+/// broken is mended all the same, since the other may be waiting for it.
 pub(super) fn next(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
+    busy: bool,
     draft: &mut Draft,
 ) {
     let course = versions::course(desired, observed);
@@ -80,7 +82,7 @@ pub(super) fn next(
     if needs.is_empty() && downgrade != Downgrade::TakeBack {
         return;
     }
-    if repair(observed, &course, &needs, draft) {
+    if repair(observed, &course, &needs, draft) || busy {
         return;
     }
     if !at_rest(desired, observed, view, draft) {
@@ -421,7 +423,9 @@ pub(super) fn in_the_dark(
     let fails = |pod: &Pod| matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
     let ours = |pod: &Pod| pod.token.as_ref() == Some(&intent.token);
     for (name, pod) in &observed.pods {
-        let broken = pod.changed.is_some() && fails(pod) && !pod.ready && pod.stays() && ours(pod);
+        let broken = fails(pod) && !pod.ready && pod.stays() && ours(pod);
+        let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == target.minor());
+        let broken = broken && (course.way == Some(Way::Within) || is_there);
         if !broken || pod.image == image || !versions::fits(pod, target) {
             continue;
         }

@@ -6,9 +6,11 @@
 use api::version::EtcdVersion;
 use api::version::path::{Way, way};
 
+use runtime::member::VARIABLE_MAX_LEARNERS;
+
 use crate::observed::{Desired, Disk, Observed, Pod, Seen};
 use crate::plan::replaced;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{Seat, View, name_of};
 
 /// Where the members' version is to go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,10 +56,16 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
+/// What the members run; as long as nobody knows who is a member, what the pods run.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // What a restore has replaced ran what it ran.
+    // What a restore has replaced ran what it ran, and so did a member that was removed.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
-    let pods = observed.pods.iter().filter(|(_, pod)| ours(pod));
+    let list = observed.members.known();
+    let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
+    let listed = listed.filter(|names| names.iter().any(|name| observed.pods.contains_key(name)));
+    let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
+    let pods = observed.pods.iter();
+    let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
     pods.filter_map(|(name, pod)| runs(observed, name, pod))
         .collect()
 }
@@ -200,5 +208,10 @@ pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     learners && metrics && probe
 }
 
-/// The flag without which a member takes one learner at a time.
-pub(super) const MAX_LEARNERS_FLAG: &str = "--max-learners";
+/// How pods of the first release said how many learners may join at once.
+const MAX_LEARNERS_FLAG: &str = "--max-learners";
+
+/// Whether the member lets in several learners at once, from 3.6 on.
+pub(super) fn takes_several_learners(pod: &Pod) -> bool {
+    pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
+}

@@ -12,7 +12,7 @@ use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
 use crate::plan::fate::{Fate, fate};
 use crate::plan::quorum::Quorum;
 use crate::plan::{adoption, roll};
-use crate::plan::versions::MAX_LEARNERS_FLAG;
+use crate::plan::versions::takes_several_learners;
 use crate::plan::{disks, upkeep};
 
 /// What became of a member's data.
@@ -323,11 +323,10 @@ impl VersionRules {
             .unwrap_or((3, 6));
         // Each member applies the limit of its own flag to what the others have agreed upon
         // (`ValidateConfigurationChange` in etcd); a member that began with an older release has none.
-        let has_flag = |pod: &Pod| pod.flags.contains(MAX_LEARNERS_FLAG);
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)
-                && observed.pods.values().all(has_flag)
+                && observed.pods.values().all(takes_several_learners)
                 && observed.elsewhere.is_empty(),
         }
     }

@@ -73,6 +73,49 @@ impl Mutation {
     }
 }
 
+impl Mutation {
+    /// Changes images that the planner did not.
+    pub(crate) fn mistakes_a_version(
+        self,
+        desired: &Desired,
+        observed: &Observed,
+        planned: &mut Plan,
+    ) {
+        let others = observed.pods.iter().filter(|(name, pod)| {
+            let answers = observed.statuses.get(*name).is_some_and(|it| it.known().is_some());
+            pod.image != desired.image && pod.ready && pod.stays() && answers
+        });
+        let patch = |(name, pod): (&String, &Pod)| Write::PatchImage {
+            member: name.clone(),
+            uid: pod.uid.clone(),
+            version: desired.version.clone(),
+            from: pod.version.clone().unwrap_or_default(),
+            restarts: pod.restarts,
+        };
+        let is_patch = |write: &Write| matches!(write, Write::PatchImage { .. });
+        let changes = planned.step.orders.iter().any(|order| match order {
+            Order::Writes(writes) => writes.iter().any(is_patch),
+            _ => false,
+        });
+        let moves = planned.step.change.iter().flat_map(|change| &change.writes);
+        let moves = moves.filter_map(|write| match write {
+            Write::MoveLeader { from, .. } => Some(from.clone()),
+            _ => None,
+        });
+        let refused = planned.problems.iter().any(|one| one.code == "VersionRefused");
+        let more = match self {
+            Self::ChangesAllImages if changes => writes(others.map(patch)),
+            Self::ChangesTheLeadersImage => {
+                let from: Vec<String> = moves.collect();
+                writes(others.filter(|(name, _)| from.contains(name)).map(patch))
+            }
+            Self::SkipsAMinor if refused => writes(others.take(1).map(patch)),
+            _ => Vec::new(),
+        };
+        planned.step.orders.extend(more);
+    }
+}
+
 fn delete((name, pod): (&String, &Pod)) -> Order {
     Order::Writes(vec![Write::DeletePod {
         member: name.clone(),

@@ -79,10 +79,22 @@ pub(crate) enum Mutation {
     DefragmentsWhileAnotherIsDown,
     /// The leader is defragmented before it hands over.
     DefragmentsTheLeader,
+    /// All members get another image at once.
+    ChangesAllImages,
+    /// The leader gets another image before it hands over.
+    ChangesTheLeadersImage,
+    /// A version that is refused is run all the same.
+    SkipsAMinor,
+    /// A pod on a disk is started with the version the cluster began with.
+    ForgetsTheNotedVersion,
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 38] = [
+        Self::ChangesAllImages,
+        Self::ChangesTheLeadersImage,
+        Self::SkipsAMinor,
+        Self::ForgetsTheNotedVersion,
         Self::AddsBeforeRemoving,
         Self::RemovesWithoutQuorum,
         Self::TakesUnknownForEmpty,
@@ -203,6 +215,7 @@ impl Mutation {
     ) -> Plan {
         let mut planned = plan(desired, observed, now);
         self.mistakes_a_wish((desired, observed, now), &mut planned);
+        self.mistakes_a_version(desired, observed, &mut planned);
         match self {
             Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
                 self.bootstraps(desired, observed, &mut planned);
@@ -362,6 +375,11 @@ impl Mutation {
             ) => *over = world.object_version.to_string(),
             (Self::AddsVoters, Write::AddMember { learner, .. }) => *learner = false,
             (Self::StartsNewTwice, Write::CreatePod(start)) => start.state = State::New,
+            (Self::ForgetsTheNotedVersion, Write::CreatePod(start))
+                if start.state == State::OnDisk =>
+            {
+                world.setup.version.clone_into(&mut start.version);
+            }
             _ => {}
         }
         write

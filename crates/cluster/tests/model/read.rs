@@ -199,7 +199,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         version: Some(pod.start.version.clone()),
         image: format!("etcd:v{}", pod.start.version),
         changed: None,
-        flags: ["--max-learners".to_owned()].into(),
+        flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
         readyz: true,
         spec_hash: Some(format!("hash-{}", pod.settings)),
         difference: runtime::member::Difference::default(),

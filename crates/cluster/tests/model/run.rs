@@ -456,6 +456,8 @@ impl Run {
             if self.broken().is_some() {
                 return;
             }
+            // Whoever sets a version back may be too late, and sees that.
+            self.world.want_what_runs();
             let plan = self.round(Fault::default());
             if let Some(plan) = plan {
                 if plan.step.is_empty() && self.rests(&plan) {

@@ -120,7 +120,10 @@ impl World {
     pub(crate) fn ends_for_its_image(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let image = self.image(pod);
-        let differs = image.runs.as_ref().is_some_and(|runs| *runs != image.version);
+        let differs = image
+            .runs
+            .as_ref()
+            .is_some_and(|runs| *runs != image.version);
         if !pod.running || !differs {
             return false;
         }
@@ -230,9 +233,9 @@ impl World {
 
     /// How many learners the members let in: as many as the one with the lowest limit.
     pub(crate) fn most_learners(&self) -> usize {
-        let all = self.pods.values().filter(|pod| pod.running);
-        let has_flag = |pod: &WorldPod| minor(&pod.start.version) >= (3, 6);
-        if all.into_iter().all(has_flag) { 7 } else { 1 }
+        let all = self.pods.keys().filter_map(|name| self.runs(name));
+        let several = all.map(|runs| minor(&runs)).min() >= Some((3, 6));
+        if several { 7 } else { 1 }
     }
 
     pub(crate) fn knows_learners(&self) -> bool {
@@ -299,9 +302,6 @@ impl World {
         }
         seen.version = Some(version);
         seen.changed = changed.map(|(from, restarts)| Changed { from, restarts });
-        if minor(&pod.start.version) < (3, 6) {
-            seen.flags.clear();
-        }
     }
 
     pub(crate) fn see_versions(&self, observed: &mut Observed) {

@@ -12,6 +12,8 @@ use super::{Member, Members, Start, initial_cluster_of_names};
 /// How many learners may join at once, from etcd 3.6 on. As large as the largest cluster: changing the flag
 /// would need a restart of every member.
 pub const MAX_LEARNERS: u8 = 7;
+/// The variable that says so: etcd reads every flag from its environment, too.
+pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
 /// The arguments of the etcd container, without the program.
 pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
@@ -71,9 +73,6 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         // Both became the default in 3.5.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
-    }
-    if version.has_max_learners() {
-        arguments.push(format!("--max-learners={MAX_LEARNERS}"));
     }
     arguments
 }
@@ -238,20 +237,16 @@ mod tests {
 
     #[test]
     fn flags_follow_the_version() {
-        // (version, several learners, pre-vote, metrics listener)
-        for (version, learners, pre_vote, metrics) in [
-            ("3.2.13", false, false, false),
-            ("3.4.37", false, true, true),
-            ("3.5.35", false, false, true),
-            ("3.6.16", true, false, true),
-            ("3.7.3", true, false, true),
+        // (version, pre-vote, metrics listener)
+        for (version, pre_vote, metrics) in [
+            ("3.2.13", false, false),
+            ("3.4.37", true, true),
+            ("3.5.35", false, true),
+            ("3.6.16", false, true),
+            ("3.7.3", false, true),
         ] {
             let arguments = Fixture::default().version(version).arguments();
-            assert_eq!(
-                names_flag(&arguments, "--max-learners"),
-                learners,
-                "{version}"
-            );
+            assert!(!names_flag(&arguments, "--max-learners"), "{version}");
             assert_eq!(names_flag(&arguments, "--pre-vote"), pre_vote, "{version}");
             assert_eq!(
                 names_flag(&arguments, "--listen-metrics-urls"),

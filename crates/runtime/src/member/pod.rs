@@ -6,14 +6,14 @@ use std::time::Duration;
 use api::cluster::PodPolicy;
 use api::names;
 use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource,
+    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
     PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, PodAntiAffinity, PodSecurityContext,
     PodSpec, SeccompProfile, SecurityContext, Toleration, TopologySpreadConstraint, Volume,
     VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::{Member, Members, difference, etcd_arguments, probe};
+use super::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, Member, Members, difference, etcd_arguments, probe};
 
 /// The user and group of everything in a member's pod.
 pub const USER: i64 = 65532;
@@ -114,7 +114,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(etcd_arguments(members, member)),
-        env: (!policy.etcd_env.is_empty()).then(|| policy.etcd_env.clone()),
+        env: Some(environment(policy)),
         ports: Some(vec![
             port("server", names::PEER_PORT),
             port("client", names::CLIENT_PORT),
@@ -133,6 +133,19 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
         volume_mounts: Some(mounts),
         ..Container::default()
     }
+}
+
+/// How many learners may join at once is said here and not by a flag: flags do not change in a running pod, one that a
+/// release does not know keeps it from starting, and a variable that it does not know is no more than a line in its log.
+/// So a pod can change its image in both directions.
+fn environment(policy: &PodPolicy) -> Vec<EnvVar> {
+    let learners = EnvVar {
+        name: VARIABLE_MAX_LEARNERS.to_owned(),
+        value: Some(MAX_LEARNERS.to_string()),
+        ..EnvVar::default()
+    };
+    let users = policy.etcd_env.iter().cloned();
+    [learners].into_iter().chain(users).collect()
 }
 
 fn port(name: &str, number: u16) -> ContainerPort {

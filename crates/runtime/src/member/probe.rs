@@ -13,12 +13,17 @@ use super::flags::has_metrics_listener;
 /// Ready means: the member reads linearizably, so it is in touch with a quorum. A full database (NOSPACE) still
 /// serves reads and must stay reachable for its repair.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
+    // Up to 3.4 `/health` writes an entry to the log of the cluster, and etcd 3.6 does not start on a log with such
+    // entries (`v2ToV3Request` in its `apply_v2.go`). `/version` is served once the member has joined.
+    let writes = !version.has_readyz() && version.minor() < (3, 5);
     let path = if version.has_readyz() {
         "/readyz"
+    } else if writes {
+        "/version"
     } else {
         "/health?exclude=NOSPACE"
     };
-    let port = if has_metrics_listener(version) {
+    let port = if has_metrics_listener(version) && !writes {
         METRICS_PORT
     } else {
         CLIENT_PORT

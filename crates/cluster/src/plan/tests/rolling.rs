@@ -47,9 +47,6 @@ impl Scene {
         if let Some(disk) = self.observed.disks.get_mut(member) {
             disk.version = Some(version.to_owned());
         }
-        if !version.starts_with("3.6") && !version.starts_with("3.7") {
-            pod.flags.clear();
-        }
         self
     }
 
@@ -91,6 +88,14 @@ impl Scene {
             restarts: 0,
         });
         self.observed.statuses.remove(member);
+        self
+    }
+
+    /// Its pods were made with a flag that 3.5 does not know.
+    fn of_the_first_release(mut self) -> Self {
+        for pod in self.observed.pods.values_mut() {
+            pod.flags = ["--max-learners".to_owned()].into();
+        }
         self
     }
 
@@ -232,13 +237,7 @@ fn setting_the_version_back_reaches_the_broken_member_first() {
 fn the_last_member_that_did_not_come_back_takes_the_others_back_with_it() {
     // Its old version is known, so the cluster cannot have gone over to the next one.
     let scene = towards("3.6.16", "3.5.35").compared();
-    let mut scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
-    // Begun with 3.5, and changed in place.
-    scene
-        .observed
-        .pods
-        .values_mut()
-        .for_each(|pod| pod.flags.clear());
+    let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
     assert!(!scene.problems().contains(&"VersionRefused"));
 }
@@ -305,11 +304,20 @@ fn a_downgrade_that_is_not_wanted_any_more_is_taken_back() {
     assert_eq!(downgrade(&scene), Some(None));
 }
 
+#[test]
+fn the_way_back_is_in_place_as_well() {
+    let scene = towards("3.6.16", "3.5.35").allowed("3.5", "3.5.0");
+    assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
+}
+
 /// Flags are not changed in place: 3.5 does not know `--max-learners`.
 #[test]
 fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
     let scene = Scene::formed(&["a", "b", "c"]).durable();
-    let scene = scene.all_run("3.6.16").wants("3.5.35");
+    let scene = scene
+        .all_run("3.6.16")
+        .wants("3.5.35")
+        .of_the_first_release();
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
     assert!(
@@ -321,9 +329,8 @@ fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
 
 #[test]
 fn a_pod_without_a_disk_is_followed_by_a_learner_before_it_goes() {
-    let scene = towards("3.6.16", "3.5.35")
-        .allowed("3.5", "3.5.0")
-        .compared();
+    let scene = towards("3.6.16", "3.5.35").of_the_first_release();
+    let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
     assert!(
         !writes
@@ -397,4 +404,31 @@ fn a_member_that_is_set_back_before_it_started_is_not_waited_for_forever() {
         _ => None,
     });
     assert_eq!(back, Some(-1));
+}
+
+/// Found by the model: a member that is waited for by everything else has to be mended first.
+#[test]
+fn a_broken_member_is_set_back_while_another_one_is_missing() {
+    let scene = Scene::formed(&["a", "b", "c"])
+        .all_run("3.5.35")
+        .wants("3.5.35");
+    let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
+    let scene = scene.size(4).reserved("d");
+    assert!(
+        scene.waits().contains(&"VoterNotHealthy"),
+        "{:?}",
+        scene.waits()
+    );
+    assert_eq!(patched(&scene), one("b", "3.5.35"));
+}
+
+/// Found by the model: what a member ran that was removed is no version of the cluster.
+#[test]
+fn what_a_removed_member_ran_opens_no_way_back() {
+    let scene = towards("3.5.35", "3.4.23").compared();
+    let scene = scene.leftover("z");
+    let mut scene = scene.changed("z", "3.4.23", "3.5.35");
+    scene.observed.pods.get_mut("z").unwrap().terminating = true;
+    assert_eq!(patched(&scene), []);
+    assert!(scene.problems().contains(&"VersionRefused"));
 }

@@ -199,7 +199,7 @@ impl Scene {
             version: Some("3.6.16".into()),
             image: "etcd:v3.6.16".into(),
             changed: None,
-            flags: ["--max-learners".to_owned()].into(),
+            flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
             readyz: true,
             spec_hash: Some("hash".into()),
             difference: runtime::member::Difference::default(),

@@ -57,7 +57,10 @@ fn a_pod_has_no_token_and_no_variables_of_services() {
     let pod = built(&Fixture::default());
     assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
     assert_eq!(pod["spec"]["enableServiceLinks"], false);
-    assert_eq!(pod["spec"]["containers"][0]["env"], Value::Null);
+    assert_eq!(
+        pod["spec"]["containers"][0]["env"],
+        json!([{ "name": "ETCD_MAX_LEARNERS", "value": "7" }])
+    );
 }
 
 #[test]
@@ -154,7 +157,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_etcd_container() {
     }));
     let etcd = &pod["spec"]["containers"][0];
     assert_eq!(etcd["resources"]["limits"]["memory"], "1Gi");
-    assert_eq!(etcd["env"], json!([{ "name": "GOGC", "value": "50" }]));
+    assert_eq!(etcd["env"][1], json!({ "name": "GOGC", "value": "50" }));
     assert_eq!(etcd["imagePullPolicy"], "Never");
     assert_eq!(
         etcd["securityContext"],
@@ -209,8 +212,9 @@ fn data_lies_on_the_members_own_claim_or_in_the_pod() {
 #[test]
 fn readiness_is_asked_over_http_by_what_the_version_serves() {
     for (version, path, port) in [
-        ("3.2.13", "/health?exclude=NOSPACE", 2379),
-        ("3.4.28", "/health?exclude=NOSPACE", 2381),
+        ("3.2.13", "/version", 2379),
+        ("3.4.28", "/version", 2379),
+        ("3.5.10", "/health?exclude=NOSPACE", 2381),
         ("3.4.29", "/readyz", 2381),
         ("3.5.35", "/readyz", 2381),
         ("3.7.3", "/readyz", 2381),
