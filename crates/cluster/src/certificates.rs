@@ -305,3 +305,66 @@ impl fmt::Display for CertificateWrite {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use runtime::tls::{ClusterTls, Material, Slot};
+
+    use super::*;
+    use crate::authority::{Made, authority};
+
+    fn made() -> Made {
+        let day = std::time::Duration::from_hours(24);
+        authority(Circle::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
+    }
+
+    /// A Secret somebody else keeps, with these authorities.
+    fn of_others(authorities: &[&Made]) -> ClusterTls {
+        let all = authorities.iter().map(|made| made.certificate.as_slice());
+        let material = Material {
+            names: api::cluster::KeyNames::Usual,
+            certificate: authorities[0].certificate.clone(),
+            key: Vec::new(),
+            ca: crate::authority::bundle(all),
+        };
+        let peer = Some(Slot {
+            secret: "peer".into(),
+            found: Ok(material),
+        });
+        ClusterTls {
+            peer,
+            ..ClusterTls::default()
+        }
+    }
+
+    fn with(authorities: &[&Made], noted: Option<String>) -> Certificates {
+        let mut seen = Certificates::default().and_of_others(&of_others(authorities));
+        let note = Noted {
+            trust: noted,
+            certificates: None,
+        };
+        seen.pods.insert("db-a".into(), note);
+        seen
+    }
+
+    #[test]
+    fn a_member_is_started_again_when_the_authorities_of_its_secret_change() {
+        let (old, new) = (made(), made());
+        let started = with(&[&old], None).trust();
+        assert_eq!(with(&[&old], started.clone()).outdated("db-a"), None);
+        assert!(with(&[&old, &new], started).outdated("db-a").is_some());
+        // The order in which they stand there is no difference.
+        let both = with(&[&old, &new], None).trust();
+        assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
+        // Of a pod that does not say it nobody knows.
+        assert_eq!(with(&[&new], None).outdated("db-a"), None);
+    }
+
+    #[test]
+    fn until_when_certificates_of_others_are_valid_is_known() {
+        let one = made();
+        let seen = with(&[&one], None);
+        assert_eq!(seen.expiries.len(), 1);
+        assert!(!seen.expiries[0].generated);
+    }
+}
