@@ -1,12 +1,13 @@
 //! The bucket as its owner sees it, beside what the operators say of it.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 
 use crate::env::S3;
 
@@ -99,6 +100,37 @@ impl Bucket {
             .await
             .context("get object")?;
         Ok(object.body.collect().await?.to_vec())
+    }
+
+    /// Writes a file as an object, part after part.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or the server refuses.
+    pub async fn upload(&self, key: &str, from: &Path) -> Result<()> {
+        const PART: u64 = 64 << 20;
+        let (bucket, client) = (&self.name, &self.client);
+        let begun = client.create_multipart_upload().bucket(bucket).key(key);
+        let begun = begun.send().await.context("begin an upload")?;
+        let id = begun.upload_id().context("no upload ID")?;
+        let mut file = File::open(from).with_context(|| from.display().to_string())?;
+        let mut parts = CompletedMultipartUpload::builder();
+        for number in 1.. {
+            let mut content = Vec::new();
+            Read::by_ref(&mut file)
+                .take(PART)
+                .read_to_end(&mut content)?;
+            if content.is_empty() {
+                break;
+            }
+            let part = client.upload_part().bucket(bucket).key(key).upload_id(id);
+            let part = part.part_number(number).body(content.into()).send().await;
+            let tag = part.context("upload a part")?.e_tag().map(str::to_owned);
+            let part = CompletedPart::builder().part_number(number).set_e_tag(tag);
+            parts = parts.parts(part.build());
+        }
+        let ended = client.complete_multipart_upload().bucket(bucket).key(key);
+        let ended = ended.upload_id(id).multipart_upload(parts.build());
+        ended.send().await.context("end the upload").map(drop)
     }
 
     /// Writes an object's content to a file, as it comes.

@@ -96,30 +96,18 @@ async fn measure(
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
     for size in sizes {
-        store(sandbox, &bucket, *size)
+        store(&bucket, *size)
             .await
             .with_context(|| format!("a backup of {size} MiB"))?;
         for _ in 0..rounds {
             // Alternating, so that what else the machine does falls on both alike.
-            let by_hand = by_hand(sandbox, &bucket).await.context("by hand")?;
+            let by_hand = by_hand(&bucket).await.context("by hand")?;
             let round = ours(sandbox, &bucket, *size, by_hand).await?;
             println!("{round:?}");
             measured.push(round);
         }
     }
     Ok(())
-}
-
-/// The address of this machine that pods can reach: that of the store.
-fn host(sandbox: &Sandbox) -> Result<String> {
-    let endpoint = &sandbox.env.s3()?.endpoint;
-    let host = endpoint
-        .split_once("://")
-        .map_or(endpoint.as_str(), |(_, rest)| rest);
-    Ok(host
-        .rsplit_once(':')
-        .map_or(host, |(host, _)| host)
-        .to_owned())
 }
 
 /// etcd's own programs of the version, as the testbed keeps them.
@@ -149,14 +137,14 @@ impl Drop for Running {
 }
 
 impl Running {
-    fn start(host: &str, data: &Path, name: &str, more: &[&str]) -> Result<Self> {
+    fn start(data: &Path, name: &str, more: &[&str]) -> Result<Self> {
         let free = || -> Result<u16> {
             Ok(std::net::TcpListener::bind("127.0.0.1:0")?
                 .local_addr()?
                 .port())
         };
         let (url, peer) = (
-            format!("http://{host}:{}", free()?),
+            format!("http://127.0.0.1:{}", free()?),
             format!("http://127.0.0.1:{}", free()?),
         );
         let child = Command::new(program("etcd")?)
@@ -197,15 +185,10 @@ impl Running {
     }
 }
 
-/// Fills an etcd of this machine with values that do not compress, and has it backed up.
-async fn store(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize) -> Result<()> {
+/// Fills an etcd of this machine with values that do not compress, and stores a snapshot of it.
+async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let etcd = Running::start(
-        &host(sandbox)?,
-        folder.path(),
-        "source",
-        &["--unsafe-no-fsync"],
-    )?;
+    let etcd = Running::start(folder.path(), "source", &["--unsafe-no-fsync"])?;
     let mut client = etcd.serves().await?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for index in 0..mebibytes {
@@ -221,22 +204,21 @@ async fn store(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize) -> Result<(
             .await
             .context("put")?;
     }
-    let s3 = sandbox.env.s3()?;
-    let name = format!("of-{mebibytes}");
-    let manifest = format!(
-        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
-         etcdEndpoints: [\"{}\"]\n  storageType: S3\n  s3: {{path: {}/{KEY}, awsSecret: aws, endpoint: \"{}\", \
-         forcePathStyle: true}}\n",
-        etcd.url, bucket.name, s3.endpoint
+    let file = folder.path().join("snapshot.db");
+    let saved = Command::new(program("etcdctl")?)
+        .args(["--endpoints", &etcd.url, "snapshot", "save"])
+        .arg(&file)
+        .output()?;
+    ensure!(
+        saved.status.success(),
+        "etcdctl: {}",
+        String::from_utf8_lossy(&saved.stderr)
     );
-    sandbox.apply(&manifest).await?;
-    await_complete(&sandbox.objects(Kind::EtcdBackup), &name, WITHIN)
-        .await
-        .map(drop)
+    bucket.upload(KEY, &file).await
 }
 
 /// What one would do: download, `etcdutl snapshot restore`, start etcd.
-async fn by_hand(sandbox: &Sandbox, bucket: &Bucket) -> Result<f64> {
+async fn by_hand(bucket: &Bucket) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let (file, data) = (
         folder.path().join("snapshot.db"),
@@ -254,7 +236,7 @@ async fn by_hand(sandbox: &Sandbox, bucket: &Bucket) -> Result<f64> {
         "etcdutl: {}",
         String::from_utf8_lossy(&restored.stderr)
     );
-    let etcd = Running::start(&host(sandbox)?, &data, "default", &[])?;
+    let etcd = Running::start(&data, "default", &[])?;
     etcd.serves().await?;
     Ok(begun.elapsed().as_secs_f64())
 }
