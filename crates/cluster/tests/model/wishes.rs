@@ -8,6 +8,7 @@ use cluster::observed::{Observed, Seen};
 use cluster::upkeep::{Call, UpkeepRule};
 use cluster::write::Write;
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
+use jiff::Timestamp;
 
 use crate::event::Event;
 use crate::invariants::demand;
@@ -33,8 +34,8 @@ pub(crate) struct Wishes {
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
-    /// The member that this process has told to defragment.
-    call: Option<String>,
+    /// The member that this process has told to defragment, and when that was recorded.
+    call: Option<(String, Timestamp)>,
 }
 
 /// What a full database asks for.
@@ -200,7 +201,10 @@ impl World {
             .as_ref()
             .and_then(|record| record.members.last());
         let told = last.filter(|last| last.completion_time.is_none());
-        let done = told.is_some_and(|told| self.wishes.call.as_ref() == Some(&told.name));
+        let call = self.wishes.call.as_ref();
+        let done = told.is_some_and(|told| {
+            call.is_some_and(|(name, at)| *name == told.name && *at == told.start_time.0)
+        });
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
@@ -237,7 +241,7 @@ impl World {
                 self.wishes.alarms.retain(|one| one != alarm);
                 Answer::Done(None)
             }
-            Write::Defragment { member, .. } => {
+            Write::Defragment { member, recorded } => {
                 if !self.operator_reaches(member)
                     || !self.pods.get(member).is_some_and(|pod| pod.running)
                 {
@@ -246,7 +250,7 @@ impl World {
                 self.judge_defragmentation(member);
                 let (_, in_use) = self.size(member);
                 self.wishes.sizes.insert(member.clone(), (in_use, in_use));
-                self.wishes.call = Some(member.clone());
+                self.wishes.call = Some((member.clone(), *recorded));
                 Answer::Done(None)
             }
             _ => Answer::Done(None),
