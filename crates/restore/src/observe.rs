@@ -609,7 +609,7 @@ async fn seed_serving(
         _ => return Serving::NotAsked,
     }
     match seed_url(namespace, cluster, pod) {
-        Some(url) => serving(eyes, &url).await,
+        Some(url) => reach::serving(eyes, &url).await,
         None => Serving::Unknown("its pod has no address yet".to_owned()),
     }
 }
@@ -655,26 +655,12 @@ async fn cluster_serving(eyes: &Eyes<'_>, namespace: &str, cluster: &EtcdCluster
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotAsked;
     for url in std::iter::once(addresses.service_url()).chain(members) {
-        answer = serving(eyes, &url).await;
+        answer = reach::serving(eyes, &url).await;
         if matches!(answer, Serving::Serves { .. }) || !addresses.client_tls {
             break;
         }
     }
     answer
-}
-
-/// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
-async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
-    if let Err(error) = eyes.etcd.members(&[url.to_owned()]).await {
-        return Serving::Unknown(eyes.in_words(&error));
-    }
-    match eyes.etcd.status(url).await {
-        Err(error) => Serving::Unknown(error.to_string()),
-        Ok(status) => Serving::Serves {
-            cluster_id: format!("{:016x}", status.cluster_id.0),
-            revision: status.revision,
-        },
-    }
 }
 
 #[cfg(test)]

@@ -172,7 +172,11 @@ mod tests {
             path: "shared/etcd".to_owned(),
             ..GcsSource::default()
         };
-        assert!(grants.check("anybody", &StorageSource::Gcs(&gcs), true).is_ok());
+        assert!(
+            grants
+                .check("anybody", &StorageSource::Gcs(&gcs), true)
+                .is_ok()
+        );
     }
 
     #[test]
@@ -183,10 +187,7 @@ mod tests {
         let refused = granted
             .check("team-a", &StorageSource::S3(&source), true)
             .unwrap_err();
-        assert!(
-            refused.contains("spec.s3.endpoint"),
-            "{refused}"
-        );
+        assert!(refused.contains("spec.s3.endpoint"), "{refused}");
         source.aws_secret = Some("aws".to_owned());
         assert_eq!(
             grants(&[]).check("team-a", &StorageSource::S3(&source), false),

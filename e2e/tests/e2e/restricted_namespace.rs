@@ -31,7 +31,10 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
         // The operators talk to the API server; nobody else does.
         let is_member = pod["metadata"]["labels"]["app"] == "etcd";
         if is_member {
-            ensure!(spec["automountServiceAccountToken"] == false, "{name} has a token");
+            ensure!(
+                spec["automountServiceAccountToken"] == false,
+                "{name} has a token"
+            );
         }
         let all = |key: &str| spec[key].as_array().cloned().unwrap_or_default();
         for container in [all("containers"), all("initContainers")].concat() {
@@ -41,7 +44,10 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
             ensure!(security["allowPrivilegeEscalation"] == false, "{what}");
             ensure!(security["capabilities"]["drop"] == json!(["ALL"]), "{what}");
             ensure!(security["privileged"] != true, "{what}");
-            let mounts = container["volumeMounts"].as_array().cloned().unwrap_or_default();
+            let mounts = container["volumeMounts"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
             let token = |mount: &Value| {
                 let path = mount["mountPath"].as_str().unwrap_or_default();
                 path.starts_with("/var/run/secrets/kubernetes.io")
@@ -57,7 +63,10 @@ async fn restricted_namespace() {
     scenario("restricted_namespace", async |sandbox| {
         let namespaces: Api<Namespace> = Api::all(sandbox.client.clone());
         let namespace = namespaces.get(&sandbox.namespace).await?;
-        let labels = namespace.metadata.labels.context("the namespace has labels")?;
+        let labels = namespace
+            .metadata
+            .labels
+            .context("the namespace has labels")?;
         let enforced = labels.get("pod-security.kubernetes.io/enforce");
         ensure!(enforced.is_some_and(|level| level == "restricted"));
 
@@ -68,11 +77,19 @@ async fn restricted_namespace() {
         let (env, own) = (&sandbox.env, &sandbox.namespace);
         let keys = Keyspace::of_cluster(env, own, "c").await?;
         keys.fill("kept/", KEYS, |_| ()).await?;
-        sandbox.apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?).await?;
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
         await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
         let path = format!("{}/etcd.backup", bucket.name);
         sandbox
-            .apply(&restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, ""))
+            .apply(&restore_with(
+                sandbox.env.s3()?,
+                "back",
+                "{name: d}",
+                &path,
+                "",
+            ))
             .await?;
         await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
         sandbox.await_members("d", 3).await?;

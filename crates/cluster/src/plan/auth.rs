@@ -111,8 +111,8 @@ fn order(write: AccessWrite, draft: &mut Draft) {
 mod tests {
     use super::*;
     use crate::access::{Access, AccessRule};
-    use crate::plan::tests::scene::Scene;
     use crate::plan::Plan;
+    use crate::plan::tests::scene::Scene;
 
     fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan {
         let mut scene = Scene::formed(&["a", "b", "c"]);
@@ -153,7 +153,10 @@ mod tests {
         assert_eq!(off(Record::WantedFirst), [Enable]);
         assert_eq!(off(Record::Wanted), [Enable]);
         let former = |record| writes(&planned(Some(true), Login::Former, record));
-        assert_eq!(former(Record::Others), [Note { others: true }, ChangePassword]);
+        assert_eq!(
+            former(Record::Others),
+            [Note { others: true }, ChangePassword]
+        );
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
@@ -171,7 +174,12 @@ mod tests {
     fn only_what_the_operator_turned_on_is_turned_off() {
         let by_user = planned(Some(false), Login::Accepted, Record::None);
         assert_eq!(writes(&by_user), []);
-        assert!(by_user.waiting_for.iter().any(|one| one.code == "AuthLeftOn"));
+        assert!(
+            by_user
+                .waiting_for
+                .iter()
+                .any(|one| one.code == "AuthLeftOn")
+        );
         let by_us = planned(Some(false), Login::Accepted, Record::Wanted);
         assert_eq!(writes(&by_us), [AccessWrite::Disable]);
         let off = planned(Some(false), Login::Off, Record::Wanted);

@@ -5,6 +5,7 @@ use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
 
 use super::Eyes;
+use crate::observed::Serving;
 
 /// The client of one cluster.
 #[derive(Default)]
@@ -24,6 +25,20 @@ pub(super) async fn client(eyes: &Eyes<'_>, cluster: &EtcdCluster) -> Reached {
         Err(why) => Reached {
             own: None,
             fault: Some(why),
+        },
+    }
+}
+
+/// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
+pub(super) async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
+    if let Err(error) = eyes.etcd.members(&[url.to_owned()]).await {
+        return Serving::Unknown(eyes.in_words(&error));
+    }
+    match eyes.etcd.status(url).await {
+        Err(error) => Serving::Unknown(error.to_string()),
+        Ok(status) => Serving::Serves {
+            cluster_id: format!("{:016x}", status.cluster_id.0),
+            revision: status.revision,
         },
     }
 }
@@ -61,16 +76,28 @@ mod tests {
 
     #[test]
     fn a_password_that_does_not_fit_is_said_with_the_remedy() {
-        let denied = Error::AccessDenied("http://a: etcd does not take the password of user root".into());
+        let denied =
+            Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());
         let grants = runtime::grants::Grants::default();
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let _guard = runtime.enter();
         let client = kube::Client::try_from(config).unwrap();
-        let eyes = |fault| Eyes { client: &client, etcd: &etcd, grants: &grants, fault };
+        let eyes = |fault| Eyes {
+            client: &client,
+            etcd: &etcd,
+            grants: &grants,
+            fault,
+        };
         let text = eyes(None).in_words(&denied);
-        assert!(text.contains("spec.auth.secret") && text.contains("user root"), "{text}");
+        assert!(
+            text.contains("spec.auth.secret") && text.contains("user root"),
+            "{text}"
+        );
         let fault = Some("spec.auth.secret: there is no Secret root");
         assert_eq!(eyes(fault).in_words(&denied), fault.unwrap());
     }

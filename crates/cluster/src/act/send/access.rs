@@ -49,7 +49,9 @@ impl Actor<'_> {
     /// process has recorded meanwhile is lost.
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
-            return Err(Error::Missing("there are no credentials to record".to_owned()));
+            return Err(Error::Missing(
+                "there are no credentials to record".to_owned(),
+            ));
         };
         let name = names::auth_secret(&self.cluster.name_any());
         let recorded = self.auth.recorded();
@@ -58,7 +60,10 @@ impl Actor<'_> {
                 name: Some(name.clone()),
                 namespace: self.cluster.namespace(),
                 labels: Some(names::cluster_labels(&self.cluster.name_any())),
-                owner_references: self.cluster.controller_owner_ref(&()).map(|owner| vec![owner]),
+                owner_references: self
+                    .cluster
+                    .controller_owner_ref(&())
+                    .map(|owner| vec![owner]),
                 uid: recorded.map(|recorded| recorded.uid.clone()),
                 resource_version: recorded.map(|recorded| recorded.resource_version.clone()),
                 ..ObjectMeta::default()
