@@ -12,11 +12,11 @@ pub mod leaks;
 pub mod manifests;
 pub mod metrics;
 pub mod objects;
-pub mod sandbox;
 pub mod picture;
+pub mod sandbox;
 pub mod testbed;
-pub mod wait;
 pub mod tls;
+pub mod wait;
 pub mod writer;
 
 pub use env::Env;

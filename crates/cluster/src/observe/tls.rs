@@ -67,7 +67,10 @@ fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| {
         let form = &addresses.member;
-        format!("{}; members have the {form} form of address", parts.join("; "))
+        format!(
+            "{}; members have the {form} form of address",
+            parts.join("; ")
+        )
     })
 }
 

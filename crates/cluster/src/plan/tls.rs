@@ -12,7 +12,9 @@ pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
     }
     if !observed.tls.faults.is_empty() {
         // Who cannot ask does not decide that nobody answers.
-        draft.orders.retain(|order| !matches!(order, Order::Recover(_)));
+        draft
+            .orders
+            .retain(|order| !matches!(order, Order::Recover(_)));
     }
     let formed = observed.cluster_id.is_some();
     if observed.tls.in_the_way(formed).next().is_none() {

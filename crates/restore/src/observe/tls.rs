@@ -8,7 +8,11 @@ use runtime::member::Members;
 use runtime::tls::ClusterTls;
 
 /// Reads the Secrets the cluster names, and settles the form of address of its members.
-pub(super) async fn read(client: &Client, namespace: &str, cluster: &mut EtcdCluster) -> ClusterTls {
+pub(super) async fn read(
+    client: &Client,
+    namespace: &str,
+    cluster: &mut EtcdCluster,
+) -> ClusterTls {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
     let tls = ClusterTls::read(client, (namespace, &name), policy).await;
@@ -20,7 +24,11 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &mut EtcdClu
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let generated = cluster.spec.tls.as_ref().is_some_and(|tls| tls.generated.is_some());
+    let generated = cluster
+        .spec
+        .tls
+        .as_ref()
+        .is_some_and(|tls| tls.generated.is_some());
     // A generated certificate is made by the cluster operator when the cluster is there.
     let mut faults = tls.faults(&addresses, Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == "SecretMissing"));

@@ -56,7 +56,10 @@ fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
     assert_eq!(fewer.changes(), []);
     // One that is gone for good is no loss.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
-    assert_eq!(with_fault(dead, Purpose::Peer).changes(), [scene::remove("b")]);
+    assert_eq!(
+        with_fault(dead, Purpose::Peer).changes(),
+        [scene::remove("b")]
+    );
 }
 
 /// Invariant 16: who cannot ask does not decide that nobody answers.
@@ -78,7 +81,9 @@ fn no_recovery_begins_while_certificates_do_not_hold() {
     };
     let begins = |scene: &Scene| {
         let orders = scene.plan().step.orders;
-        orders.iter().any(|order| matches!(order, Order::Recover(_)))
+        orders
+            .iter()
+            .any(|order| matches!(order, Order::Recover(_)))
     };
     assert!(begins(&lost()));
     assert!(!begins(&with_fault(lost(), Purpose::Operator)));
