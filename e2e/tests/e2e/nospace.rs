@@ -14,7 +14,7 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster_with;
 
 const SMALL: &str = "  etcd: {quotaBackendBytes: 25165824}
-  upkeep: {noSpace: {keepRevisions: 1}}
+  upkeep: {noSpace: {keepRevisions: 0}}
   pod:
     persistentVolumeClaimSpec:
       accessModes: [ReadWriteOnce]
@@ -41,7 +41,7 @@ async fn a_full_database_is_writable_again_when_keys_were_deleted() {
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let refused = Mutex::new(String::new());
-        let full = until("it says that it is full", PATIENCE, async || {
+        let full = until("it says that it is full", PATIENCE * 2, async || {
             let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
             if let Err(error) = keys.write(&key, vec![7; 1 << 20]).await {
                 *refused.lock().unwrap_or_else(PoisonError::into_inner) = format!("{error:#}");

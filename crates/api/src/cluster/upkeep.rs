@@ -60,7 +60,7 @@ pub struct NoSpace {
     /// what `spec.etcd.autoCompactionRetention` says in mode `revision`, and compacts nothing in the other mode or
     /// without one: what has to be kept is not known then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 0))]
     pub keep_revisions: Option<i64>,
 }
 

@@ -422,7 +422,7 @@ impl Run<'_> {
             .min_by_key(|(seat, _)| (leads(seat), seat.name.clone()));
         let Some((seat, status)) = next else {
             let young = now.duration_since(record.start_time.0) < SETTLES;
-            if young && record.compacted_revision.is_some() && record.members.is_empty() {
+            if young && record.compacted_revision.is_some() {
                 let text = "the members free what was compacted";
                 draft.wait("Compacting", text, SHORTLY);
                 return;
