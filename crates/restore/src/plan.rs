@@ -27,6 +27,8 @@ mod scenarios;
 
 /// How soon to look again while nobody serves.
 const PROMPTLY: Duration = Duration::from_millis(200);
+/// How soon to look again at a seed whose etcd is starting: that it serves emits no event.
+const SHORTLY: Duration = Duration::from_millis(500);
 /// How soon to look again at what emits no event.
 const SOON: Duration = Duration::from_secs(2);
 /// How soon to look again at what a person has to put right.
@@ -389,7 +391,10 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     };
     match serving {
         Serving::NotAsked => Plan::wait_for("the seed member to serve"),
-        Serving::Unknown(why) => Plan::wait_for(format!("the seed member to serve: {why}")),
+        Serving::Unknown(why) => Plan {
+            requeue: Some(SHORTLY),
+            ..Plan::wait_for(format!("the seed member to serve: {why}"))
+        },
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
