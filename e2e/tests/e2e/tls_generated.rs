@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::tls::{Identity, Signed};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
@@ -366,6 +367,52 @@ async fn authorities_are_replaced_while_clients_write() {
             .finish("without the authority before")
             .await
             .map(drop)
+    })
+    .await;
+}
+
+/// Invariant 20: members that talk TLS and members that do not cannot reach each other.
+#[tokio::test]
+async fn a_cluster_that_runs_is_not_switched() {
+    scenario("tls_switch", async |sandbox| {
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, "")?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let patch = r#"{"spec":{"TLS":{"generated":{}}}}"#;
+        sandbox
+            .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", patch])
+            .await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(
+            &clusters,
+            "c",
+            "the switch is refused",
+            PATIENCE,
+            |object| {
+                condition(object, "Degraded")
+                    .is_some_and(|found| found["reason"] == "TLSSwitchRefused")
+            },
+        )
+        .await?;
+        // It is maintained as it was.
+        let pods = sandbox.member_pods("c").await?;
+        let lost = pods.first().map(ResourceExt::name_any).context("no pod")?;
+        sandbox.lose_pod("c", &lost).await?;
+        sandbox.await_members("c", 3).await?;
+        for argument in arguments(sandbox).await? {
+            ensure!(!argument.contains("https://"), "{argument}");
+        }
+        let back = r#"{"spec":{"TLS":null}}"#;
+        sandbox
+            .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", back])
+            .await?;
+        await_object(&clusters, "c", "nothing is wrong", PATIENCE, |object| {
+            has_condition(object, "Degraded", "False")
+        })
+        .await?;
+        writer.finish("a switch that is refused").await.map(drop)
     })
     .await;
 }
