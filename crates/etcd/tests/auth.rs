@@ -1,5 +1,5 @@
 //! Authentication against real etcd processes: turned on and off, logins that last, learners, rotated passwords.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -105,12 +105,14 @@ async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etc
             let mut auth = client.auth_client();
             auth.user_change_password(user.clone(), password).await?;
         }
-        answer => drop(answer?),
+        Err(error) => return Err(error),
+        Ok(_) => {}
     }
     // Before 3.6 it must be there to be granted; it means what it is called, whatever it holds.
     match client.role_add("root").await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
-        answer => drop(answer?),
+        Err(error) => return Err(error),
+        Ok(_) => {}
     }
     client.user_grant_role(user, "root").await?;
     client.auth_enable().await.map(|_| ())
