@@ -103,6 +103,10 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
+    // It has not come back from another image: that is put right by setting the version back, not by a new member.
+    if pod.changed.is_some() {
+        return (Fate::Stays, None);
+    }
     // It has not been ready since before it ended, so this is not the end of a long and healthy life.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);

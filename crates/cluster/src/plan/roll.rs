@@ -25,8 +25,10 @@ use crate::write::{Order, Write};
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
 /// other while clients write.
 const CAUGHT_UP: u64 = 500;
+/// Longer than etcd's leader takes to see that all members run a later release.
+const GOES_OVER: Duration = Duration::from_secs(10);
 /// How long a member may take to come back before it is said that everything waits for it.
-const SLOW: Duration = Duration::from_secs(60);
+const SLOW: Duration = Duration::from_mins(1);
 
 /// What has to be done with a member's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +91,9 @@ pub(super) fn next(
         return;
     }
     if told_etcd(view, &downgrade, draft) || needs.is_empty() {
+        return;
+    }
+    if course.way == Some(Way::Up) && !has_gone_over((observed, now), view, draft) {
         return;
     }
     let by_turn = |(seat, _): &&(&Seat, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
@@ -247,6 +252,36 @@ fn unsettled(observed: &Observed, view: &View, seat: &Seat) -> Option<String> {
     let applied = answer.raft_applied_index;
     (applied + CAUGHT_UP < newest)
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
+}
+
+/// Invariant 18: no minor release is skipped. Every few seconds etcd's leader looks whether all members run a later
+/// release, and only then the cluster speaks it (`monitorVersionInterval` in its server). From 3.6 on what is on the
+/// disks follows and is told; before, the members have to have run for longer than that.
+fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &mut Draft) -> bool {
+    let answers = view.seats.iter().filter_map(|seat| {
+        let status = observed.statuses.get(&seat.name)?.known()?;
+        Some((seat, status, EtcdVersion::parse(&status.version).ok()?))
+    });
+    let answers: Vec<_> = answers.collect();
+    let lowest = answers.iter().map(|(_, _, version)| version.minor()).min();
+    for (seat, status, version) in &answers {
+        if Some(version.minor()) != lowest {
+            continue;
+        }
+        let (major, minor) = version.minor();
+        let stored = status.storage_version.as_ref();
+        let follows = stored.is_none_or(|it| it.starts_with(&format!("{major}.{minor}.")));
+        let since = seat.pod.and_then(|pod| pod.running_since);
+        let young = since.is_some_and(|since| objects::age(since, now) < GOES_OVER);
+        if !follows || (stored.is_none() && young) {
+            let name = &seat.name;
+            let text =
+                format!("the cluster goes over to {major}.{minor} first: {name} has just begun");
+            draft.wait("VersionSettling", text, SHORTLY);
+            return false;
+        }
+    }
+    true
 }
 
 /// What etcd has to be told, or be waited for, before members go back by a minor release.

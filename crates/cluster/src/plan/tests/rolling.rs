@@ -432,3 +432,21 @@ fn what_a_removed_member_ran_opens_no_way_back() {
     assert_eq!(patched(&scene), []);
     assert!(scene.problems().contains(&"VersionRefused"));
 }
+
+/// Found on real members: 3.7 does not start in a cluster that still speaks 3.5, though all run 3.6.
+#[test]
+fn invariant_18_the_cluster_speaks_a_release_before_it_is_left() {
+    let mut scene = towards("3.6.16", "3.7.3").compared();
+    let stored = |scene: &mut Scene, version: &str| {
+        for seen in scene.observed.statuses.values_mut() {
+            if let Seen::Known(status) = seen {
+                status.storage_version = Some(version.to_owned());
+            }
+        }
+    };
+    stored(&mut scene, "3.5.0");
+    assert_eq!(patched(&scene), []);
+    assert!(scene.waits().contains(&"VersionSettling"));
+    stored(&mut scene, "3.6.0");
+    assert_eq!(patched(&scene), one("b", "3.7.3"));
+}
