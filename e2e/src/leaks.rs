@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -59,7 +60,9 @@ async fn hidden(sandbox: &Sandbox) -> Result<Vec<Hidden>> {
             continue;
         }
         for (key, value) in secret.data.iter().flatten() {
-            if PUBLIC.contains(&key.as_str()) || key.ends_with(".crt") {
+            if PUBLIC.contains(&key.as_str())
+                || Path::new(key).extension().is_some_and(|end| end == "crt")
+            {
                 continue;
             }
             let text = String::from_utf8_lossy(&value.0).into_owned();

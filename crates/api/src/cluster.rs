@@ -22,13 +22,14 @@ pub use options::{
 };
 pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
 pub use status::{
-    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole, MemberStatus,
-    MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
+    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
+    MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy};
 pub use upkeep::{
-    AlarmStatus, DEFAULT_MIN_FREE_BYTES, DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationCause,
-    DefragmentationStatus, MemberDefragmentation, NoSpace, NoSpacePolicy, Upkeep,
+    AlarmStatus, DEFAULT_MIN_FREE_BYTES, DEFAULT_QUOTA_BYTES, Defragmentation,
+    DefragmentationCause, DefragmentationStatus, MemberDefragmentation, NoSpace, NoSpacePolicy,
+    Upkeep,
 };
 
 use crate::duration::DurationText;

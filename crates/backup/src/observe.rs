@@ -73,18 +73,20 @@ pub(crate) async fn observe(
     let need = need(backup, &observed, now);
     let looked = async {
         match (need, intent(backup)) {
-            (Need::Place, Some(begun)) => place(means, backup, begun).await,
+            (Need::Place, Some(begun)) => Box::pin(place(means, backup, begun)).await,
             (Need::Tidy | Need::Purge, _) => {
-                let ready = removal(means, backup, need, now).await?;
+                let ready = Box::pin(removal(means, backup, need, now)).await?;
                 Ok((Place::NotAsked, ready))
             }
             (Need::Place | Need::Nothing, _) => Ok((Place::NotAsked, Ready::Nothing)),
         }
     };
-    let looked = timeout(DEADLINE, looked).await.unwrap_or_else(|_| {
-        let message = format!("no answer from the store or the API server within {DEADLINE:?}");
-        Err(Trouble::new(Reason::StoreUnreachable, message))
-    });
+    let looked = timeout(DEADLINE, Box::pin(looked))
+        .await
+        .unwrap_or_else(|_| {
+            let message = format!("no answer from the store or the API server within {DEADLINE:?}");
+            Err(Trouble::new(Reason::StoreUnreachable, message))
+        });
     match looked {
         Ok((place, ready)) => (Observed { place, ..observed }, ready),
         Err(trouble) if need == Need::Place => {
@@ -112,14 +114,14 @@ async fn place(
     if let StorageSource::Pvc(pvc) = source_of(backup)? {
         // What lies on a claim only the pod can see.
         let (endpoints, cluster) = members(means, backup).await?;
-        let task = Task::Store(Snapshot {
+        let task = Task::Store(Box::new(Snapshot {
             endpoints,
             begun,
             numbered: backup.spec.is_periodic(),
             compress: compresses(backup),
             reach: reach_in_pod(means, backup, cluster.as_ref()).await?,
             cluster,
-        });
+        }));
         let job = in_pod(means, backup, pvc, task, Report::into_stored).await?;
         return Ok((Place::Free, Ready::TransferInPod(Box::new(job))));
     }

@@ -276,8 +276,13 @@ impl Actor<'_> {
     }
 
     fn client_url(&self, member: &str) -> String {
-        let known = self.urls.get(member).or(self.observed.elsewhere.get(member));
-        known.cloned().unwrap_or_else(|| self.members().addresses().client_url(member))
+        let known = self
+            .urls
+            .get(member)
+            .or(self.observed.elsewhere.get(member));
+        known
+            .cloned()
+            .unwrap_or_else(|| self.members().addresses().client_url(member))
     }
 }
 

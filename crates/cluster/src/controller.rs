@@ -125,7 +125,7 @@ impl ClusterOperator {
         let uid = object.uid().unwrap_or_default();
         let version = object.metadata.resource_version.as_deref();
         let look = self.recall.still_true(&uid, version, Instant::now())?;
-        let round = self.round(look).await;
+        let round = Box::pin(self.round(look)).await;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
         // Secrets are not watched: one that is to be corrected is read again at each look.
@@ -164,13 +164,13 @@ impl Reconcile for ClusterOperator {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, Error> {
-        if let Some(done) = self.at_rest(&object).await {
+        if let Some(done) = Box::pin(self.at_rest(&object)).await {
             return Ok(done);
         }
         let Some((look, since)) = self.read(&object).await? else {
             return Ok(Done::default());
         };
-        let round = self.round(look).await;
+        let round = Box::pin(self.round(look)).await;
         let cluster = &round.look.cluster;
         let acted = Actor {
             client: &self.client,

@@ -1,9 +1,9 @@
 //! What the spec asks for, as far as the planner is concerned. Pure.
 
-use api::{EtcdCluster, EtcdClusterSpec};
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
 use api::version::EtcdVersion;
+use api::{EtcdCluster, EtcdClusterSpec};
 use runtime::member::spec_hash;
 
 use crate::access::AccessRule;

@@ -150,6 +150,9 @@ mod tests {
         assert_eq!(own.stage(at(70.0)), Some("30d"));
         let all = [own, expiry(365, false)];
         let report = report(&all, at(61.0)).unwrap();
-        assert_eq!((report.expires_within, report.not_after.0), (None, at(90.0)));
+        assert_eq!(
+            (report.expires_within, report.not_after.0),
+            (None, at(90.0))
+        );
     }
 }

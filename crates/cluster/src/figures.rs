@@ -139,7 +139,9 @@ static GAUGES: [Gauge; 12] = [
 ];
 
 fn raised(status: &EtcdClusterStatus, kind: &str) -> Option<i64> {
-    count(Some(status.alarms.iter().filter(|one| one.kind == kind).count()))
+    count(Some(
+        status.alarms.iter().filter(|one| one.kind == kind).count(),
+    ))
 }
 
 fn votes(member: &MemberStatus) -> bool {

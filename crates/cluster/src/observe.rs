@@ -32,8 +32,8 @@ use runtime::credentials::ClusterAuth;
 use runtime::member::Members;
 use runtime::tls::ClusterTls;
 
-use crate::observed::{Intent, Observed, Seen};
 use crate::certificates::Certificates;
+use crate::observed::{Intent, Observed, Seen};
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
@@ -155,7 +155,9 @@ pub async fn objects(
         let tls = ClusterTls::read(client, (namespace, name), policy).await;
         tls::settle(&mut cluster, &pods, &tls);
         let certificates = certificates::read(client, &cluster, (&pods, &claims, &services));
-        let certificates = certificates.await.map_err(read("the certificates' Secrets"))?;
+        let certificates = certificates
+            .await
+            .map_err(read("the certificates' Secrets"))?;
         let mut certificates = certificates.and_of_others(&tls);
         certificates.refused = refused;
         Ok(Some(Objects {
@@ -168,7 +170,7 @@ pub async fn objects(
             certificates,
         }))
     };
-    tokio::time::timeout(DEADLINE, read)
+    tokio::time::timeout(DEADLINE, Box::pin(read))
         .await
         .map_err(|_| Error::Deadline)?
 }

@@ -369,6 +369,7 @@ pub struct RecoveryRule {
 }
 
 /// What the spec asks for, as far as the planner is concerned.
+#[allow(clippy::struct_excessive_bools)] // Each is a wish of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
     /// `spec.size`.

@@ -1,7 +1,7 @@
 //! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
 
-use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
 use api::cluster::RecoveryPhase;
+use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
 use api::conditions::{ConditionType, Reason, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
@@ -208,8 +208,6 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::RecordDefragmentation { record, .. } => told_of(record),
         Write::Compact { .. } => Some(("Compacted", "Compact")),
         Write::Disarm { .. } => Some(("AlarmDisarmed", "Disarm")),
-        // It has only begun; its record tells the rest.
-        Write::Defragment { .. } => None,
         Write::DeleteDisk { .. } => Some(("VolumeClaimDeleted", "Delete")),
         Write::AddMember { .. } => Some(("MemberAdded", "Add")),
         Write::Promote { .. } => Some(("MemberPromoted", "Promote")),
@@ -225,8 +223,10 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::DeleteBudget => Some(("DisruptionBudgetDeleted", "Delete")),
         Write::CreateService { .. } => Some(("MemberServiceCreated", "Create")),
         Write::DeleteService { .. } => Some(("MemberServiceDeleted", "Delete")),
-        // Labels, marks and endpoints follow from what is told already.
-        Write::LabelPod(_)
+        // Labels, marks and endpoints follow from what is told already; a defragmentation has only begun, and its
+        // record tells the rest.
+        Write::Defragment { .. }
+        | Write::LabelPod(_)
         | Write::LabelDisk(_)
         | Write::MarkService { .. }
         | Write::SettleImage { .. }

@@ -9,8 +9,8 @@ mod auth;
 mod blind;
 mod bootstrap;
 mod certificates;
-mod evidence;
 mod disks;
+mod evidence;
 mod fate;
 mod hibernate;
 mod membership;
@@ -39,8 +39,8 @@ use crate::write::{Change, Order, Step};
 
 pub use fate::Fate;
 pub use quorum::Quorum;
-pub(crate) use view::name_of;
 pub(crate) use versions::{Course, course, current_version};
+pub(crate) use view::name_of;
 pub use view::{Data, Health, Seat, VersionRules, View};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.

@@ -33,10 +33,10 @@ mod run;
 mod story;
 #[path = "model/time.rs"]
 mod time;
-#[path = "model/wishes.rs"]
-mod wishes;
 #[path = "model/versions.rs"]
 mod versions;
+#[path = "model/wishes.rs"]
+mod wishes;
 #[path = "model/world.rs"]
 mod world;
 #[path = "model/write.rs"]

@@ -117,7 +117,9 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         Ok(Some(mut cluster)) => {
             let certificates = tls::read(eyes.client, &namespace, &mut cluster).await;
             let mut facts = facts(&cluster);
-            facts.problems.extend(tls::problems(&cluster, &certificates));
+            facts
+                .problems
+                .extend(tls::problems(&cluster, &certificates));
             look_around(eyes, restore, (&cluster, &facts), &mut seen).await;
             seen.observed.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,

@@ -58,7 +58,10 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
         client.put(key, again, None).await.unwrap();
     }
     client.delete("/key/00001", None).await.unwrap();
-    client.compact(KEYS as i64, None).await.unwrap();
+    client
+        .compact(i64::try_from(KEYS).unwrap(), None)
+        .await
+        .unwrap();
     client.put("/key/00001", "value 1", None).await.unwrap();
     let port = EtcdClient::new(Access::default());
     let revision = port.status(&etcd.client_url).await.unwrap().revision;

@@ -3,6 +3,11 @@
 //! Pure: text and bytes in, plain data out. Nothing is trusted for having been read here; who verifies a chain does
 //! it with rustls.
 
+#![expect(
+    clippy::redundant_closure_for_method_calls,
+    reason = "a method is not general enough over the reader's lifetime"
+)]
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use jiff::Timestamp;

@@ -342,12 +342,8 @@ mod tests {
         ] {
             assert_eq!(not_in_effect(&spec(text)), Vec::<String>::new(), "{text}");
         }
-        for (text, field) in [(
-            r#"{"pod":{"busyboxImage":"busybox"}}"#,
-            "spec.pod.busyboxImage",
-        )] {
-            assert_eq!(not_in_effect(&spec(text)), [field], "{text}");
-        }
+        let text = r#"{"pod":{"busyboxImage":"busybox"}}"#;
+        assert_eq!(not_in_effect(&spec(text)), ["spec.pod.busyboxImage"]);
     }
 
     #[test]
@@ -362,7 +358,8 @@ mod tests {
                     }),
                     operator_secret: operator.map(str::to_owned),
                 }),
-            ..TlsPolicy::default() }),
+                ..TlsPolicy::default()
+            }),
             ..EtcdClusterSpec::default()
         };
         assert_eq!(

@@ -11,9 +11,9 @@ use crate::names::{self, CertificateUse};
 use crate::schema::{given, null_as_empty, optional_object_name};
 
 /// How long a generated certificate is valid where the spec does not say it.
-const DEFAULT_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
+const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
 /// How long a generated authority is valid where the spec does not say it.
-const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// TLS of a cluster: `static` or `generated`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]

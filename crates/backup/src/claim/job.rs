@@ -22,9 +22,9 @@ use crate::workers::Job;
 /// How often the pod is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a pod may not start before the attempt counts as failed: volumes and images come late.
-const UNSTARTED: Duration = Duration::from_secs(60);
+const UNSTARTED: Duration = Duration::from_mins(1);
 /// How long the API server may be silent.
-const SILENT: Duration = Duration::from_secs(60);
+const SILENT: Duration = Duration::from_mins(1);
 
 /// Work in a pod beside the claim.
 pub(crate) struct InPod<T> {

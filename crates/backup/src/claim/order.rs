@@ -33,7 +33,7 @@ pub(crate) struct Order {
 #[serde(tag = "do", rename_all = "camelCase")]
 pub(crate) enum Task {
     /// A snapshot is stored, unless that was done.
-    Store(Snapshot),
+    Store(Box<Snapshot>),
     /// What the rules do not keep goes.
     Surplus {
         /// The rules.
@@ -245,14 +245,14 @@ mod tests {
     #[test]
     fn each_run_and_each_removal_is_an_occasion_of_its_own() {
         let store = |second| {
-            order(Task::Store(Snapshot {
+            order(Task::Store(Box::new(Snapshot {
                 endpoints: Vec::new(),
                 begun: Timestamp::from_second(second).unwrap(),
                 numbered: true,
                 compress: false,
                 cluster: None,
                 reach: Reach::default(),
-            }))
+            })))
         };
         let surplus = order(Task::Surplus {
             rules: Rules::default(),

@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn secrets_are_mounted_only_where_etcd_is_asked() {
         let order = Order {
-            task: Task::Store(Snapshot {
+            task: Task::Store(Box::new(Snapshot {
                 endpoints: Vec::new(),
                 begun: jiff::Timestamp::UNIX_EPOCH,
                 numbered: false,
@@ -339,7 +339,7 @@ mod tests {
                     operators: true,
                     auth: Some("root".to_owned()),
                 },
-            }),
+            })),
             ..order()
         };
         let named: Vec<_> = secrets(&order).iter().map(|(.., secret)| *secret).collect();

@@ -70,7 +70,7 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
         now: Timestamp::now(),
     };
     let kept = match order.task.clone() {
-        Task::Store(snapshot) => return stored(&order, snapshot, store, meter).await,
+        Task::Store(snapshot) => return stored(&order, *snapshot, store, meter).await,
         Task::Surplus { rules, newest } => removal(What::Surplus { rules, newest }).run().await?,
         Task::Everything => removal(What::Everything).run().await?,
     };

@@ -7,8 +7,8 @@ mod membership;
 mod patch;
 mod record;
 mod settings;
-mod versions;
 mod upkeep;
+mod versions;
 
 use api::names;
 use k8s_openapi::NamespaceResourceScope;

@@ -88,7 +88,13 @@ pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
 /// What the planner gets to see of a Secret.
 pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
     let metadata = &secret.metadata;
-    let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
+    let value = |key: &str| {
+        secret
+            .data
+            .as_ref()?
+            .get(key)
+            .map(|value| value.0.as_slice())
+    };
     let read = |key: &str| value(key).and_then(|pem| certificates(pem).ok());
     let trusted = read(AUTHORITIES).unwrap_or_default();
     let owners = metadata.owner_references.iter().flatten();
@@ -97,7 +103,9 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
         uid: metadata.uid.clone().unwrap_or_default(),
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
         owned: owners.into_iter().any(|owner| owner.uid == cluster_uid),
-        member: labels.and_then(|labels| labels.get(names::LABEL_MEMBER)).cloned(),
+        member: labels
+            .and_then(|labels| labels.get(names::LABEL_MEMBER))
+            .cloned(),
         certificate: read(TLS_CERTIFICATE)
             .filter(|_| value(TLS_KEY).is_some())
             .and_then(first),
@@ -110,7 +118,10 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
             .map(|one| {
                 let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
                 let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-                (one.fingerprint, pem::encode_config(&block, lines).into_bytes())
+                (
+                    one.fingerprint,
+                    pem::encode_config(&block, lines).into_bytes(),
+                )
             })
             .collect(),
         rotated_for: metadata
@@ -154,7 +165,10 @@ pub(crate) fn authority_secret(
     (signs, next, trusted): (&Made, Option<&Made>, Vec<u8>),
 ) -> Secret {
     let mut data = BTreeMap::from([
-        (TLS_CERTIFICATE.to_owned(), ByteString(signs.certificate.clone())),
+        (
+            TLS_CERTIFICATE.to_owned(),
+            ByteString(signs.certificate.clone()),
+        ),
         (TLS_KEY.to_owned(), ByteString(signs.key.clone())),
         (AUTHORITIES.to_owned(), ByteString(trusted)),
     ]);
@@ -165,9 +179,10 @@ pub(crate) fn authority_secret(
         );
         data.insert(NEXT_KEY.to_owned(), ByteString(next.key.clone()));
     }
-    let asked = rule.rotate.clone().map(|text| {
-        BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)])
-    });
+    let asked = rule
+        .rotate
+        .clone()
+        .map(|text| BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)]));
     let mut labels = names::cluster_labels(&rule.cluster);
     labels.insert(LABEL_CERTIFICATE.to_owned(), "authority".to_owned());
     Secret {

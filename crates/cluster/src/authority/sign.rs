@@ -37,11 +37,7 @@ pub(crate) struct Request<'a> {
 }
 
 /// Makes a new authority. Its name is its own, so that a certificate tells which one has signed it.
-pub(crate) fn authority(
-    circle: Circle,
-    validity: Duration,
-    now: Timestamp,
-) -> Result<Made, Error> {
+pub(crate) fn authority(circle: Circle, validity: Duration, now: Timestamp) -> Result<Made, Error> {
     let key = Key::draw()?;
     let (serial, text) = serial();
     let short = text.get(..12).unwrap_or_default();
@@ -116,9 +112,7 @@ fn serial() -> (SerialNumber, String) {
     (SerialNumber::from_slice(&bytes), hexadecimal(&bytes))
 }
 
-fn times(
-    (from, until): (Timestamp, Timestamp),
-) -> Result<(OffsetDateTime, OffsetDateTime), Error> {
+fn times((from, until): (Timestamp, Timestamp)) -> Result<(OffsetDateTime, OffsetDateTime), Error> {
     let time = |at: Timestamp| {
         OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| Error::Certificate)
     };

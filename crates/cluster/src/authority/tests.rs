@@ -19,8 +19,8 @@ pub(crate) fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        validity: Duration::from_secs(90 * 86400),
-        authority_validity: Duration::from_secs(3650 * 86400),
+        validity: Duration::from_hours(90 * 24),
+        authority_validity: Duration::from_hours(3650 * 24),
         server_names: vec!["etcd.example.com".into(), "192.0.2.7".into()],
         rotate: None,
     }
@@ -108,7 +108,7 @@ fn a_member_is_named_by_every_form_of_address_and_by_no_wildcard() {
 
 #[test]
 fn a_certificate_is_renewed_at_two_thirds_of_its_life_and_outlives_no_authority() {
-    let short = Duration::from_secs(3600);
+    let short = Duration::from_hours(1);
     let clients = authority(Circle::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let one = certificates(&server.certificate).unwrap().remove(0);
@@ -116,7 +116,12 @@ fn a_certificate_is_renewed_at_two_thirds_of_its_life_and_outlives_no_authority(
     assert!(one.not_before < now());
     let at = renewal(one.not_before, one.not_after);
     assert!(at > now() + short / 2 && at < now() + short * 3 / 4);
-    assert!(!verifies(&server, &clients, KeyUsage::server_auth(), now() + short * 2));
+    assert!(!verifies(
+        &server,
+        &clients,
+        KeyUsage::server_auth(),
+        now() + short * 2
+    ));
 }
 
 #[test]
@@ -148,7 +153,10 @@ fn invariant_14_what_the_planner_sees_of_a_secret_holds_no_key() {
         Some(owner),
         (server.clone(), trusted),
     );
-    assert_eq!(secret.metadata.name.as_deref(), Some("db-aaaaaaaaaa-server-tls"));
+    assert_eq!(
+        secret.metadata.name.as_deref(),
+        Some("db-aaaaaaaaaa-server-tls")
+    );
     let seen = held(&secret, "cluster-uid");
     assert!(seen.owned && seen.certificate.is_some());
     assert_eq!(seen.member.as_deref(), Some("db-aaaaaaaaaa"));

@@ -72,12 +72,20 @@ fn ways(policy: Option<&TlsPolicy>) -> (Way, Way) {
     let Some(policy) = policy else {
         return (Way::Plain, Way::Plain);
     };
-    let by = if policy.generated.is_some() { Way::Generated } else { Way::Static };
+    let by = if policy.generated.is_some() {
+        Way::Generated
+    } else {
+        Way::Static
+    };
     let way = |used: bool| if used { by } else { Way::Plain };
     (way(policy.encrypts_peers()), way(policy.encrypts_clients()))
 }
 
 /// The policy a pod was made with: it stands on it, and where it does not, its arguments tell of a pod without TLS.
+#[expect(
+    clippy::option_option,
+    reason = "without TLS is something else than unknown"
+)]
 fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
     if let Some(said) = pod.annotations().get(names::ANNOTATION_TLS) {
         return serde_json::from_str(said).ok();
@@ -88,7 +96,8 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
     let listens = |argument: &&String| argument.starts_with("--listen-");
     let mut urls = arguments.iter().filter(listens).peekable();
     urls.peek()?;
-    urls.all(|argument| argument.contains("=http://")).then_some(None)
+    urls.all(|argument| argument.contains("=http://"))
+        .then_some(None)
 }
 
 /// A cluster that runs stays with the way its members talk: a member that speaks TLS and one that does not cannot reach
@@ -141,7 +150,8 @@ mod tests {
     use super::*;
 
     fn cluster(tls: &str) -> EtcdCluster {
-        let spec = serde_json::json!({ "TLS": serde_json::from_str::<serde_json::Value>(tls).unwrap() });
+        let spec =
+            serde_json::json!({ "TLS": serde_json::from_str::<serde_json::Value>(tls).unwrap() });
         let mut cluster = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
         cluster.metadata.uid = Some("uid".into());
         cluster
@@ -154,7 +164,8 @@ mod tests {
             ..OwnerReference::default()
         }]);
         if let Some(said) = said {
-            pod.annotations_mut().insert(names::ANNOTATION_TLS.into(), said.into());
+            pod.annotations_mut()
+                .insert(names::ANNOTATION_TLS.into(), said.into());
         }
         pod.spec = Some(PodSpec {
             containers: vec![Container {
@@ -173,10 +184,17 @@ mod tests {
             (r#"{"generated":{}}"#, None, "http"),
             (r#"{"generated":{}}"#, Some("null"), "http"),
             ("null", Some(r#"{"generated":{}}"#), "https"),
-            (r#"{"generated":{"peer":false}}"#, Some(r#"{"generated":{}}"#), "https"),
+            (
+                r#"{"generated":{"peer":false}}"#,
+                Some(r#"{"generated":{}}"#),
+                "https",
+            ),
         ] {
             let mut cluster = cluster(wanted);
-            assert!(as_it_runs(&mut cluster, &[pod(said, scheme)]).is_some(), "{wanted}");
+            assert!(
+                as_it_runs(&mut cluster, &[pod(said, scheme)]).is_some(),
+                "{wanted}"
+            );
             let kept = serde_json::to_string(&cluster.spec.tls).unwrap();
             assert_eq!(kept, said.unwrap_or("null"));
         }
@@ -186,7 +204,11 @@ mod tests {
     fn what_members_see_without_a_switch_is_followed() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
-            (r#"{"generated":{"certificateDuration":"5m"}}"#, Some(r#"{"generated":{}}"#), "https"),
+            (
+                r#"{"generated":{"certificateDuration":"5m"}}"#,
+                Some(r#"{"generated":{}}"#),
+                "https",
+            ),
             // Who knows.
             (r#"{"generated":{}}"#, None, "https"),
         ] {

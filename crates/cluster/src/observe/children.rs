@@ -1,9 +1,7 @@
 //! Volume claims, Services and the disruption budget, compared with what the builders make. Pure.
 
 use api::names;
-use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, PersistentVolumeClaimCondition, Service,
-};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -183,7 +181,8 @@ fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
         return true;
     };
     if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
+        metadata
+            .retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
     }
     !contains(&there, &made)
 }

@@ -80,7 +80,10 @@ impl Keeper<'_> {
         let held = held.filter_map(|secret| secret.member.clone());
         let gone = |name: &String| self.is_gone(name);
         let seed = self.certificates.seed.clone();
-        pods.chain(held).filter(|name| !gone(name)).chain(seed).collect()
+        pods.chain(held)
+            .filter(|name| !gone(name))
+            .chain(seed)
+            .collect()
     }
 
     /// Nothing is there of this member, and it is in no list.

@@ -198,11 +198,8 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
     if let Some(seat) = view.seats.iter().find(|seat| seat.fate != Fate::Stays) {
         return wait(format!("{} is replaced", seat.name), draft);
     }
-    let seats = view.seats.iter();
-    if let Some(why) = seats
-        .filter_map(|seat| unsettled(observed, view, seat))
-        .next()
-    {
+    let mut seats = view.seats.iter();
+    if let Some(why) = seats.find_map(|seat| unsettled(observed, view, seat)) {
         draft.wait(
             "RollWaits",
             format!("the next member is changed later: {why}"),

@@ -25,7 +25,7 @@ pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
         Order::Begin { .. } | Order::Reserve { .. } => false,
         // Whole chains: a Service that says a pod may have been made stands for one.
         Order::Writes(writes) => !writes.iter().any(|write| starts(write, observed)),
-        _ => true,
+        Order::Recover(_) => true,
     });
     let change = draft.change.as_ref();
     let changes = change.is_some_and(|change| {

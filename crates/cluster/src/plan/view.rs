@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
 use crate::plan::fate::{Fate, fate};
 use crate::plan::quorum::Quorum;
-use crate::plan::{adoption, roll};
 use crate::plan::versions::takes_several_learners;
+use crate::plan::{adoption, roll};
 use crate::plan::{disks, upkeep};
 
 /// What became of a member's data.

@@ -6,7 +6,7 @@ use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::observed::{Kept, Observed, Pod};
-use crate::plan::View;
+use crate::plan::{Seat, View};
 use crate::status::{Report, version};
 
 pub(super) fn conditions(
@@ -97,7 +97,11 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     Some(match tls.faults.first() {
         None => finding(kind, true, Reason::CertificatesHold, from.clone()),
         Some(first) => {
-            let all: Vec<&str> = tls.faults.iter().map(|fault| fault.message.as_str()).collect();
+            let all: Vec<&str> = tls
+                .faults
+                .iter()
+                .map(|fault| fault.message.as_str())
+                .collect();
             finding(kind, false, Reason::from(first.code), all.join("; "))
         }
     })
@@ -123,7 +127,12 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
             let text = format!("{healthy} of {voters} voters of cluster {cluster_id} are healthy");
             match shut(report.observed) {
                 None => finding(kind, true, Reason::QuorumHealthy, text),
-                Some(why) => finding(kind, false, Reason::NoEndpoint, format!("{text}, but {why}")),
+                Some(why) => finding(
+                    kind,
+                    false,
+                    Reason::NoEndpoint,
+                    format!("{text}, but {why}"),
+                ),
             }
         }
         (None, crate::observed::Seen::Unknown(why)) => {
@@ -293,7 +302,7 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
 }
 
 fn is_short(view: &View) -> bool {
-    view.voters().any(|seat| seat.is_down())
+    view.voters().any(Seat::is_down)
 }
 
 /// From the loss of a member until there are as many healthy voters as wanted again.

@@ -82,7 +82,10 @@ impl Mutation {
         planned: &mut Plan,
     ) {
         let others = observed.pods.iter().filter(|(name, pod)| {
-            let answers = observed.statuses.get(*name).is_some_and(|it| it.known().is_some());
+            let answers = observed
+                .statuses
+                .get(*name)
+                .is_some_and(|it| it.known().is_some());
             pod.image != desired.image && pod.ready && pod.stays() && answers
         });
         let patch = |(name, pod): (&String, &Pod)| Write::PatchImage {
@@ -102,7 +105,10 @@ impl Mutation {
             Write::MoveLeader { from, .. } => Some(from.clone()),
             _ => None,
         });
-        let refused = planned.problems.iter().any(|one| one.code == "VersionRefused");
+        let refused = planned
+            .problems
+            .iter()
+            .any(|one| one.code == "VersionRefused");
         let more = match self {
             Self::ChangesAllImages if changes => writes(others.map(patch)),
             Self::ChangesTheLeadersImage => {

@@ -68,7 +68,8 @@ impl World {
             said(plan)
         );
         // What is stopped on purpose keeps its disk, which is judged with the write.
-        let stops = |write: &Write| self.wishes.hibernate && matches!(write, Write::DeletePod { .. });
+        let stops =
+            |write: &Write| self.wishes.hibernate && matches!(write, Write::DeletePod { .. });
         let destroys = plan.step.orders.iter().any(|order| match order {
             Order::Writes(writes) => writes.iter().any(|one| destroys(one) && !stops(one)),
             Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,

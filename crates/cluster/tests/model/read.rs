@@ -34,8 +34,7 @@ impl World {
             self.show_image(pod, &mut seen);
             (name.clone(), seen)
         };
-        pods.map(|(name, pod)| read(name, pod))
-            .collect()
+        pods.map(|(name, pod)| read(name, pod)).collect()
     }
 
     /// The rest of an observation, in the order the operator reads: claims and object after Services and pods,

@@ -89,8 +89,8 @@ impl World {
         };
         let first = self.setup.version;
         let fits = |version: &&str| minor(version) == spoken.version && *version != MISSING;
-        let all = VERSIONS.into_iter().chain([first]);
-        self.versions.wanted = all.filter(fits).next_back();
+        let mut all = VERSIONS.into_iter().chain([first]);
+        self.versions.wanted = all.rfind(fits);
     }
 
     fn image(&self, pod: &WorldPod) -> Image {

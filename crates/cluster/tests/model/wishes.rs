@@ -10,6 +10,7 @@ use cluster::write::Write;
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
 use jiff::Timestamp;
 
+use crate::etcd_model::Cluster;
 use crate::event::Event;
 use crate::invariants::demand;
 use crate::world::{World, tell};
@@ -273,7 +274,7 @@ impl World {
     /// Invariant 19: an alarm is taken back when its cause is gone.
     fn judge_disarming(&mut self, alarm: Alarm) {
         let names = |world: &Self| -> Vec<String> {
-            let all = world.recorded().into_iter().flat_map(|all| all.voters());
+            let all = world.recorded().into_iter().flat_map(Cluster::voters);
             all.map(|(_, one)| one.name.clone()).collect()
         };
         let full = names(self)

@@ -79,8 +79,10 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // etcd's users and the NetworkPolicy are no part of this world.
-            Write::Access(_) => Answer::Done(None),
+            // etcd's users, the NetworkPolicy, certificates and a container's resources are no part of this world.
+            Write::Access(_) | Write::ResizePod { .. } | Write::Certificate(_) => {
+                Answer::Done(None)
+            }
             Write::RecordDefragmentation { .. }
             | Write::Compact { .. }
             | Write::Disarm { .. }
@@ -104,8 +106,6 @@ impl World {
                 }
                 Answer::Done(None)
             }
-             Write::ResizePod { .. }
-            | Write::Certificate(_) => Answer::Done(None),
             Write::LabelPod(label) => {
                 let pod = self.pods.get_mut(&label.member);
                 let Some(pod) = pod.filter(|pod| pod.uid.to_string() == label.uid) else {
@@ -349,12 +349,7 @@ impl World {
                     learner,
                     joined: false,
                 };
-                let refused = cluster.refuses_addition(
-                    &config,
-                    group,
-                    (learner, most),
-                    now,
-                );
+                let refused = cluster.refuses_addition(&config, group, (learner, most), now);
                 config.insert(new, joined);
                 refused
             }

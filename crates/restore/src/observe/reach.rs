@@ -98,7 +98,7 @@ mod tests {
             text.contains("spec.auth.secret") && text.contains("user root"),
             "{text}"
         );
-        let fault = Some("spec.auth.secret: there is no Secret root");
-        assert_eq!(eyes(fault).in_words(&denied), fault.unwrap());
+        let fault = "spec.auth.secret: there is no Secret root";
+        assert_eq!(eyes(Some(fault)).in_words(&denied), fault);
     }
 }

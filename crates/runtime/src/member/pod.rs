@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, Member, Members, difference, etcd_arguments, probe};
+use super::{
+    MAX_LEARNERS, Member, Members, VARIABLE_MAX_LEARNERS, difference, etcd_arguments, probe,
+};
 
 /// The user and group of everything in a member's pod.
 pub const USER: i64 = 65532;

@@ -318,8 +318,8 @@ mod tests {
         all.extend(spec.containers);
         for container in all {
             let mounts = container.volume_mounts.unwrap_or_default();
-            let sees = mounts.iter().any(|mount| mount.mount_path == CLIENT_TLS);
-            assert_eq!(sees, container.name == FETCH, "{}", container.name);
+            let mounted = mounts.iter().any(|mount| mount.mount_path == CLIENT_TLS);
+            assert_eq!(mounted, container.name == FETCH, "{}", container.name);
         }
     }
 

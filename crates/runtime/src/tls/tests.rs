@@ -43,7 +43,8 @@ impl Authority {
         parameters.extended_key_usages = usages.to_vec();
         let day = |days: i64| {
             let now = jiff::Timestamp::now().as_second();
-            rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs((now + days * 86400) as u64)
+            rcgen::date_time_ymd(1970, 1, 1)
+                + Duration::from_secs(u64::try_from(now + days * 86400).unwrap())
         };
         (parameters.not_before, parameters.not_after) = (day(from), day(to));
         let key = KeyPair::generate().unwrap();

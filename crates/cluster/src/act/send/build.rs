@@ -10,8 +10,8 @@ use runtime::member::{self, Member, Members, Seed, Source};
 
 use crate::act::{Actor, Error};
 use crate::observe::parse_cluster_id;
-use crate::plan::name_of;
 use crate::observed::Role;
+use crate::plan::name_of;
 use crate::write::{Start, State};
 
 /// By how much the revision of a recovered cluster is raised: more than the lost members can have been ahead of the

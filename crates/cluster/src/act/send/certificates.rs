@@ -97,7 +97,8 @@ impl Actor<'_> {
     /// A pod is started with what its authorities are now; that stands on it from its first second.
     pub(super) fn note_trust(&self, pod: &mut Pod) {
         if let Ok(said) = serde_json::to_string(&self.cluster.spec.tls) {
-            pod.annotations_mut().insert(names::ANNOTATION_TLS.to_owned(), said);
+            pod.annotations_mut()
+                .insert(names::ANNOTATION_TLS.to_owned(), said);
         }
         if let Some(trust) = self.observed.certificates.trust() {
             pod.annotations_mut()

@@ -55,7 +55,11 @@ impl Actor<'_> {
         self.merge::<K>(&label.member, metadata).await.map(|_| None)
     }
 
-    pub(super) async fn merge<K>(&self, name: &str, metadata: Value) -> Result<Option<String>, Error>
+    pub(super) async fn merge<K>(
+        &self,
+        name: &str,
+        metadata: Value,
+    ) -> Result<Option<String>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + DeserializeOwned

@@ -448,9 +448,7 @@ fn a_restores_seed_gets_its_certificates_before_anybody_else_knows_it() {
     story.scene.observed.claimed_by = Some("restore".into());
     story.certificates().seed = Some("db-ssssssssss".into());
     let writes = story.of_certificates();
-    let is = |write: &CertificateWrite| {
-        matches!(write, CertificateWrite::Issue { owner, .. } if owner == "db-ssssssssss")
-    };
+    let is = |write: &CertificateWrite| matches!(write, CertificateWrite::Issue { owner, .. } if owner == "db-ssssssssss");
     assert_eq!(writes.len(), 2);
     assert!(writes.iter().all(is), "{writes:?}");
 }

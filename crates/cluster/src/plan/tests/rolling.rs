@@ -268,6 +268,8 @@ fn a_member_that_is_back_is_noted_as_such() {
 
 // ---- the way back by etcd's own downgrade ----
 
+/// Allowed, or taken back.
+#[expect(clippy::option_option, reason = "as the write has it")]
 fn downgrade(scene: &Scene) -> Option<Option<String>> {
     scene.changes().into_iter().find_map(|write| match write {
         Write::Downgrade { to } => Some(to),
