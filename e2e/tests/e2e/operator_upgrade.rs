@@ -86,7 +86,7 @@ async fn operator_upgrade_restarts_no_member() {
             .await?;
         until("no operator runs", PATIENCE, async || {
             let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
-            Ok(if pods.lines().any(|pod| is_operator(pod)) {
+            Ok(if pods.lines().any(is_operator) {
                 Look::NotYet(pods)
             } else {
                 Look::Done(())

@@ -85,8 +85,8 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         let template = template.replace("VERSION", &version);
         let restore = manifests::restore_with(s3, "back", &template, &path, "");
         sandbox.apply(&restore).await?;
-        let restores = sandbox.objects(Kind::EtcdRestore);
-        let restored = await_complete(&restores, "back", PATIENCE).await?;
+        let them = sandbox.objects(Kind::EtcdRestore);
+        let restored = await_complete(&them, "back", PATIENCE).await?;
         ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
         sandbox.await_members("c", 3).await?;
         let plain = arguments(sandbox).await?;
@@ -100,7 +100,7 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);
         sandbox.apply(&over).await?;
-        await_complete(&restores, "over", PATIENCE).await?;
+        await_complete(&them, "over", PATIENCE).await?;
         sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         ensure!(keys.verify("kept/", KEYS).await? >= written);
