@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Desired, Ending, Pod};
+use crate::observed::{Cause, Changed, Desired, Ending, Pod};
 use crate::plan::objects::age;
 use crate::plan::view::{Data, Seat};
 
@@ -104,7 +104,9 @@ fn unusable(
         return (Fate::Stays, None);
     };
     // It has not come back from another image: that is put right by setting the version back, not by a new member.
-    if pod.changed.is_some() {
+    // One that was set back already has nothing more to wait for.
+    let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
+    if pod.changed.as_ref().is_some_and(other) {
         return (Fate::Stays, None);
     }
     // It has not been ready since before it ended, so this is not the end of a long and healthy life.

@@ -3,7 +3,7 @@
 use etcd::KeyHash;
 
 use super::scene::{self, Scene};
-use crate::observed::{Changed, Seen, Trouble};
+use crate::observed::{Cause, Changed, Seen, Trouble};
 use crate::write::Write;
 
 /// A cluster that runs this version, and whose spec says another one.
@@ -451,4 +451,15 @@ fn invariant_18_the_cluster_speaks_a_release_before_it_is_left() {
     assert!(scene.waits().contains(&"VersionSettling"));
     stored(&mut scene, "3.6.0");
     assert_eq!(patched(&scene), one("b", "3.7.3"));
+}
+
+/// Found by the model: data that cannot be read is not mended by the image, and the member would be waited for for ever.
+#[test]
+fn a_member_that_was_set_back_and_cannot_read_its_data_is_replaced() {
+    let broken = |from: &str| {
+        let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
+        scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
+    };
+    assert_eq!(broken("3.6.9").changes(), []);
+    assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
