@@ -51,9 +51,26 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
 }
 
-/// As [`compile`], with the operators' fail points.
+/// As [`compile`], with the operators' fail points. They are put aside at once: another build without fail points
+/// leaves its programs where cargo left these.
 pub(crate) fn compile_with_fail_points() -> Result<Vec<PathBuf>> {
-    cargo_executables(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())
+    let built = cargo_executables(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())?;
+    built.into_iter().map(|file| put_aside(&file)).collect()
+}
+
+fn put_aside(file: &Path) -> Result<PathBuf> {
+    let (Some(folder), Some(name)) = (file.parent(), file.file_name()) else {
+        bail!("{} is no program of cargo's", file.display());
+    };
+    let aside = folder.join("with-fail-points");
+    fs::create_dir_all(&aside).with_context(|| aside.display().to_string())?;
+    let (kept, new) = (
+        aside.join(name),
+        aside.join(format!("{}.new", std::process::id())),
+    );
+    fs::copy(file, &new).with_context(|| new.display().to_string())?;
+    fs::rename(&new, &kept).with_context(|| kept.display().to_string())?;
+    Ok(kept)
 }
 
 /// Makes the image of the compiled operators, unless the same image is there already.

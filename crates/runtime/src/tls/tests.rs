@@ -1,3 +1,5 @@
+//! Certificates that hold and those that do not, each with what is said of it.
+
 use std::time::Duration;
 
 use api::cluster::KeyNames;

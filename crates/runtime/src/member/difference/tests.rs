@@ -1,3 +1,5 @@
+//! What differs between pods, and what only looks so.
+
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
 use super::super::fixture::{Fixture, spec};
