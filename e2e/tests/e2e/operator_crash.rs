@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, ready_members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with, root};
+use crate::storage_class_change::{claims_with, with_class};
+use crate::upgrade::{await_version, change, manifest, of_minor};
+use crate::volume_growth::{ask_for, claims, requested};
 
 /// From nothing to a cluster of three on volumes, in this order.
 const BOOTSTRAP: &[&str] = &[
@@ -52,6 +55,22 @@ const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
 /// All pods are deleted, and take their time.
 const HURRY: &[&str] = &["before-hurry-pod"];
+/// Members go to the next minor release, and back.
+const VERSIONS: &[&str] = &[
+    "before-note-version",
+    "before-patch-image",
+    "before-settle-image",
+    "before-downgrade",
+];
+/// The database is full, and most of it is deleted.
+const NO_SPACE: &[&str] = &[
+    "before-compact",
+    "before-record-defragmentation",
+    "before-defragment",
+    "before-disarm",
+];
+/// A larger volume is asked for.
+const LARGER: &[&str] = &["before-grow-disk"];
 /// A majority is lost for good.
 const RECOVERY: &[&str] = &["before-record-recovery"];
 
@@ -379,6 +398,109 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
     .await;
 }
 
+#[tokio::test]
+async fn an_operator_that_dies_while_it_changes_versions_goes_on() {
+    scenario("crash_versions", async |sandbox| {
+        let (old, new) = (of_minor(sandbox, "3.5")?, of_minor(sandbox, "3.6")?);
+        sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let wanted = std::cell::Cell::new(&old);
+        victim
+            .dies_at(VERSIONS, async |times| {
+                wanted.set(if times % 2 == 0 { &new } else { &old });
+                let spec = serde_json::json!({ "version": wanted.get() });
+                change(sandbox, "c", spec).await
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == VERSIONS.len());
+        let after = await_version(sandbox, "c", 3, wanted.get()).await?;
+        crate::all_pods_lost::same_members(&before, &after)?;
+        is_as_asked_for(sandbox, "c", 3).await?;
+        writer.await_more(10).await?;
+        writer
+            .finish("crashes while versions change")
+            .await
+            .map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_while_it_makes_room_goes_on() {
+    scenario("crash_no_space", async |sandbox| {
+        let small =
+            "  etcd: {quotaBackendBytes: 25165824}\n  upkeep: {noSpace: {keepRevisions: 0}}\n";
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, small)?)
+            .await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill("kept/", 100, |_| {}).await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(NO_SPACE, async |times| {
+                let mut number = 0;
+                while let Ok(()) = keys
+                    .write(&format!("big/{times}/{number}"), vec![7; 1 << 20])
+                    .await
+                {
+                    number += 1;
+                }
+                keys.delete("big/").await.map(drop)
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == NO_SPACE.len());
+        until("it is writable again", PATIENCE, async || {
+            Ok(match keys.write("again", vec![7; 1 << 20]).await {
+                Ok(()) => Look::Done(()),
+                Err(error) => Look::NotYet(format!("{error:#}")),
+            })
+        })
+        .await?;
+        keys.verify("kept/", 100).await?;
+        crate::all_pods_lost::same_members(&before, &sandbox.await_members("c", 3).await?)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_before_it_grows_a_volume_goes_on() {
+    scenario("crash_larger", async |sandbox| {
+        with_class(sandbox, "larger", true, async |class| {
+            let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
+            sandbox.apply(&manifest).await?;
+            sandbox.await_members("c", 1).await?;
+            let mut victim = Victim {
+                sandbox,
+                crashes: 0,
+            };
+            victim
+                .dies_at(LARGER, async |_| ask_for(sandbox, "128Mi").await)
+                .await?;
+            ensure!(victim.lives_on().await? == LARGER.len());
+            until("a larger volume is asked for", PATIENCE, async || {
+                let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
+                Ok(if asked == ["128Mi"] {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{asked:?}"))
+                })
+            })
+            .await
+        })
+        .await
+    })
+    .await;
+}
+
 /// What the operator can be interrupted at is what the tests above interrupt it at.
 #[test]
 fn every_boundary_between_two_writes_is_crashed_at() {
@@ -389,7 +511,8 @@ fn every_boundary_between_two_writes_is_crashed_at() {
         .filter(|word| word.starts_with("before-"))
         .collect();
     let stories = [
-        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, HURRY, RECOVERY,
+        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, HURRY, VERSIONS,
+        NO_SPACE, LARGER, RECOVERY,
     ];
     let crashed_at: BTreeSet<&str> = stories.concat().into_iter().collect();
     assert_eq!(points, crashed_at);

@@ -298,7 +298,7 @@ async fn backup_pvc_lies_on_the_claim_and_old_ones_go() {
             ])
             .await?;
         await_no_pods(sandbox).await?;
-        let gone = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 75}\n");
+        let gone = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
         sandbox
             .apply(&gone.replace("claimName: backups", "claimName: none"))
             .await?;

@@ -16,7 +16,7 @@ use crate::fixtures::DURABLE;
 const EVERY: Duration = Duration::from_millis(50);
 
 /// The version of this minor release that the nodes hold the image of.
-fn of_minor(sandbox: &Sandbox, minor: &str) -> Result<String> {
+pub(crate) fn of_minor(sandbox: &Sandbox, minor: &str) -> Result<String> {
     let prefix = format!("{minor}.");
     let mut known = sandbox.env.etcd_versions.iter();
     let found = known.find(|version| version.starts_with(&prefix));
@@ -25,14 +25,14 @@ fn of_minor(sandbox: &Sandbox, minor: &str) -> Result<String> {
         .with_context(|| format!("the nodes hold no image of etcd {minor}"))
 }
 
-fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
+pub(crate) fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  \
          size: {size}\n  version: \"{version}\"\n{more}"
     )
 }
 
-async fn patch(sandbox: &Sandbox, name: &str, spec: serde_json::Value) -> Result<()> {
+pub(crate) async fn change(sandbox: &Sandbox, name: &str, spec: serde_json::Value) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let patch = Patch::Merge(json!({ "spec": spec }));
     let params = PatchParams::default();
@@ -41,7 +41,7 @@ async fn patch(sandbox: &Sandbox, name: &str, spec: serde_json::Value) -> Result
 }
 
 /// All members run the version, and nothing is in progress.
-async fn await_version(
+pub(crate) async fn await_version(
     sandbox: &Sandbox,
     name: &str,
     size: usize,
@@ -128,7 +128,7 @@ async fn upgrade_under_load() {
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
         for version in versions {
             let version = version?;
-            patch(sandbox, "c", json!({ "version": version })).await?;
+            change(sandbox, "c", json!({ "version": version })).await?;
             await_version(sandbox, "c", 3, &version).await?;
         }
         let after = sandbox.await_members("c", 3).await?;
@@ -154,7 +154,7 @@ async fn upgrade_refused() {
             (of_minor(sandbox, "3.7")?, "3.6.11 or a later 3.6"),
             (of_minor(sandbox, "3.4")?, "cannot go back"),
         ] {
-            patch(sandbox, "c", json!({ "version": wanted })).await?;
+            change(sandbox, "c", json!({ "version": wanted })).await?;
             let clusters = sandbox.objects(Kind::EtcdCluster);
             await_object(&clusters, "c", says, PATIENCE, |object| {
                 let found = condition(object, "Upgrading");
@@ -173,7 +173,7 @@ async fn upgrade_refused() {
         ensure!(events.iter().any(said), "{events:?}");
         in_place(&before, &pods(sandbox, "c").await?, 0)?;
         // Back to what runs, and all is well.
-        patch(sandbox, "c", json!({ "version": old })).await?;
+        change(sandbox, "c", json!({ "version": old })).await?;
         await_version(sandbox, "c", 1, &old).await.map(drop)
     })
     .await;
@@ -188,7 +188,7 @@ async fn bad_image() {
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        patch(sandbox, "c", json!({ "version": missing })).await?;
+        change(sandbox, "c", json!({ "version": missing })).await?;
         await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
         let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
         ensure!(condition(&object, "Degraded").is_some_and(|found| found["status"] == "True"));
@@ -204,7 +204,7 @@ async fn bad_image() {
             changed == 1,
             "{changed} members have the image that does not exist"
         );
-        patch(sandbox, "c", json!({ "version": old })).await?;
+        change(sandbox, "c", json!({ "version": old })).await?;
         let after = await_version(sandbox, "c", 3, &old).await?;
         ensure!(members(&after) == members(&before), "other members");
         let tally = writer.finish("a bad image").await?;
@@ -230,7 +230,7 @@ async fn rollback() {
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        patch(sandbox, "c", json!({ "version": new })).await?;
+        change(sandbox, "c", json!({ "version": new })).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -243,7 +243,7 @@ async fn rollback() {
             },
         )
         .await?;
-        patch(sandbox, "c", json!({ "version": old })).await?;
+        change(sandbox, "c", json!({ "version": old })).await?;
         let after = await_version(sandbox, "c", 3, &old).await?;
         ensure!(members(&after) == members(&before), "other members");
         writer.await_more(10).await?;
@@ -268,7 +268,7 @@ async fn downgrade() {
             Writer::start_retrying(sandbox, "plain", EVERY).await?,
         ];
         for name in ["c", "plain"] {
-            patch(sandbox, name, json!({ "version": old })).await?;
+            change(sandbox, name, json!({ "version": old })).await?;
         }
         let after = await_version(sandbox, "c", 3, &old).await?;
         ensure!(members(&after) == members(&before), "other members");
@@ -294,12 +294,12 @@ async fn change_midway() {
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
         sandbox.await_members("c", 3).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        patch(sandbox, "c", json!({ "version": "3.6.999" })).await?;
+        change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
         await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
         // Another version for the one that does not exist, and two members more.
-        patch(sandbox, "c", json!({ "version": new, "size": 5 })).await?;
+        change(sandbox, "c", json!({ "version": new, "size": 5 })).await?;
         await_version(sandbox, "c", 5, &new).await?;
-        patch(sandbox, "c", json!({ "size": 3 })).await?;
+        change(sandbox, "c", json!({ "size": 3 })).await?;
         sandbox.await_members("c", 3).await?;
         writer.await_more(10).await?;
         let tally = writer.finish("an upgrade changed midway").await?;

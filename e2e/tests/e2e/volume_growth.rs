@@ -17,19 +17,19 @@ use crate::fixtures::cluster_with;
 use crate::paused::all;
 use crate::storage_class_change::{claims_with, with_class};
 
-async fn claims(sandbox: &Sandbox) -> Result<Vec<PersistentVolumeClaim>> {
+pub(crate) async fn claims(sandbox: &Sandbox) -> Result<Vec<PersistentVolumeClaim>> {
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
     let claims = sandbox.api::<PersistentVolumeClaim>();
     Ok(claims.list(&of_cluster).await?.items)
 }
 
-fn requested(claim: &PersistentVolumeClaim) -> String {
+pub(crate) fn requested(claim: &PersistentVolumeClaim) -> String {
     let spec = claim.spec.as_ref();
     let asked = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref()?.get("storage"));
     asked.map(|asked| asked.0.clone()).unwrap_or_default()
 }
 
-async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
+pub(crate) async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
     let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"resources": {"requests": {"storage": size}}}}}});
     let words = [
         "patch",
