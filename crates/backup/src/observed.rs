@@ -100,6 +100,8 @@ pub struct Pace<T> {
     pub work: Work<T>,
     /// Not before this time the next attempt is made.
     pub not_before: Option<Timestamp>,
+    /// Why the attempt before this one failed.
+    pub before: Option<Trouble>,
 }
 
 impl<T> Default for Pace<T> {
@@ -107,6 +109,7 @@ impl<T> Default for Pace<T> {
         Self {
             work: Work::Idle,
             not_before: None,
+            before: None,
         }
     }
 }

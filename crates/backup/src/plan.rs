@@ -14,7 +14,7 @@ use api::problem::{Problem, summary};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::observed::{Kept, Moved, Observed, Place, Stored, Trouble, Work};
+use crate::observed::{Kept, Moved, Observed, Pace, Place, Stored, Trouble, Work};
 use crate::retention::Rules;
 use crate::schedule::{self, Next, Schedule};
 
@@ -409,7 +409,7 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
         return leave(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, observed, now) {
-        return leave(Verdict::Failed(too_late(backup, &observed.transfer.work)));
+        return leave(Verdict::Failed(too_late(backup, &observed.transfer)));
     }
     attempt(observed, now)
 }
@@ -510,9 +510,10 @@ fn attempt(observed: &Observed, now: Timestamp) -> Plan {
     }
 }
 
-fn too_late(backup: &EtcdBackup, work: &Work) -> Trouble {
-    let last = match work {
-        Work::Ended(Err(trouble)) => Some(trouble.message.clone()),
+fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble {
+    let last = match (&transfer.work, &transfer.before) {
+        // The attempt that is cut off now has said nothing yet; the one before it has.
+        (Work::Ended(Err(trouble)), _) | (_, Some(trouble)) => Some(trouble.message.clone()),
         _ => last_said(backup.status.as_ref()),
     };
     let last = last.map_or_else(String::new, |message| format!("; last: {message}"));

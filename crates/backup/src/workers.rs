@@ -62,6 +62,8 @@ struct Entry<T> {
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
+    /// Why the attempt before this one failed.
+    before: Option<Trouble>,
 }
 
 /// All that runs of one kind.
@@ -108,6 +110,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
                     State::Ended(outcome) => Work::Ended(outcome.clone()),
                 },
                 not_before: entry.not_before,
+                before: entry.before.clone(),
             },
         })
     }
@@ -139,12 +142,17 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 return false;
             }
             let attempts = old.map_or(0, |entry| entry.attempts);
+            let before = old.and_then(|entry| match &entry.state {
+                State::Ended(Err(trouble)) => Some(trouble.clone()),
+                _ => None,
+            });
             let entry = Entry {
                 state: State::Queued,
                 meter: meter.clone(),
                 cancelled: cancelled.clone(),
                 attempts,
                 not_before: None,
+                before,
             };
             entries.insert(uid.to_owned(), entry);
             true

@@ -78,7 +78,7 @@ fn known(work: Work, place: Place) -> Observed {
     Observed {
         transfer: Pace {
             work,
-            not_before: None,
+            ..Pace::default()
         },
         place,
         ..Observed::default()
@@ -193,6 +193,7 @@ fn a_failed_attempt_is_repeated_after_a_pause() {
         transfer: Pace {
             work: Work::Ended(Err(refused())),
             not_before: Some(at(20)),
+            ..Pace::default()
         },
         ..Observed::default()
     };
@@ -219,7 +220,7 @@ fn fails_at_the_deadline_and_says_what_was_wrong() {
     assert_eq!(plan(&backup, &observed, at(60)).step, Step::Begin);
     let late = plan(&backup, &observed, at(61));
     assert_eq!(late.step, Step::Nothing);
-    let failed = after(backup, &late, at(61));
+    let failed = after(backup.clone(), &late, at(61));
     let condition = find(failed.conditions(), &ConditionType::Failed)
         .unwrap()
         .clone();
@@ -228,6 +229,12 @@ fn fails_at_the_deadline_and_says_what_was_wrong() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
+    // What is under way has said nothing yet; the attempt before it has.
+    let mut again = known(Work::Running(Moved::default()), Place::NotAsked);
+    again.transfer.before = Some(refused());
+    let cut_off = after(backup.clone(), &plan(&backup, &again, at(61)), at(61));
+    let said = find(cut_off.conditions(), &ConditionType::Failed).map(|found| &found.message);
+    assert!(said.is_some_and(|said| said.contains("403")), "{said:?}");
     // And stays failed, until the spec is changed.
     assert_eq!(
         plan(&failed, &Observed::default(), at(99)).verdict,
