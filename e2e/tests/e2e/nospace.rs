@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line, field};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, scenario, until};
@@ -25,6 +25,17 @@ fn is_degraded_with(object: &DynamicObject, words: &str) -> bool {
     condition(object, "Degraded").is_some_and(|found| {
         found["reason"] == "NoSpace" && found["message"].as_str().unwrap_or("").contains(words)
     })
+}
+
+/// Waits until a large value is taken.
+pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
+    until("it is writable again", PATIENCE, async || {
+        Ok(match keys.write("again", vec![7; 1 << 20]).await {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })
+    .await
 }
 
 #[tokio::test]
@@ -67,13 +78,7 @@ async fn a_full_database_is_writable_again_when_keys_were_deleted() {
             field(object, "/status/alarms").is_null() && !is_degraded_with(object, "")
         })
         .await?;
-        until("it is writable again", PATIENCE, async || {
-            Ok(match keys.write("again", vec![7; 1 << 20]).await {
-                Ok(()) => Look::Done(()),
-                Err(error) => Look::NotYet(format!("{error:#}")),
-            })
-        })
-        .await?;
+        await_writable(&keys).await?;
         keys.verify("kept/", 100).await?;
         let done = field(&cured, "/status/defragmentation");
         ensure!(done["cause"] == "NoSpace", "{done}");

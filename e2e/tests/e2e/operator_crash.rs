@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with, root};
+use crate::nospace::await_writable;
 use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest, of_minor};
 use crate::volume_growth::{ask_for, claims, requested};
@@ -458,13 +459,7 @@ async fn an_operator_that_dies_while_it_makes_room_goes_on() {
             })
             .await?;
         ensure!(victim.lives_on().await? == NO_SPACE.len());
-        until("it is writable again", PATIENCE, async || {
-            Ok(match keys.write("again", vec![7; 1 << 20]).await {
-                Ok(()) => Look::Done(()),
-                Err(error) => Look::NotYet(format!("{error:#}")),
-            })
-        })
-        .await?;
+        await_writable(&keys).await?;
         keys.verify("kept/", 100).await?;
         crate::all_pods_lost::same_members(&before, &sandbox.await_members("c", 3).await?)
     })

@@ -5,8 +5,6 @@
 //! what an upgrade finds: pods that the operator of today would build otherwise, for a spec that says the same. It does
 //! not show that the release before can be followed in everything else.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
@@ -15,22 +13,13 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::fixtures::{DURABLE, cluster_with};
+use crate::rollout::lives;
 
 const HASH: &str = "etcd.database.coreos.com/spec-hash";
 const SAID: &str = "etcd.database.coreos.com/said";
 /// What the first form of the hash is for a spec that says nothing of pods but their volumes; `hash.rs` in the crate
 /// `runtime` holds it, too.
 const FIRST_FORM: &str = "85044b41020b7131";
-
-async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
-    let pods = sandbox.member_pods("c").await?;
-    let life = |pod: &Pod| {
-        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-        let restarts = statuses.iter().map(|status| status.restart_count).sum();
-        Some((pod.name_any(), (pod.uid()?, restarts)))
-    };
-    Ok(pods.iter().filter_map(life).collect())
-}
 
 /// The pod as the release before built it.
 fn as_before(pod: &Pod) -> Result<Value> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 /// UID and restarts of every pod, by name.
-async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
+pub(crate) async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;

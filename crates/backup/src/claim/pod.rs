@@ -4,14 +4,14 @@ use api::EtcdBackup;
 use api::conditions::Reason;
 use api::names::MANAGER_BACKUP;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-    ResourceRequirements, SeccompProfile, SecretVolumeSource, Volume, VolumeMount,
+    Container, ContainerState, PersistentVolumeClaimVolumeSource, Pod, PodSpec,
+    ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use runtime::member::{OperatorImage, USER, container_security};
+use runtime::member::{OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
 use super::order::{Order, Report, Task};
@@ -99,18 +99,7 @@ pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
             termination_grace_period_seconds: Some(5),
-            security_context: Some(PodSecurityContext {
-                run_as_non_root: Some(true),
-                run_as_user: Some(USER),
-                run_as_group: Some(USER),
-                fs_group: Some(USER),
-                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
-                seccomp_profile: Some(SeccompProfile {
-                    type_: "RuntimeDefault".to_owned(),
-                    ..SeccompProfile::default()
-                }),
-                ..PodSecurityContext::default()
-            }),
+            security_context: Some(pod_security()),
             containers: vec![container(order, image)],
             volumes: Some([claim].into_iter().chain(secrets).collect()),
             ..PodSpec::default()

@@ -186,7 +186,7 @@ fn data_volume(member: &str, policy: &PodPolicy) -> Volume {
 }
 
 /// The pod's security context where the spec gives none: the restricted profile, with a group that owns the disk.
-fn pod_security() -> PodSecurityContext {
+pub fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),
