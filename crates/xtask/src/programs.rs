@@ -6,34 +6,17 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use crate::archive::{Entry, Image};
 use crate::{checkout, progress, shell};
 
 mod azurite;
+mod debian;
+mod images;
 
 /// Change it when the way of building changes, so that older results are not taken.
 const RECIPE: &str = "2";
-
-/// The version of etcd that comes as a Debian package; the other versions are Go modules.
-const DEBIAN_ETCD: &str = "3.4.23";
-
-/// Where its packages are for a machine whose apt does not offer them, with their SHA-256.
-const DEBIAN_POOL: &str = "http://deb.debian.org/debian/pool/main/e/etcd";
-const DEBIAN_PACKAGES: &[(&str, &str, &str)] = &[
-    (
-        "etcd-server",
-        "etcd-server_3.4.23-4+b4_amd64.deb",
-        "3a9445d4560ad6de1c375756b2a17d97713df44cbd20a658c871fe108af7ef5d",
-    ),
-    (
-        "etcd-client",
-        "etcd-client_3.4.23-4+b4_amd64.deb",
-        "db3a484d5d924b50bf71f459ee544ecd7b11c25dc2f6becc0c50352d67299cc8",
-    ),
-];
 
 /// One `go build`.
 struct Build {
@@ -230,23 +213,24 @@ pub(crate) fn ensure() -> Result<Programs> {
     let etcd_34 = cached(
         &cache,
         "etcd-3.4",
-        &digest(&[DEBIAN_ETCD.as_bytes()]),
-        unpack_debian_etcd,
+        &digest(&[debian::VERSION.as_bytes()]),
+        debian::unpack,
     );
     let bin = link_all(&cache, &folders)?;
-    let mut images = vec![cached_image(&cache, "pause", &pause_image(&init))?];
+    let mut images = vec![images::archive(&cache, "pause", &images::pause(&init))?];
     let mut etcd_versions = Vec::new();
     match etcd_34 {
         Ok(folder) => {
-            images.push(etcd_image(&cache, DEBIAN_ETCD, &folder)?);
-            etcd_versions.push(DEBIAN_ETCD.to_owned());
+            images.push(images::etcd(&cache, debian::VERSION, &folder)?);
+            etcd_versions.push(debian::VERSION.to_owned());
         }
         Err(error) => progress::say(&format!(
-            "without the image of etcd {DEBIAN_ETCD}: {error:#}"
+            "without the image of etcd {}: {error:#}",
+            debian::VERSION
         )),
     }
     for (name, version) in go_etcd_versions()? {
-        images.push(etcd_image(&cache, &version, &of(name)?)?);
+        images.push(images::etcd(&cache, &version, &of(name)?)?);
         etcd_versions.push(version);
     }
     Ok(Programs {
@@ -260,7 +244,7 @@ pub(crate) fn ensure() -> Result<Programs> {
 
 /// The versions of etcd the testbed has images of where nothing is missing, oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
-    let mut versions = vec![DEBIAN_ETCD.to_owned()];
+    let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
@@ -385,53 +369,6 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Debian's packages, unpacked beside each other, with the libraries they are linked with. Nothing is installed.
-fn unpack_debian_etcd(folder: &Path) -> Result<()> {
-    let download = folder.join("download");
-    fs::create_dir_all(&download)?;
-    for (package, file, sum) in DEBIAN_PACKAGES {
-        download_package(package, file, sum, &download)?;
-    }
-    for entry in fs::read_dir(&download)? {
-        shell::output(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(entry?.path())
-                .arg(&download),
-        )?;
-    }
-    for program in ["etcd", "etcdctl"] {
-        fs::copy(download.join("usr/bin").join(program), folder.join(program)).context(program)?;
-    }
-    fs::remove_dir_all(&download)?;
-    Ok(())
-}
-
-/// Takes a package from apt, which checks it, or from Debian's pool, where we do.
-fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
-    let wanted = format!("{package}={DEBIAN_ETCD}*");
-    let mut apt = Command::new("apt-get");
-    apt.args(["download", "-o", "APT::Sandbox::User=root", &wanted])
-        .current_dir(folder);
-    if shell::output(&mut apt).is_ok() {
-        return Ok(());
-    }
-    let url = format!("{DEBIAN_POOL}/{file}");
-    let path = folder.join(file);
-    let mut curl = Command::new("curl");
-    curl.args(["-fsSL", "-o"]).arg(&path).arg(&url);
-    let mut wget = Command::new("wget");
-    wget.args(["-q", "-O"]).arg(&path).arg(&url);
-    shell::output(&mut curl)
-        .or_else(|_| shell::output(&mut wget))
-        .with_context(|| format!("{package} {DEBIAN_ETCD}: neither apt has it (`apt-get update` may help) nor could {url} be fetched"))?;
-    let found = checkout::hex(&Sha256::digest(fs::read(&path)?));
-    if found != sum {
-        bail!("{url}: SHA-256 is {found}, not {sum}");
-    }
-    Ok(())
-}
-
 /// One folder with links to everything, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
@@ -473,80 +410,10 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
     Ok(folder)
 }
 
-fn pause_image(init: &Path) -> Image {
-    Image {
-        names: vec!["docker.io/testbed/pause:1".into()],
-        entries: vec![Entry::program(init, "pause")],
-        entrypoint: vec!["/pause".into()],
-        user: "65535:65535".into(),
-        ..Image::default()
-    }
-}
-
-/// An image like upstream's: the programs in /usr/local/bin, no shell.
-fn etcd_image(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
-    let mut entries = Vec::new();
-    for program in ["etcd", "etcdctl", "etcdutl"] {
-        let path = folder.join(program);
-        if path.is_file() {
-            entries.extend(libraries(&path)?);
-            entries.push(Entry::program(&path, &format!("usr/local/bin/{program}")));
-        }
-    }
-    entries.sort_by(|a, b| a.path.cmp(&b.path));
-    entries.dedup_by(|a, b| a.path == b.path);
-    let names = ["quay.io/coreos/etcd", "gcr.io/etcd-development/etcd"]
-        .map(|name| format!("{name}:v{version}"));
-    let image = Image {
-        names: names.into(),
-        entries,
-        folders: vec!["var/etcd".into()],
-        ..Image::default()
-    };
-    cached_image(cache, &format!("etcd-{version}"), &image)
-}
-
-/// The libraries of a program that is linked dynamically, as `ldd` names them.
-fn libraries(program: &Path) -> Result<Vec<Entry>> {
-    let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
-        // "not a dynamic executable"
-        return Ok(Vec::new());
-    };
-    parse_ldd(&text)
-        .into_iter()
-        .map(|library| {
-            let file = fs::canonicalize(library).with_context(|| library.to_owned())?;
-            Ok(Entry::program(&file, library.trim_start_matches('/')))
-        })
-        .collect()
-}
-
-fn parse_ldd(text: &str) -> Vec<&str> {
-    text.lines()
-        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
-        .collect()
-}
-
-fn cached_image(cache: &Path, name: &str, image: &Image) -> Result<PathBuf> {
-    let sources: Vec<&[u8]> = image
-        .entries
-        .iter()
-        .map(|entry| entry.source.as_os_str().as_encoded_bytes())
-        .collect();
-    let settings = image.settings();
-    let key = digest(&[sources, vec![settings.as_bytes(), RECIPE.as_bytes()]].concat());
-    let folder = cached(cache, &format!("image-{name}"), &key, |folder| {
-        image.write(&folder.join("image.tar")).map(|_| ())
-    })?;
-    let file = folder.join("image.tar");
-    if !file.is_file() {
-        bail!("{}: incomplete, remove it", folder.display());
-    }
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
+    use anyhow::bail;
+
     use super::*;
 
     #[test]
@@ -610,17 +477,5 @@ mod tests {
         assert_ne!(first, key(dir.path(), "go2").unwrap());
         fs::write(dir.path().join("go.mod"), "b").unwrap();
         assert_ne!(first, key(dir.path(), "go1").unwrap());
-    }
-
-    #[test]
-    fn libraries_are_read_from_ldd_and_the_kernels_own_is_left_out() {
-        let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00)\n\t/lib64/ld-linux-x86-64.so.2 (0x00)\n";
-        assert_eq!(
-            parse_ldd(text),
-            [
-                "/lib/x86_64-linux-gnu/libc.so.6",
-                "/lib64/ld-linux-x86-64.so.2"
-            ]
-        );
     }
 }
