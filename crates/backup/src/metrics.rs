@@ -111,7 +111,18 @@ fn measures(backup: &EtcdBackup, failures: u32) -> Values {
             "Attempts that failed since the last that did not",
             Some(i64::from(failures)),
         ),
+        (
+            "periodic",
+            "1 while backups are made again and again",
+            Some(goes_on(backup).into()),
+        ),
     ]
+}
+
+/// Whether there is a next backup, so that the age of the newest says something.
+fn goes_on(backup: &EtcdBackup) -> bool {
+    let policy = backup.spec.backup_policy.as_ref();
+    backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
 #[cfg(test)]
@@ -133,7 +144,7 @@ mod tests {
             measures(&backup, 2)
                 .iter()
                 .filter_map(|(.., value)| *value)
-                .eq([2])
+                .eq([2, 0])
         );
         let status = serde_json::json!({
             "succeeded": true, "size": 10, "etcdRevision": 7, "startTime": "2026-01-01T00:00:00Z",
@@ -146,6 +157,22 @@ mod tests {
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(values, [1_767_225_604, 10, 5, 7, 10, 0]);
+        assert_eq!(values, [1_767_225_604, 10, 5, 7, 10, 0, 0]);
+    }
+
+    #[test]
+    fn a_backup_that_is_made_once_or_is_suspended_does_not_grow_old() {
+        let periodic = |policy: serde_json::Value| {
+            let spec = serde_json::json!({ "storageType": "S3", "backupPolicy": policy });
+            goes_on(&EtcdBackup::new("b", serde_json::from_value(spec).unwrap()))
+        };
+        assert!(periodic(serde_json::json!({ "schedule": "@daily" })));
+        assert!(periodic(
+            serde_json::json!({ "backupIntervalInSecond": 60 })
+        ));
+        assert!(!periodic(serde_json::json!({ "maxBackups": 3 })));
+        assert!(!periodic(
+            serde_json::json!({ "schedule": "@daily", "suspend": true })
+        ));
     }
 }

@@ -164,22 +164,25 @@ async fn the_charts_values_have_a_schema() {
         let env = Env::from_vars()?;
         let path = env.chart.to_string_lossy().into_owned();
         chart::helm(&env, &["lint", "--strict", &path]).await?;
-        let wrong = chart::helm(
-            &env,
-            &[
-                "template",
-                "x",
-                &path,
-                "--set",
-                "image.pullPolicy=Sometimes",
-            ],
-        )
-        .await;
-        ensure!(wrong.is_err(), "a wrong pullPolicy was accepted");
-        let more = ["template", "x", &path, "--set", "podMonitor.enabled=true"];
-        let rendered = chart::helm(&env, &more).await?;
+        for wrong in [
+            "image.pullPolicy=Sometimes",
+            "image.repo=x",
+            "clusterOperator.replica=2",
+            "backupOperator.resources.limit.cpu=1",
+            "prometheusRule.backupSeconds=soon",
+            "backups.ambientIdentity={team-a=ftp://x}",
+        ] {
+            let rendered = chart::helm(&env, &["template", "x", &path, "--set", wrong]).await;
+            ensure!(rendered.is_err(), "{wrong} was accepted");
+        }
+        let more = "podMonitor.enabled=true,prometheusRule.enabled=true";
+        let rendered = chart::helm(&env, &["template", "x", &path, "--set", more]).await?;
         let monitors = rendered.matches("kind: PodMonitor").count();
         ensure!(monitors == 3, "{monitors} PodMonitors for three operators");
+        let rules = rendered.matches("kind: PrometheusRule").count();
+        ensure!(rules == 1, "{rules} PrometheusRules");
+        let absent = rendered.matches("alert: EtcdOperatorAbsent").count();
+        ensure!(absent == 3, "{absent} alerts on three operators");
         // In one namespace nothing of the operators' own rights is the whole cluster's.
         ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
