@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use crate::duration::DurationText;
+use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
+
 /// One thing wrong with an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -25,6 +28,39 @@ impl Problem {
             problem: problem.into(),
             remedy: remedy.into(),
         }
+    }
+
+    /// A text that is none of those this release knows.
+    pub(crate) fn unknown(field: impl Into<String>, text: &str, known: &[&str]) -> Self {
+        Self::new(
+            field,
+            format!("is {text:?}, which is not known"),
+            format!("use one of {}", known.join(", ")),
+        )
+    }
+
+    /// A text that should be a duration, if it is none.
+    pub(crate) fn no_duration(
+        field: impl Into<String>,
+        text: Option<&DurationText>,
+    ) -> Option<Self> {
+        let text = text.filter(|text| text.parse().is_none())?;
+        Some(Self::new(
+            field,
+            format!("is {:?}, which is no duration", text.0),
+            "write it as in 60s, 5m or 24h",
+        ))
+    }
+
+    /// A name that no cluster can have, if it is one.
+    pub(crate) fn no_cluster_name(field: impl Into<String>, name: &str) -> Option<Self> {
+        (!is_cluster_name(name)).then(|| {
+            Self::new(
+                field,
+                format!("is {name:?}, which Services cannot be named after"),
+                format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
+            )
+        })
     }
 }
 

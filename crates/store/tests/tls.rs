@@ -3,70 +3,23 @@
 
 use std::path::Path;
 
-use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm,
-};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use store::testing::{AzureServer, GoogleServer, S3Server, content, download, upload};
 use store::{AbsConfig, AbsStore, Error, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-struct Key(EcdsaKeyPair);
-
-impl Key {
-    fn new() -> Self {
-        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).unwrap())
-    }
-
-    fn pem(&self) -> String {
-        let document = self.0.to_pkcs8v1().unwrap();
-        pem::encode(&pem::Pem::new("PRIVATE KEY", document.as_ref()))
-    }
-}
-
-impl PublicKeyData for Key {
-    fn der_bytes(&self) -> &[u8] {
-        self.0.public_key().as_ref()
-    }
-
-    fn algorithm(&self) -> &'static SignatureAlgorithm {
-        &PKCS_ECDSA_P256_SHA256
-    }
-}
-
-impl rcgen::SigningKey for Key {
-    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
-        let signature = self.0.sign(&SystemRandom::new(), message);
-        Ok(signature.unwrap().as_ref().to_vec())
-    }
-}
-
-fn parameters(name: &str) -> CertificateParams {
-    let mut parameters = CertificateParams::default();
-    parameters.distinguished_name.push(DnType::CommonName, name);
-    // Without it the library wants a cryptographic backend of its own.
-    parameters.serial_number = Some(SerialNumber::from(u64::from(rand::random::<u32>())));
-    parameters.key_identifier_method = rcgen::KeyIdMethod::PreSpecified(name.as_bytes().to_vec());
-    parameters
-}
-
 /// An authority's certificate; in the folder a certificate of it for 127.0.0.1, and its key.
 fn authority(folder: &Path) -> String {
-    let mut own = parameters("authority");
+    let mut own = CertificateParams::default();
     own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     own.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let key = Key::new();
+    let key = KeyPair::generate().unwrap();
     let certificate = own.self_signed(&key).unwrap().pem();
     let issuer = Issuer::new(own, key);
-    let mut server = parameters("server");
-    server
-        .subject_alt_names
-        .push(SanType::IpAddress("127.0.0.1".parse().unwrap()));
-    let key = Key::new();
+    let server = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let key = KeyPair::generate().unwrap();
     let signed = server.signed_by(&key, &issuer).unwrap();
     std::fs::write(folder.join("server.crt"), signed.pem()).unwrap();
-    std::fs::write(folder.join("server.key"), key.pem()).unwrap();
+    std::fs::write(folder.join("server.key"), key.serialize_pem()).unwrap();
     certificate
 }
 

@@ -33,19 +33,17 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
         ));
     }
     if let Some(compression @ Compression::Unknown(_)) = &spec.compression {
-        let remedy = format!("use one of {}", Compression::KNOWN.join(", "));
-        problems.push(Problem::new(
+        problems.push(Problem::unknown(
             "spec.compression",
-            format!("is {compression}, which is not known"),
-            remedy,
+            compression.as_str(),
+            Compression::KNOWN,
         ));
     }
     if let Some(policy @ DeletionPolicy::Unknown(_)) = &spec.deletion_policy {
-        let remedy = format!("use one of {}", DeletionPolicy::KNOWN.join(", "));
-        problems.push(Problem::new(
+        problems.push(Problem::unknown(
             "spec.deletionPolicy",
-            format!("is {policy}, which is not known"),
-            remedy,
+            policy.as_str(),
+            DeletionPolicy::KNOWN,
         ));
     }
     problems.extend(
@@ -90,14 +88,10 @@ impl BackupPolicy {
                 "remove one of the two",
             ));
         }
-        if let Some(age) = self.max_age.as_ref().filter(|age| age.parse().is_none()) {
-            let problem = format!("is {:?}, which is no duration", age.0);
-            problems.push(Problem::new(
-                format!("{prefix}.maxAge"),
-                problem,
-                "write it as in 720h",
-            ));
-        }
+        problems.extend(Problem::no_duration(
+            format!("{prefix}.maxAge"),
+            self.max_age.as_ref(),
+        ));
         problems
     }
 }

@@ -6,8 +6,7 @@ use super::{
     BootstrapMode, EtcdCluster, EtcdClusterSpec, GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress,
     RecoveryPolicy, TlsPolicy,
 };
-use crate::duration::DurationText;
-use crate::names::{MAX_CLUSTER_NAME, is_cluster_name, is_reserved_annotation, is_reserved_label};
+use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::Problem;
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
@@ -20,13 +19,7 @@ const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     let mut problems = Vec::new();
-    if !is_cluster_name(name) {
-        problems.push(Problem::new(
-            "metadata.name",
-            format!("is {name:?}, which Services cannot be named after"),
-            format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
-        ));
-    }
+    problems.extend(Problem::no_cluster_name("metadata.name", name));
     problems.extend(validate_spec(&cluster.spec));
     problems
 }
@@ -51,10 +44,18 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         ));
     }
     if let BootstrapMode::Unknown(text) = &spec.bootstrap {
-        problems.push(unknown("spec.bootstrap", text, BootstrapMode::KNOWN));
+        problems.push(Problem::unknown(
+            "spec.bootstrap",
+            text,
+            BootstrapMode::KNOWN,
+        ));
     }
     if let Some(MemberAddress::Unknown(text)) = &spec.member_address {
-        problems.push(unknown("spec.memberAddress", text, MemberAddress::KNOWN));
+        problems.push(Problem::unknown(
+            "spec.memberAddress",
+            text,
+            MemberAddress::KNOWN,
+        ));
     }
     if spec.hibernate && !spec.is_durable() {
         problems.push(Problem::new(
@@ -69,8 +70,7 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         .member_replacement
         .as_ref()
         .and_then(|replacement| replacement.after.as_ref());
-    problems
-        .extend(after.and_then(|after| duration_problem("spec.memberReplacement.after", after)));
+    problems.extend(Problem::no_duration("spec.memberReplacement.after", after));
     problems.extend(recovery_problems(spec));
     problems.extend(backup_problems(spec));
     problems
@@ -81,32 +81,17 @@ fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         return Vec::new();
     };
     let after = recovery.after.as_ref();
-    let mut problems: Vec<Problem> = after
-        .and_then(|after| duration_problem("spec.recovery.after", after))
+    let mut problems: Vec<Problem> = Problem::no_duration("spec.recovery.after", after)
         .into_iter()
         .collect();
     if let Some(RecoveryPolicy::Unknown(text)) = &recovery.policy {
-        problems.push(unknown("spec.recovery.policy", text, RecoveryPolicy::KNOWN));
+        problems.push(Problem::unknown(
+            "spec.recovery.policy",
+            text,
+            RecoveryPolicy::KNOWN,
+        ));
     }
     problems
-}
-
-fn unknown(field: &str, text: &str, known: &[&str]) -> Problem {
-    Problem::new(
-        field,
-        format!("is {text:?}, which is not known"),
-        format!("use one of {}", known.join(", ")),
-    )
-}
-
-fn duration_problem(field: &str, text: &DurationText) -> Option<Problem> {
-    text.parse().is_none().then(|| {
-        Problem::new(
-            field,
-            format!("is {:?}, which is no duration", text.0),
-            "write it as in 60s, 5m or 1h30m",
-        )
-    })
 }
 
 fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
@@ -148,7 +133,7 @@ fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Pr
         ),
     ];
     for (field, text) in durations {
-        let problem = text.as_ref().and_then(|text| duration_problem(field, text));
+        let problem = Problem::no_duration(field, text.as_ref());
         if problem.is_some() {
             return problem;
         }
@@ -268,6 +253,7 @@ pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
 mod tests {
     use super::*;
     use crate::cluster::{MemberTls, Recovery, StaticTls};
+    use crate::duration::DurationText;
 
     fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
         EtcdCluster::new("main", spec)

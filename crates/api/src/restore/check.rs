@@ -3,8 +3,6 @@
 use super::{EtcdRestore, EtcdRestoreSpec};
 use crate::backup::store_problem;
 use crate::cluster::{self, store_in_effect, validate_spec};
-use crate::duration::DurationText;
-use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 use crate::problem::Problem;
 use crate::storage::StorageType;
 
@@ -37,14 +35,10 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
             problems.extend(spec.blocks().problems(kind, "spec", "backupStorageType"));
         }
     }
-    let name = &spec.etcd_cluster.name;
-    if !is_cluster_name(name) {
-        problems.push(Problem::new(
-            "spec.etcdCluster.name",
-            format!("is {name:?}, which Services cannot be named after"),
-            format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
-        ));
-    }
+    problems.extend(Problem::no_cluster_name(
+        "spec.etcdCluster.name",
+        &spec.etcd_cluster.name,
+    ));
     if (spec.bump_revision.unwrap_or_default() > 0) != spec.mark_compacted {
         problems.push(Problem::new(
             "spec.bumpRevision",
@@ -52,14 +46,10 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
             "give both or neither",
         ));
     }
-    let unreadable = |text: &&DurationText| text.parse().is_none();
-    if let Some(text) = spec.keep_old_data.as_ref().filter(unreadable) {
-        problems.push(Problem::new(
-            "spec.keepOldData",
-            format!("is {:?}, which is no duration", text.0),
-            "write it as in 30m, 24h or 168h",
-        ));
-    }
+    problems.extend(Problem::no_duration(
+        "spec.keepOldData",
+        spec.keep_old_data.as_ref(),
+    ));
     if let Some(template) = &spec.etcd_cluster.template {
         problems.extend(validate_spec(&template.spec).into_iter().map(in_template));
     }
