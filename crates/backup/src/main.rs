@@ -31,27 +31,23 @@ enum Task {
 fn main() -> anyhow::Result<ExitCode> {
     let options: Options = cli::parse();
     if let Some(Task::Volume(arguments)) = &options.command {
-        process::log_to_stderr(options.common.log_json);
-        let worked = tokio::runtime::Runtime::new()?.block_on(claim::run(arguments));
-        return Ok(if worked {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        });
+        return Ok(process::run_once(
+            options.common.log_json,
+            claim::run(arguments),
+        )?);
     }
     #[cfg(feature = "failpoints")]
     let _failpoints = {
-        // A fail point stands for the death of the process, not of one task.
-        std::panic::set_hook(Box::new(|_| std::process::abort()));
+        process::abort_on_panic();
         fail::FailScenario::setup()
     };
     let definition = Definition {
-        name: "etcd-backup-operator",
+        name: api::names::MANAGER_BACKUP,
         word: "backup",
         crd: EtcdBackup::crd(),
     };
     let settings = options.settings;
-    runtime::run(definition, options.common, |operator| {
+    process::run(definition, options.common, |operator| {
         backup::app::work(operator, settings)
     })?;
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ use api::EtcdCluster;
 use clap::Parser;
 use kube::CustomResourceExt;
 use runtime::cli::{self, Common};
-use runtime::process::Definition;
+use runtime::process::{self, Definition};
 
 /// Runs etcd clusters on Kubernetes.
 #[derive(Parser)]
@@ -32,21 +32,17 @@ fn main() -> anyhow::Result<()> {
     let options: Options = cli::parse();
     #[cfg(feature = "failpoints")]
     let _failpoints = {
-        // A fail point stands for the death of the process, not of one task.
-        std::panic::set_hook(Box::new(|what| {
-            tracing::error!("{what}");
-            std::process::abort();
-        }));
+        process::abort_on_panic();
         fail::FailScenario::setup()
     };
     let definition = Definition {
-        name: "etcd-operator",
+        name: api::names::MANAGER_CLUSTER,
         word: "cluster",
         crd: EtcdCluster::crd(),
     };
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();
-    runtime::run(definition, options.common, |operator| {
+    process::run(definition, options.common, |operator| {
         cluster::app::work(operator, image, labels)
     })?;
     Ok(())

@@ -11,7 +11,7 @@ use runtime::cli::{self, Common};
 use runtime::grants::Grant;
 use runtime::process::{self, Definition};
 
-/// Restores etcd clusters from backups
+/// Restores etcd clusters from backups.
 #[derive(Parser)]
 #[command(name = "etcd-restore-operator", version)]
 struct Arguments {
@@ -38,21 +38,11 @@ enum Task {
 fn main() -> Result<ExitCode> {
     let arguments: Arguments = cli::parse();
     if let Some(Task::Seed(command)) = &arguments.command {
-        process::log_to_stderr(arguments.common.log_json);
-        let worked = tokio::runtime::Runtime::new()?.block_on(seed::run(command));
-        return Ok(if worked {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        });
+        return Ok(process::run_once(arguments.common.log_json, seed::run(command))?);
     }
     #[cfg(feature = "failpoints")]
     let _failpoints = {
-        // A fail point stands for the death of the process, not of one task.
-        std::panic::set_hook(Box::new(|what| {
-            tracing::error!("{what}");
-            std::process::abort();
-        }));
+        process::abort_on_panic();
         fail::FailScenario::setup()
     };
     let definition = Definition {

@@ -24,4 +24,4 @@ pub mod tls;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};
-pub use process::{Operator, run};
+pub use process::Operator;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::io::IsTerminal;
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -132,6 +133,25 @@ pub fn log_to_stderr(json: bool) {
             .with_ansi(std::io::stderr().is_terminal())
             .try_init()
     };
+}
+
+/// Runs one task of a pod that an operator has made, logs included, to its end; its answer is the container's exit code.
+pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> std::io::Result<ExitCode> {
+    log_to_stderr(log_json);
+    let worked = tokio::runtime::Runtime::new()?.block_on(task);
+    Ok(if worked {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// From now on a panic, wherever it is, is the death of the process and not of one task: what a fail point stands for.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|what| {
+        tracing::error!("{what}");
+        std::process::abort();
+    }));
 }
 
 async fn live<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
