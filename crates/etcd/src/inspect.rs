@@ -17,6 +17,9 @@ use sha2::{Digest, Sha256};
 use page::{Edge, KEYS_NOTED, Note, read_page};
 
 mod page;
+mod walk;
+
+pub use walk::{Revisions, WalkError};
 
 /// Bytes of the SHA-256 that follows the file.
 const TRAILER: usize = 32;

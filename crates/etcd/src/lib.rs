@@ -16,7 +16,7 @@ pub mod testing;
 
 pub use access::{Access, Credentials, TlsAccess};
 pub use client::{Deadlines, EtcdClient};
-pub use inspect::{InspectError, Inspected, Inspector};
+pub use inspect::{InspectError, Inspected, Inspector, Revisions, WalkError};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Snapshot, Status,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use etcd::testing::{EtcdProcess, Programs, Start};
-use etcd::{Access, Etcd, EtcdClient, InspectError, Inspected, Inspector};
+use etcd::{Access, Etcd, EtcdClient, InspectError, Inspected, Inspector, Revisions, WalkError};
 use etcd_client::{Client, CompactionOptions, Compare, CompareOp, PutOptions, Txn, TxnOp};
 use futures::TryStreamExt;
 use rand::rngs::StdRng;
@@ -61,6 +61,12 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     assert_eq!(whole.revision, expected, "server says {}", before.revision);
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
+    // Who reads only the pages on the way finds the same.
+    let walked = Revisions::of_file(file.as_file()).unwrap();
+    assert_eq!(
+        (walked.revision, walked.compacted, walked.store_revision()),
+        (whole.revision, whole.compacted, whole.store_revision())
+    );
     assert!(
         whole.revision.max(whole.compacted) == before.revision || before.revision == 1,
         "{whole:?} but the server says {}",
@@ -283,7 +289,7 @@ async fn no_damage_makes_it_panic() {
     let whole = snapshot(&etcd).await;
     // Without the checksum, so that the damage reaches the pages.
     let bytes = &whole[..whole.len() - 32];
-    let mut understood = 0;
+    let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
@@ -293,7 +299,9 @@ async fn no_damage_makes_it_panic() {
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };
         }
         understood += usize::from(inspect(&damaged, || 9000).is_ok());
+        walked += usize::from(walk(&damaged).is_ok());
     }
+    assert!((1..400).contains(&walked), "{walked}");
     assert!((1..400).contains(&understood), "{understood}");
 }
 
@@ -323,4 +331,14 @@ async fn invariant_12_damage_and_truncation_are_found() {
         inspect(&[0; 8192], || 4096),
         Err(InspectError::NotADatabase)
     );
+    for nothing in [&[0; 8192][..], &[], &bytes[..4096], &bytes[..8192]] {
+        let found = walk(nothing);
+        assert!(matches!(found, Err(WalkError::Database(_))), "{found:?}");
+    }
+}
+
+fn walk(bytes: &[u8]) -> Result<Revisions, WalkError> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    Revisions::of_file(file.as_file())
 }

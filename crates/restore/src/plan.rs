@@ -28,7 +28,7 @@ mod scenarios;
 /// How soon to look again while nobody serves.
 const PROMPTLY: Duration = Duration::from_millis(200);
 /// How soon to look again at a seed whose etcd is starting: that it serves emits no event.
-const SHORTLY: Duration = Duration::from_millis(500);
+const SHORTLY: Duration = Duration::from_millis(100);
 /// How soon to look again at what emits no event.
 const SOON: Duration = Duration::from_secs(2);
 /// How soon to look again at what a person has to put right.

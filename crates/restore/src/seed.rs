@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use crate::observed::Trouble;
 
 mod fetch;
+mod intake;
 mod prepare;
 
-pub use fetch::{Fetch, Meter, Survivor, fetch};
+pub use fetch::{Fetch, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
 
 /// What the kubelet keeps of a termination message, in bytes.
@@ -155,6 +156,17 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// Makes what was created in a directory, and in those below it, last.
+fn sync_directories(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync_directories(&entry.path())?;
+        }
+    }
+    File::open(path)?.sync_all()
 }
 
 /// What a data directory that is there already was made from.

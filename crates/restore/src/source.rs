@@ -83,10 +83,10 @@ impl Place {
         }
     }
 
-    /// Whether the backup is there.
-    pub async fn check(&self) -> Result<(), Trouble> {
+    /// The bytes of the stored backup, if it is there.
+    pub async fn check(&self) -> Result<u64, Trouble> {
         match self.0.store.head(&self.0.key).await {
-            Ok(Some(_)) => Ok(()),
+            Ok(Some(object)) => Ok(object.size),
             Ok(None) => {
                 let message = format!(
                     "there is no backup {:?} in {}: correct the path",
@@ -100,6 +100,24 @@ impl Place {
     }
 }
 
+/// A backup that was cut off, or lies beside another one's manifest, is known by its size before anything is touched.
+pub fn fits(manifest: Option<&BackupManifest>, stored: u64) -> Result<(), Trouble> {
+    let Some(manifest) = manifest else {
+        return Ok(());
+    };
+    let plain = (manifest.compression != ZSTD).then_some(manifest.size);
+    match manifest.stored_size.or(plain) {
+        Some(recorded) if u64::try_from(recorded).ok() != Some(stored) => Err(Trouble::new(
+            Reason::SnapshotUnreadable,
+            format!(
+                "the backup has {stored} bytes, and the manifest beside it says {recorded}: it was cut off, or replaced; \
+                 restore another backup"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn unreadable_manifest(key: &str, why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
@@ -108,4 +126,30 @@ fn unreadable_manifest(key: &str, why: &str) -> Trouble {
              object and give spec.etcdCluster.template"
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_of_another_size_than_recorded_is_refused_before_it_is_fetched() {
+        let manifest = |compression: &str, stored: &str| -> BackupManifest {
+            let text = format!(
+                r#"{{"formatVersion":1,"etcdVersion":"3.7.3","clusterID":"1","revision":7,"size":100,"sha256":"",
+                    "compression":"{compression}","createdAt":"2026-01-01T00:00:00Z"{stored}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let accepted = |manifest: &BackupManifest, stored| fits(Some(manifest), stored).is_ok();
+        let plain = manifest("none", "");
+        assert!(accepted(&plain, 100) && !accepted(&plain, 99));
+        let compressed = manifest("zstd", r#","storedSize":40"#);
+        assert!(accepted(&compressed, 40) && !accepted(&compressed, 39));
+        // The size of what is stored was not always recorded.
+        assert!(accepted(&manifest("zstd", ""), 7));
+        assert!(fits(None, 1).is_ok());
+        let trouble = fits(Some(&plain), 1).unwrap_err();
+        assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+    }
 }

@@ -266,6 +266,20 @@ async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
     assert!(world.data().join("member/snap/db").exists());
 }
 
+/// The node crashed before the snapshot was on its disk.
+#[tokio::test]
+async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
+    let world = World::new("3.6").await;
+    let fetched = fetch(&world.fetch()).await.unwrap();
+    let snapshot = world.volume.path().join("restore/snapshot.db");
+    for left in [0, world.snapshot.len() / 2, world.snapshot.len() - 1] {
+        std::fs::write(&snapshot, &world.snapshot[..left]).unwrap();
+        assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
+        assert!(std::fs::read(&snapshot).unwrap() == world.snapshot);
+    }
+    prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
+}
+
 #[tokio::test]
 async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
     let world = World::new("3.6").await;

@@ -5,6 +5,7 @@
 //! change. What the operator reads is bounded, and for display alone: no decision follows from it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,6 +28,36 @@ pub struct Moved {
     pub bytes: u64,
     /// In all.
     pub total: Option<u64>,
+}
+
+/// How far something is that moves bytes; shared between who moves them and who tells it.
+#[derive(Debug, Default)]
+pub struct Meter {
+    bytes: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Meter {
+    /// The state now.
+    pub fn read(&self) -> Moved {
+        let total = self.total.load(Ordering::Relaxed);
+        Moved {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            total: (total > 0).then_some(total),
+        }
+    }
+
+    /// So many bytes are done.
+    pub fn advance_to(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// As it is to be read from now on.
+    pub fn set(&self, moved: Moved) {
+        self.advance_to(moved.bytes);
+        self.total
+            .store(moved.total.unwrap_or_default(), Ordering::Relaxed);
+    }
 }
 
 /// Tells what `now` says to everybody who connects, until it is dropped. Without the port nothing is told.

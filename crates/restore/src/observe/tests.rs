@@ -4,9 +4,17 @@
     reason = "JSON literals read best where they are passed"
 )]
 
+use api::EtcdBackup;
+use api::cluster::EtcdClusterSpec;
+use api::manifest::BackupManifest;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
+use super::backup::place_of;
+use super::members::{child, former_of, is_in_the_way};
+use super::target::{check_version, cluster_to_make};
 use super::*;
+use crate::observed::Child;
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });

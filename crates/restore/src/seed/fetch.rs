@@ -3,26 +3,24 @@
 //! the cluster it belongs to and the revision it was chosen for.
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::storage::StorageBlock;
 use api::version::EtcdVersion;
 use clap::Args;
-use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, Inspector, KeyHash};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, InspectError, Inspected, Inspector, KeyHash};
 use futures::StreamExt;
-use runtime::progress::Moved;
+use runtime::progress::{Meter, Moved};
 use runtime::tls;
 use store::Target;
-use store::compression::{Decompressor, is_zstd};
 
+use super::intake::Intake;
 use super::{
-    Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
-    write_json,
+    Contents, Paths, already_restored, hexadecimal, read_json, volume_trouble, write_json,
 };
 use crate::observed::Trouble;
 use crate::source::{self, Place, SecretData};
@@ -57,24 +55,6 @@ pub struct Fetch {
     /// How far it is, shared with those who tell it.
     #[arg(skip)]
     pub meter: Arc<Meter>,
-}
-
-/// Bytes brought so far, and in all.
-#[derive(Debug, Default)]
-pub struct Meter {
-    bytes: AtomicU64,
-    total: AtomicU64,
-}
-
-impl Meter {
-    /// The state now.
-    pub fn read(&self) -> Moved {
-        let total = self.total.load(Ordering::Relaxed);
-        Moved {
-            bytes: self.bytes.load(Ordering::Relaxed),
-            total: (total > 0).then_some(total),
-        }
-    }
 }
 
 /// A member that runs, instead of a backup: what a cluster begins with that has lost its quorum.
@@ -116,9 +96,7 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
     if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
-    if paths.snapshot().exists()
-        && let Some(contents) = read_json(&paths.expected())?
-    {
+    if let Some(contents) = fetched_before(paths)? {
         return Ok(contents);
     }
     fs::create_dir_all(paths.work())
@@ -126,19 +104,44 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
     let unfinished = paths.work().join("snapshot.unfinished");
     let contents = match (&arguments.source, &arguments.survivor.member) {
         (Some(source), _) => from_store(arguments, source, &unfinished).await?,
-        (None, Some(member)) => from_member(&arguments.survivor, member, &unfinished).await?,
+        (None, Some(member)) => {
+            from_member(&arguments.survivor, member, &unfinished, &arguments.meter).await?
+        }
         (None, None) => {
             let message = "neither --source nor --member says where the snapshot is";
             return Err(Trouble::new(Reason::SeedFailed, message));
         }
     };
     write_json(&paths.expected(), &contents)?;
-    let keep = || {
-        fs::rename(&unfinished, paths.snapshot())?;
-        sync_parent(&paths.snapshot())
-    };
-    keep().map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
+    // Neither is waited for to be on the disk: who starts again looks at every byte.
+    fs::rename(&unfinished, paths.snapshot())
+        .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
+}
+
+/// What an earlier start has fetched, if it is whole: the node may have crashed before it was on the disk.
+pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
+    let Some(expected) = read_json::<Contents>(&paths.expected())? else {
+        return Ok(None);
+    };
+    let Ok(file) = File::open(paths.snapshot()) else {
+        return Ok(None);
+    };
+    let found = inspect(file).map_err(|error| volume_trouble("read", &paths.snapshot(), &error))?;
+    let whole = found.is_ok_and(|found| hexadecimal(&found.sha256) == expected.sha256);
+    Ok(whole.then_some(expected))
+}
+
+/// Reads all of a file.
+fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
+    let mut inspector = Inspector::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(inspector.finish()),
+            read => inspector.push(&buffer[..read]),
+        }
+    }
 }
 
 async fn from_store(
@@ -153,9 +156,10 @@ async fn from_store(
     let manifest = place.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
     let size = manifest.as_ref().map(|manifest| manifest.size);
-    if let Some(size) = size.and_then(|size| u64::try_from(size).ok()) {
-        arguments.meter.total.store(size, Ordering::Relaxed);
-    }
+    arguments.meter.set(Moved {
+        bytes: 0,
+        total: size.and_then(|size| u64::try_from(size).ok()),
+    });
     let inspected = download(&place, target, &arguments.meter).await?;
     verify(&inspected, manifest.as_ref())
 }
@@ -178,7 +182,12 @@ fn check_version(wanted: Option<&str>, manifest: Option<&BackupManifest>) -> Res
 
 /// Takes the snapshot from a member. It answers without a quorum, and nothing in it changes. The member is asked who
 /// it is first: an address may have gone to another cluster's member.
-async fn from_member(survivor: &Survivor, url: &str, target: &Path) -> Result<Contents, Trouble> {
+async fn from_member(
+    survivor: &Survivor,
+    url: &str,
+    target: &Path,
+    meter: &Arc<Meter>,
+) -> Result<Contents, Trouble> {
     let client = EtcdClient::new(access(survivor)?);
     let silent = |error: etcd::Error| {
         let message = format!("the snapshot of {url} cannot be fetched: {error}");
@@ -193,11 +202,13 @@ async fn from_member(survivor: &Survivor, url: &str, target: &Path) -> Result<Co
         return Err(Trouble::new(Reason::SeedFailed, message));
     }
     let mut snapshot = client.snapshot(url).await.map_err(silent)?;
-    let mut download = Download::create(target)?;
+    let intake = Intake::begin(target, Arc::clone(meter));
     while let Some(chunk) = snapshot.chunks.next().await {
-        download.push(&chunk.map_err(silent)?)?;
+        if !intake.push(chunk.map_err(silent)?).await {
+            break;
+        }
     }
-    let contents = verify(&download.finish()?, None)?;
+    let contents = verify(&intake.finish().await?, None)?;
     if contents.revision < survivor.revision {
         return Err(unreadable(&format!(
             "it holds revision {}, and the member was at {} when it was chosen",
@@ -246,82 +257,26 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     Ok(Some(data))
 }
 
-async fn download(place: &Place, target: &Path, meter: &Meter) -> Result<Inspected, Trouble> {
+async fn download(place: &Place, target: &Path, meter: &Arc<Meter>) -> Result<Inspected, Trouble> {
     let Target { store, key } = &place.0;
     let mut object = store
         .get(key)
         .await
         .map_err(|error| source::trouble(&error))?;
-    let mut download = Download::create(target)?;
-    let mut compressed = None;
+    let intake = Intake::begin(target, Arc::clone(meter));
     let mut sent = 0;
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk.map_err(|error| source::trouble(&error))?;
-        // Also beside a backup whose manifest is gone.
-        if sent == 0 && is_zstd(&chunk) {
-            compressed = Some(Decompressor::new().map_err(|error| damaged(&error))?);
-        }
         sent += chunk.len() as u64;
-        match &mut compressed {
-            None => download.push(&chunk)?,
-            Some(compressed) => {
-                let mut rest: &[u8] = &chunk;
-                while let Some(piece) = compressed
-                    .next(&mut rest)
-                    .map_err(|error| damaged(&error))?
-                {
-                    download.push(piece)?;
-                }
-            }
+        if !intake.push(chunk).await {
+            return intake.finish().await;
         }
-        meter
-            .bytes
-            .store(download.inspector.size(), Ordering::Relaxed);
     }
     if sent != object.size {
         let message = format!("the store sent {sent} bytes of {}", object.size);
         return Err(Trouble::new(Reason::StoreUnreachable, message));
     }
-    if let Some(compressed) = compressed {
-        compressed.finish().map_err(|error| damaged(&error))?;
-    }
-    download.finish()
-}
-
-fn damaged(error: &std::io::Error) -> Trouble {
-    unreadable(&format!("it cannot be decompressed ({error})"))
-}
-
-/// A file being written and read as it goes by.
-struct Download<'a> {
-    path: &'a Path,
-    file: File,
-    inspector: Inspector,
-}
-
-impl<'a> Download<'a> {
-    fn create(path: &'a Path) -> Result<Self, Trouble> {
-        let file = File::create(path).map_err(|error| volume_trouble("create", path, &error))?;
-        let inspector = Inspector::new();
-        Ok(Self {
-            path,
-            file,
-            inspector,
-        })
-    }
-
-    fn push(&mut self, chunk: &[u8]) -> Result<(), Trouble> {
-        self.inspector.push(chunk);
-        let written = self.file.write_all(chunk);
-        written.map_err(|error| volume_trouble("write", self.path, &error))
-    }
-
-    fn finish(self) -> Result<Inspected, Trouble> {
-        let synced = self.file.sync_all();
-        synced.map_err(|error| volume_trouble("write", self.path, &error))?;
-        let inspected = self.inspector.finish();
-        inspected.map_err(|error| unreadable(&error.to_string()))
-    }
+    intake.finish().await
 }
 
 /// Invariant 12, from the other side: what is stored is what etcd sent, and what the manifest says.

@@ -1,18 +1,20 @@
 //! Makes the data directory from the fetched snapshot with the image's own `etcdutl`, beside its final place;
 //! verifies it; and renames it. The rename is the commit.
+//!
+//! The tool itself compares the checksum at the snapshot's end with what it copied, so neither file is read whole here:
+//! of both only the few pages are that tell the revision.
 
 use std::fs::{self, File};
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use api::conditions::Reason;
 use clap::Args;
-use etcd::{Inspected, Inspector};
+use etcd::{Revisions, WalkError};
 
-use super::fetch::unreadable;
+use super::fetch::{fetched_before, unreadable};
 use super::{
-    Contents, Paths, already_restored, hexadecimal, read_json, sync_parent, volume_trouble,
+    Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
     write_json,
 };
 use crate::observed::Trouble;
@@ -58,7 +60,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     let made = paths.work().join("data");
     remove_dir(&made)?;
-    run_tool(arguments, &made)?;
+    run_tool(arguments, &made).map_err(|trouble| blame(paths, trouble))?;
     let served = Contents {
         revision: raised(&snapshot, arguments.bump_revision),
         // What is compacted has no hash.
@@ -66,6 +68,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
         ..expected
     };
     check_database(&made.join("member/snap/db"), &served)?;
+    sync_directories(&made).map_err(|error| volume_trouble("write", &made, &error))?;
     write_json(&paths.restored(), &served)?;
     let commit = || {
         // Invariant 9: only a verified data directory ever gets the name etcd looks for.
@@ -82,7 +85,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
 
 /// The revision the restored store serves. etcdutl raises that of the last key (`modifyLatestRevision`), which is below
 /// the store's own when the store is empty or was compacted beyond it.
-fn raised(snapshot: &Inspected, by: Option<u64>) -> i64 {
+fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
         None => snapshot.store_revision(),
         Some(by) => snapshot
@@ -91,19 +94,31 @@ fn raised(snapshot: &Inspected, by: Option<u64>) -> i64 {
     }
 }
 
-/// What was fetched may have been damaged since.
-fn check_snapshot(path: &Path, expected: &Contents) -> Result<Inspected, Trouble> {
-    let found = inspect(path)?;
-    if hexadecimal(&found.sha256) != expected.sha256 || found.store_revision() != expected.revision
-    {
-        let _ = fs::remove_file(path);
-        return Err(unreadable("it changed on the volume after it was fetched"));
+/// What was fetched may be another file by now. Whether it was damaged the tool finds out.
+fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble> {
+    let found = revisions(path)?;
+    let size = fs::metadata(path).map_err(|error| volume_trouble("read", path, &error))?;
+    if size.len() != expected.size || found.store_revision() != expected.revision {
+        return Err(changed(path));
     }
     Ok(found)
 }
 
+/// After the tool has failed: whether it was the snapshot that is not as it was fetched.
+fn blame(paths: &Paths, trouble: Trouble) -> Trouble {
+    match fetched_before(paths) {
+        Ok(None) => changed(&paths.snapshot()),
+        Ok(Some(_)) | Err(_) => trouble,
+    }
+}
+
+fn changed(snapshot: &Path) -> Trouble {
+    let _ = fs::remove_file(snapshot);
+    unreadable("it changed on the volume after it was fetched")
+}
+
 fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
-    let found = inspect(path)?;
+    let found = revisions(path)?;
     if found.store_revision() != expected.revision {
         return Err(unreadable(&format!(
             "the restored database serves revision {} and should serve {}",
@@ -114,20 +129,13 @@ fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn inspect(path: &Path) -> Result<Inspected, Trouble> {
+fn revisions(path: &Path) -> Result<Revisions, Trouble> {
     let trouble = |error| volume_trouble("read", path, &error);
-    let mut file = File::open(path).map_err(trouble)?;
-    let mut inspector = Inspector::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(trouble)? {
-            0 => break,
-            read => inspector.push(&buffer[..read]),
-        }
-    }
-    inspector
-        .finish()
-        .map_err(|error| unreadable(&error.to_string()))
+    let file = File::open(path).map_err(trouble)?;
+    Revisions::of_file(&file).map_err(|error| match error {
+        WalkError::Read(error) => trouble(error),
+        WalkError::Database(error) => unreadable(&error.to_string()),
+    })
 }
 
 fn remove_dir(path: &Path) -> Result<(), Trouble> {
@@ -196,10 +204,7 @@ mod tests {
     /// As etcdutl 3.7.3 did it to an empty store: 1,000,000,000, not one more.
     #[test]
     fn the_revision_of_the_last_key_is_raised_and_not_that_of_the_store() {
-        let snapshot = |revision, compacted| Inspected {
-            size: 1,
-            sha256: [0; 32],
-            trailer: true,
+        let snapshot = |revision, compacted| Revisions {
             revision,
             compacted,
         };

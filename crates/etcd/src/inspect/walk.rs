@@ -1,0 +1,141 @@
+//! The revisions of a database that lies in a file: only the pages on the way to them are read, a handful whatever the
+//! size of the file. Nothing is verified beyond what has to be followed; [`super::Inspector`] reads every byte.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::page::{self, Edge, KEYS_NOTED, Note};
+use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
+
+/// The revisions a database holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revisions {
+    /// The newest revision of a key.
+    pub revision: i64,
+    /// The revision the store was compacted at, 0 if never.
+    pub compacted: i64,
+}
+
+impl Revisions {
+    /// Reads them. The file may be a snapshot with its checksum at the end, or a member's database that nobody writes.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is no whole database.
+    pub fn of_file(file: &File) -> Result<Self, WalkError> {
+        let walk = Walk::begin(file)?;
+        let buckets = walk.note(walk.root)?;
+        let compacted = match buckets.meta_root {
+            Some(page) => match walk.page(page) {
+                Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
+                // A store that was never compacted has no marks there.
+                Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
+                Err(error) => return Err(error),
+            },
+            None => buckets.compacted,
+        };
+        let revision = match buckets.key_root {
+            None => buckets.inline_revision,
+            Some(page) => walk.last_revision(page)?,
+        };
+        Ok(Self {
+            revision,
+            compacted,
+        })
+    }
+
+    /// The revision an etcd that is started from it serves, as in [`super::Inspected::store_revision`].
+    pub fn store_revision(&self) -> i64 {
+        self.revision.max(self.compacted).max(1)
+    }
+}
+
+/// Why a file tells no revisions.
+#[derive(Debug, thiserror::Error)]
+pub enum WalkError {
+    /// It cannot be read.
+    #[error("the database cannot be read")]
+    Read(#[from] io::Error),
+    /// It is no whole database.
+    #[error(transparent)]
+    Database(#[from] InspectError),
+}
+
+struct Walk<'a> {
+    file: &'a File,
+    page_size: usize,
+    root: u64,
+}
+
+impl<'a> Walk<'a> {
+    /// Of the two meta pages the one with the greater transaction counts.
+    fn begin(file: &'a File) -> Result<Self, WalkError> {
+        let mut first = vec![0; SMALLEST_PAGE];
+        read(file, 0, &mut first, 0)?;
+        let first = page::meta(&first);
+        let known = |size: &usize| (SMALLEST_PAGE..=LARGEST_PAGE).contains(size);
+        let page_size = first.as_ref().map(|meta| meta.page_size).filter(known);
+        let page_size = page_size.unwrap_or(SMALLEST_PAGE);
+        let mut second = vec![0; page_size];
+        read(file, page_size as u64, &mut second, 1)?;
+        let last = [first, page::meta(&second)]
+            .into_iter()
+            .flatten()
+            .max_by_key(|meta| meta.transaction);
+        let root = last.ok_or(InspectError::NotADatabase)?.root;
+        Ok(Self {
+            file,
+            page_size,
+            root,
+        })
+    }
+
+    fn page(&self, id: u64) -> Result<Edge, WalkError> {
+        let broken = InspectError::Broken { page: id };
+        let at = id.checked_mul(self.page_size as u64).ok_or(broken)?;
+        let mut bytes = vec![0; self.page_size];
+        read(self.file, at, &mut bytes, id)?;
+        match page::read_page(&bytes, id) {
+            None => Err(broken.into()),
+            // The last key lies in the overflow.
+            Some(Edge::Overflow { offset }) => {
+                let mut key = [0; KEYS_NOTED];
+                read(self.file, at.saturating_add(offset), &mut key, id)?;
+                let revision = page::revision(&key).ok_or(broken)?;
+                Ok(Edge::Leaf { revision })
+            }
+            Some(edge) => Ok(edge),
+        }
+    }
+
+    fn note(&self, id: u64) -> Result<Note, WalkError> {
+        match self.page(id)? {
+            Edge::Noted(note) => Ok(note),
+            _ => Err(InspectError::Broken { page: id }.into()),
+        }
+    }
+
+    fn last_revision(&self, root: u64) -> Result<i64, WalkError> {
+        /// A tree this deep would have more pages than a file can hold.
+        const DEPTH: usize = 64;
+        let mut page = root;
+        for _ in 0..DEPTH {
+            match self.page(page)? {
+                Edge::Branch { last_child } => page = last_child,
+                Edge::Leaf { revision } => return Ok(revision),
+                Edge::Noted(note) if note.empty => return Ok(0),
+                Edge::Noted(_) | Edge::Overflow { .. } => break,
+            }
+        }
+        Err(InspectError::Broken { page }.into())
+    }
+}
+
+/// A file that ends before a page it should hold is broken there.
+fn read(file: &File, at: u64, bytes: &mut [u8], page: u64) -> Result<(), WalkError> {
+    file.read_exact_at(bytes, at)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => InspectError::Broken { page }.into(),
+            _ => error.into(),
+        })
+}

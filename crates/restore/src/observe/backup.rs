@@ -1,0 +1,213 @@
+//! The backup: where it lies, and whether it can be what the restore needs, before anything is created for it.
+
+use api::backup::name;
+use api::cluster::EtcdClusterSpec;
+use api::conditions::Reason;
+use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
+use api::{EtcdBackup, EtcdRestore};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use tokio::time::timeout;
+
+use super::target::{check_version, cluster_to_make};
+use super::{Eyes, STORE, read};
+use crate::observed::{Source, Trouble};
+use crate::source::{self, SecretData};
+
+/// The place of the backup: the restore's own, or that of the EtcdBackup it names.
+pub(super) async fn place(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+) -> Result<StorageBlock, Trouble> {
+    let spec = &restore.spec;
+    let Some(reference) = &spec.backup else {
+        let kind = spec.backup_storage_type.as_ref();
+        // Old manifests name the type; a block alone says it too.
+        let kind = kind.unwrap_or(&StorageType::S3);
+        let selected = spec.blocks().select(kind, "spec", "backupStorageType");
+        return selected
+            .map(StorageBlock::from)
+            .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
+    };
+    let name = &reference.name;
+    let backup = read::<EtcdBackup>(eyes.client, namespace, name)
+        .await
+        .map_err(|why| Trouble::new(Reason::StepFailed, why))?
+        .ok_or_else(|| {
+            let message = format!(
+                "spec.backup.name: there is no EtcdBackup {name} in {namespace}: correct the name"
+            );
+            Trouble::new(Reason::BackupMissing, message)
+        })?;
+    place_of(&backup, reference.before.as_ref())
+}
+
+/// Where the newest complete backup of an EtcdBackup lies, or the newest that was complete by a time.
+pub(super) fn place_of(
+    backup: &EtcdBackup,
+    before: Option<&Time>,
+) -> Result<StorageBlock, Trouble> {
+    let name = backup.name_any();
+    let selected = backup
+        .spec
+        .blocks()
+        .select(&backup.spec.storage_type, "spec", "storageType");
+    let block = selected
+        .map(StorageBlock::from)
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+    if let Some(problem) = api::restore::unreachable(&backup.spec.storage_type) {
+        let message = format!("the EtcdBackup {name}: {problem}");
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    let location = match before {
+        None => backup
+            .status
+            .as_ref()
+            .and_then(|status| status.location.as_deref()),
+        Some(before) => Some(newest_by(backup, before)?),
+    };
+    let none = || {
+        let message = format!(
+            "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
+        );
+        Trouble::new(Reason::BackupMissing, message)
+    };
+    let (_, path) = location
+        .and_then(|location| location.split_once("://"))
+        .ok_or_else(none)?;
+    // A path on a claim does not name it.
+    let path = match block.source() {
+        StorageSource::Pvc(pvc) => path
+            .strip_prefix(&pvc.claim_name)
+            .and_then(|path| path.strip_prefix('/'))
+            .unwrap_or_default(),
+        _ => path,
+    };
+    // What the spec says by now may be another place than the one the status tells of.
+    let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
+    if !own {
+        let message = format!(
+            "the newest backup of the EtcdBackup {name} lies at another place than its spec names now: wait for its next \
+             one, or give the place in the EtcdRestore itself"
+        );
+        return Err(Trouble::new(Reason::BackupMissing, message));
+    }
+    Ok(block.at(path.to_owned()))
+}
+
+/// Of the backups that the EtcdBackup's status lists, the newest that was complete by then.
+fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
+    let listed = backup.status.iter().flat_map(|status| &status.backups);
+    let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
+    let newest = timed
+        .filter(|(time, _)| *time <= before.0)
+        .max_by_key(|(time, _)| *time);
+    newest.map(|(_, one)| one.location.as_str()).ok_or_else(|| {
+        let message = format!(
+            "spec.backup.before: status.backups of the EtcdBackup {} lists none that was complete by {}: take a later \
+             time, or give the place of an older backup in the EtcdRestore itself",
+            backup.name_any(),
+            before.0
+        );
+        Trouble::new(Reason::BackupMissing, message)
+    })
+}
+
+/// Looks at the backup before anything is created for it.
+pub(super) async fn look(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    there: Option<&EtcdClusterSpec>,
+    place: &Result<StorageBlock, Trouble>,
+) -> Source {
+    let look = async {
+        let source = place.as_ref().map_err(Clone::clone)?;
+        let place = source.source();
+        if let StorageSource::Pvc(pvc) = &place {
+            return on_claim(eyes, restore, namespace, there, pvc).await;
+        }
+        let ambient = store::ambient(&place).is_some();
+        let allowed = eyes.grants.check(namespace, &place, ambient);
+        allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
+        let named = store::secrets_of(&place);
+        let keys = secret(eyes, namespace, named.credentials).await?;
+        let ca = secret(eyes, namespace, named.ca).await?;
+        let place = source::open(source, keys.as_ref(), ca.as_ref(), None).await?;
+        // Reading tells more than looking up: an answer to HEAD has no text.
+        let manifest = place.manifest().await?;
+        let stored = place.check().await?;
+        source::fits(manifest.as_ref(), stored)?;
+        match there {
+            Some(there) => check_version(restore, there, manifest.as_ref()).map(|()| there.clone()),
+            None => cluster_to_make(restore, manifest.as_ref()),
+        }
+    };
+    match timeout(STORE, look).await {
+        Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
+        Ok(Err(trouble)) => Source::Unavailable(trouble),
+        Err(_) => {
+            let message = format!(
+                "the store did not answer within {STORE:?}: check the endpoint and the network"
+            );
+            Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
+        }
+    }
+}
+
+/// What lies on a claim the seed's pod alone can see: it looks at the backup before anything is touched.
+async fn on_claim(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    there: Option<&EtcdClusterSpec>,
+    pvc: &PvcSource,
+) -> Result<EtcdClusterSpec, Trouble> {
+    let name = &pvc.claim_name;
+    let claim = read::<PersistentVolumeClaim>(eyes.client, namespace, name).await;
+    if claim
+        .map_err(|why| Trouble::new(Reason::StepFailed, format!("spec.pvc.claimName: {why}")))?
+        .is_none()
+    {
+        let message = format!(
+            "spec.pvc.claimName: there is no PersistentVolumeClaim {name} in {namespace}: correct the name"
+        );
+        return Err(Trouble::new(Reason::BackupMissing, message));
+    }
+    match (there, &restore.spec.etcd_cluster.template) {
+        (Some(there), _) => check_version(restore, there, None).map(|()| there.clone()),
+        (None, Some(_)) => cluster_to_make(restore, None),
+        (None, None) => {
+            let message = "spec.etcdCluster.template: what is recorded on a claim beside the backup the operator \
+                           cannot see: give the spec of the cluster to make";
+            Err(Trouble::new(Reason::InvalidSpec, message))
+        }
+    }
+}
+
+async fn secret(
+    eyes: &Eyes<'_>,
+    namespace: &str,
+    named: Option<store::SecretName<'_>>,
+) -> Result<Option<SecretData>, Trouble> {
+    let Some(store::SecretName { field, name }) = named else {
+        return Ok(None);
+    };
+    let secret = read::<Secret>(eyes.client, namespace, name)
+        .await
+        .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;
+    let missing = || {
+        let message = format!(
+            "{field}: there is no Secret {name} in {namespace}: create it, or correct the name"
+        );
+        Trouble::new(Reason::SecretMissing, message)
+    };
+    let data = secret.ok_or_else(missing)?.data.unwrap_or_default();
+    Ok(Some(
+        data.into_iter()
+            .map(|(key, value)| (key, value.0))
+            .collect(),
+    ))
+}

@@ -1,0 +1,223 @@
+//! Members: the seed and its objects, those that are replaced, and what etcd itself answers.
+
+use api::EtcdCluster;
+use api::EtcdRestore;
+use api::names::{self, Addresses};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
+use kube::api::ListParams;
+use kube::{Api, Resource, ResourceExt};
+use runtime::member::Members;
+use runtime::outcome::Chain;
+use runtime::progress;
+use tokio::time::timeout;
+
+use super::{Children, Eyes, READ, reach, read};
+use crate::observed::{Child, Former, FormerPod, Pod, Seed, Serving};
+use crate::{naming, pod};
+
+pub(super) async fn seed(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+    children: &mut Children,
+) -> Seed {
+    let member = naming::seed(restore).member;
+    let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
+    let (service, pod, claim) = tokio::join!(
+        read::<Service>(eyes.client, namespace, &member),
+        read::<KubePod>(eyes.client, namespace, &member),
+        async {
+            if cluster.spec.is_durable() {
+                read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await
+            } else {
+                Ok(None)
+            }
+        },
+    );
+    let (service, pod, claim) = (
+        child(service, owner, &mut children.service),
+        child(pod, owner, &mut children.pod),
+        child(claim, owner, &mut children.claim),
+    );
+    let pod = match (pod, &children.pod) {
+        (Child::Unknown(why), _) => Pod::Unknown(why),
+        (Child::InTheWay, _) => Pod::InTheWay,
+        (Child::Present, Some(pod)) => Pod::Present(pod::facts(pod)),
+        (Child::Absent | Child::Present, _) => Pod::Absent,
+    };
+    Seed {
+        service,
+        claim,
+        pod,
+    }
+}
+
+/// How far the container that fetches is, while it runs.
+pub(super) async fn look_at_progress(seed: &mut Seed, pod: Option<&KubePod>) {
+    let Pod::Present(facts) = &mut seed.pod else {
+        return;
+    };
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
+    if let Some(address) = address.filter(|_| facts.fetching) {
+        facts.moved = progress::read(address).await;
+    }
+}
+
+pub(super) fn child<K: Resource>(
+    found: Result<Option<K>, String>,
+    owner: &str,
+    keep: &mut Option<K>,
+) -> Child {
+    match found {
+        Err(why) => Child::Unknown(why),
+        Ok(None) => Child::Absent,
+        Ok(Some(object)) if is_in_the_way(&object, owner) => Child::InTheWay,
+        Ok(Some(object)) => {
+            *keep = Some(object);
+            Child::Present
+        }
+    }
+}
+
+/// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
+pub(super) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
+    let is_child = object
+        .owner_references()
+        .iter()
+        .any(|reference| reference.uid == owner);
+    object.meta().deletion_timestamp.is_some() || !is_child
+}
+
+fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
+    Members::of(cluster, namespace, "", None).addresses()
+}
+
+/// At the pod's own address: beside members that serve no Service leads to it.
+pub(super) async fn seed_serving(
+    eyes: &Eyes<'_>,
+    (namespace, cluster): (&str, &EtcdCluster),
+    seed: &Seed,
+    pod: Option<&KubePod>,
+) -> Serving {
+    match &seed.pod {
+        Pod::Present(pod) if pod.restored.is_some() => {}
+        _ => return Serving::NotAsked,
+    }
+    match seed_url(namespace, cluster, pod) {
+        Some(url) => reach::serving(eyes, &url).await,
+        None => Serving::Unknown("its pod has no address yet".to_owned()),
+    }
+}
+
+pub(super) fn seed_url(
+    namespace: &str,
+    cluster: &EtcdCluster,
+    pod: Option<&KubePod>,
+) -> Option<String> {
+    let addresses = addresses(cluster, namespace);
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
+    Some(addresses.client_url_at(address?, &pod?.name_any()))
+}
+
+/// Before anybody else may use it: whether etcd reads the same keys as the member did that the backup came from.
+pub(super) async fn compared(
+    eyes: &Eyes<'_>,
+    seed: &Seed,
+    at: Option<String>,
+    serving: Serving,
+) -> Serving {
+    let (Pod::Present(pod), Serving::Serves { revision, .. }, Some(url)) =
+        (&seed.pod, &serving, at)
+    else {
+        return serving;
+    };
+    let (Some(restored), Some(expected)) = (pod.restored, pod.hash) else {
+        return serving;
+    };
+    if *revision < restored {
+        return serving;
+    }
+    match eyes.etcd.hash(&url, restored).await {
+        Err(error) => Serving::Unknown(format!("no hash of its keys: {error}")),
+        Ok(Some(found)) if found.compacted == expected.compacted && found.hash != expected.hash => {
+            Serving::Differs {
+                expected: expected.hash,
+                found: found.hash,
+            }
+        }
+        // Of a store that was compacted since nothing can be compared.
+        Ok(_) => serving,
+    }
+}
+
+pub(super) async fn cluster_serving(
+    eyes: &Eyes<'_>,
+    namespace: &str,
+    cluster: &EtcdCluster,
+) -> Serving {
+    let addresses = addresses(cluster, namespace);
+    let status = cluster.status.as_ref();
+    let members = status.iter().flat_map(|status| &status.member_details);
+    // Certificates need not cover the client Service, and do cover the members.
+    let members = members.map(|member| addresses.client_url(&member.name));
+    let mut answer = Serving::NotAsked;
+    for url in std::iter::once(addresses.service_url()).chain(members) {
+        answer = reach::serving(eyes, &url).await;
+        if matches!(answer, Serving::Serves { .. }) || !addresses.client_tls {
+            break;
+        }
+    }
+    answer
+}
+
+/// The pods of the members that are replaced: whatever is this EtcdCluster's and carries another token than the new
+/// cluster's.
+pub(super) async fn former(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+) -> Former {
+    let api: Api<KubePod> = Api::namespaced(eyes.client.clone(), namespace);
+    let of_cluster = names::cluster_selector(&cluster.name_any());
+    let of_cluster = ListParams::default().labels(&of_cluster);
+    let pods = match timeout(READ, api.list(&of_cluster)).await {
+        Ok(Ok(pods)) => pods.items,
+        Ok(Err(error)) => return Former::Unknown(Chain(&error).to_string()),
+        Err(_) => return Former::Unknown(format!("the pods: no answer within {READ:?}")),
+    };
+    let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+    Former::Known(former_of(&pods, uid, &naming::seed(restore).token))
+}
+
+pub(super) fn former_of(pods: &[KubePod], owner: &str, token: &str) -> Vec<FormerPod> {
+    let replaced = |pod: &&KubePod| {
+        let owners = pod.owner_references();
+        let ours = owners.is_empty() || owners.iter().any(|one| one.uid == owner);
+        ours && pod
+            .annotations()
+            .get(names::ANNOTATION_CLUSTER_TOKEN)
+            .is_none_or(|of| of != token)
+    };
+    let former = pods.iter().filter(replaced).map(|pod| FormerPod {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        terminating: pod.metadata.deletion_timestamp.is_some(),
+        ready: is_ready(pod),
+    });
+    former.collect()
+}
+
+fn is_ready(pod: &KubePod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

@@ -1,0 +1,78 @@
+//! The cluster to make of a backup, and whether its etcd can read that. Pure.
+
+use api::cluster::{self, EtcdClusterSpec};
+use api::conditions::Reason;
+use api::manifest::BackupManifest;
+use api::problem;
+use api::version::EtcdVersion;
+use api::{EtcdCluster, EtcdRestore};
+
+use crate::observed::Trouble;
+
+/// The first minor version whose etcdutl raises revisions.
+const BUMPS_FROM: (u64, u64) = (3, 6);
+
+/// The spec of the cluster to make: the template's, or the one recorded beside the backup.
+pub(super) fn cluster_to_make(
+    restore: &EtcdRestore,
+    manifest: Option<&BackupManifest>,
+) -> Result<EtcdClusterSpec, Trouble> {
+    let target = &restore.spec.etcd_cluster;
+    let recorded = manifest.and_then(|manifest| manifest.cluster.as_ref());
+    let spec = match (&target.template, recorded) {
+        (Some(template), _) => template.spec.clone(),
+        (None, Some(recorded)) => recorded.spec.clone(),
+        (None, None) => {
+            let message = "spec.etcdCluster.template: nothing is recorded beside the backup about its cluster: give \
+                           the spec of the cluster to make";
+            return Err(Trouble::new(Reason::InvalidSpec, message));
+        }
+    };
+    let cluster = EtcdCluster::new(&target.name, spec);
+    let problems = cluster::validate(&cluster);
+    if !problems.is_empty() {
+        let message = format!("the cluster to make: {}", problem::summary(&problems));
+        return Err(Trouble::new(Reason::InvalidSpec, message));
+    }
+    let dangerous = cluster::unsafe_to_ignore(&cluster.spec);
+    if !dangerous.is_empty() {
+        let message = format!(
+            "the cluster to make: {}; or give spec.etcdCluster.template",
+            problem::summary(&dangerous)
+        );
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    check_version(restore, &cluster.spec, manifest)?;
+    Ok(cluster.spec)
+}
+
+/// An older etcd cannot read a newer one's database; and its tool has to know what it is asked for.
+pub(super) fn check_version(
+    restore: &EtcdRestore,
+    spec: &EtcdClusterSpec,
+    manifest: Option<&BackupManifest>,
+) -> Result<(), Trouble> {
+    let Ok(wanted) = EtcdVersion::parse(&spec.version) else {
+        return Ok(());
+    };
+    let bumps = restore.spec.bump_revision.is_some_and(|by| by > 0);
+    if bumps && wanted.minor() < BUMPS_FROM {
+        let message = format!(
+            "spec.bumpRevision: the cluster is of etcd {wanted}, and etcdutl knows --bump-revision and \
+             --mark-compacted from 3.6 on: restore without them and restart every client that caches, or restore \
+             into a cluster of 3.6"
+        );
+        return Err(Trouble::new(Reason::NotSupported, message));
+    }
+    let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
+    match backup {
+        Some(backup) if wanted.minor() < backup.minor() => {
+            let message = format!(
+                "the cluster's version is {wanted}, and the backup is of etcd {backup}: use that minor version or a \
+                 newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+            );
+            Err(Trouble::new(Reason::InvalidSpec, message))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,119 @@
+//! A snapshot on its way to the disk: decompressed where it was compressed, read as it goes by, and written, on a
+//! thread of its own, so that the network is read meanwhile. Constant memory: no more than a few chunks wait.
+//!
+//! The file is not brought to the disk before it is used. What a crash of the node leaves of it is found out by reading
+//! it again, and by etcd's own tool, which compares the checksum of what it copied.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::conditions::Reason;
+use bytes::Bytes;
+use etcd::{Inspected, Inspector};
+use runtime::progress::Meter;
+use store::compression::{Decompressor, is_zstd};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::fetch::unreadable;
+use super::volume_trouble;
+use crate::observed::Trouble;
+
+/// Chunks that may wait to be written.
+const WAITING: usize = 32;
+
+/// Takes chunks in order.
+pub(super) struct Intake {
+    chunks: mpsc::Sender<Bytes>,
+    written: JoinHandle<Result<Inspected, Trouble>>,
+}
+
+impl Intake {
+    /// Begins to write to the file, from its beginning.
+    pub(super) fn begin(path: &Path, meter: Arc<Meter>) -> Self {
+        let (chunks, arriving) = mpsc::channel(WAITING);
+        let path = path.to_owned();
+        let written = tokio::task::spawn_blocking(move || write(path, arriving, &meter));
+        Self { chunks, written }
+    }
+
+    /// Takes the next chunk. Says whether more is wanted: not after a failure, which [`Self::finish`] tells.
+    pub(super) async fn push(&self, chunk: Bytes) -> bool {
+        self.chunks.send(chunk).await.is_ok()
+    }
+
+    /// All was taken.
+    pub(super) async fn finish(self) -> Result<Inspected, Trouble> {
+        drop(self.chunks);
+        self.written.await.unwrap_or_else(|error| {
+            let message = format!("the snapshot was not written: {error}");
+            Err(Trouble::new(Reason::SeedFailed, message))
+        })
+    }
+}
+
+fn write(
+    path: PathBuf,
+    mut arriving: mpsc::Receiver<Bytes>,
+    meter: &Meter,
+) -> Result<Inspected, Trouble> {
+    let mut download = Download::create(path)?;
+    let mut compressed = None;
+    let mut begun = false;
+    while let Some(chunk) = arriving.blocking_recv() {
+        // Also beside a backup whose manifest is gone.
+        if !begun && is_zstd(&chunk) {
+            compressed = Some(Decompressor::new().map_err(|error| damaged(&error))?);
+        }
+        begun = true;
+        match &mut compressed {
+            None => download.push(&chunk)?,
+            Some(compressed) => {
+                let mut rest: &[u8] = &chunk;
+                while let Some(piece) = compressed
+                    .next(&mut rest)
+                    .map_err(|error| damaged(&error))?
+                {
+                    download.push(piece)?;
+                }
+            }
+        }
+        meter.advance_to(download.inspector.size());
+    }
+    if let Some(compressed) = compressed {
+        compressed.finish().map_err(|error| damaged(&error))?;
+    }
+    let inspected = download.inspector.finish();
+    inspected.map_err(|error| unreadable(&error.to_string()))
+}
+
+fn damaged(error: &std::io::Error) -> Trouble {
+    unreadable(&format!("it cannot be decompressed ({error})"))
+}
+
+/// A file being written and read as it goes by.
+struct Download {
+    path: PathBuf,
+    file: File,
+    inspector: Inspector,
+}
+
+impl Download {
+    fn create(path: PathBuf) -> Result<Self, Trouble> {
+        let file = File::create(&path).map_err(|error| volume_trouble("create", &path, &error))?;
+        let inspector = Inspector::new();
+        Ok(Self {
+            path,
+            file,
+            inspector,
+        })
+    }
+
+    fn push(&mut self, chunk: &[u8]) -> Result<(), Trouble> {
+        self.inspector.push(chunk);
+        let written = self.file.write_all(chunk);
+        written.map_err(|error| volume_trouble("write", &self.path, &error))
+    }
+}
