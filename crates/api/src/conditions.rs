@@ -111,6 +111,10 @@ text_enum! {
         KeyMismatch = "KeyMismatch",
         /// A certificate was not signed by the authority that is asked about it.
         UnknownAuthority = "UnknownAuthority",
+        /// The authorities were replaced by others in one step, while members run that trust the ones before.
+        AuthorityReplaced = "AuthorityReplaced",
+        /// An authority has expired.
+        AuthorityExpired = "AuthorityExpired",
         /// A certificate has expired.
         CertificateExpired = "CertificateExpired",
         /// A certificate is not valid yet.

@@ -65,6 +65,12 @@ pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
 /// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
 /// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
+/// Common name of the operators' generated certificate. Nobody else gets one of this name, so it may stand for a user of
+/// etcd.
+pub const OPERATOR_USER: &str = "etcd-operator";
+/// Pod annotation with the authorities of Secrets that others keep, as they were when the pod was made: what stands for
+/// each, towards peers and towards clients.
+pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// URLs, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 /// Finalizer of an `EtcdBackup` whose stored backups go with it.

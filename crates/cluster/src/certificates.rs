@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use runtime::certificate::certificates;
 use runtime::member::seed_name;
-use runtime::tls::ClusterTls;
+use runtime::tls::{Authorities, ClusterTls};
 
 use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
@@ -28,6 +28,8 @@ pub struct Certificates {
     /// A digest of the authorities in Secrets that others keep.
     pub others: Option<String>,
     /// Until when certificates are valid, whoever makes them.
+    /// Those authorities themselves, as they are noted on the pods that are started with them.
+    pub authorities: Option<Authorities>,
     pub expiries: Vec<Expiry>,
     /// The seed member of a restore that has claimed the cluster: its pod may not carry the cluster's labels yet.
     pub seed: Option<String>,
@@ -45,6 +47,8 @@ pub struct Noted {
 }
 
 impl Noted {
+    /// The authorities of Secrets that others keep, as they were when it was made.
+    pub authorities: Option<Authorities>,
     /// Until when an authority is valid that its etcd trusts.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
@@ -66,6 +70,10 @@ impl Certificates {
         };
         let secrets: BTreeMap<_, _> = secrets
             .iter()
+            authorities: pod
+                .annotations()
+                .get(names::ANNOTATION_AUTHORITIES)
+                .map(|text| Authorities::read(text)),
             .map(|secret| (secret.name_any(), held(secret, &uid)))
             .collect();
         Self {
@@ -74,6 +82,7 @@ impl Certificates {
             refused: None,
             seed: cluster
                 .annotations()
+            authorities: None,
                 .get(names::ANNOTATION_RESTORE)
                 .map(|restore| seed_name(&cluster.name_any(), restore)),
             expiries: expiry::of_held(secrets.iter()),
@@ -106,6 +115,7 @@ impl Certificates {
         self
     }
 
+        self.authorities = Authorities::of(tls);
     /// The Secret of an authority.
     pub fn authority(&self, circle: Circle) -> Option<&Held> {
         self.secrets
@@ -341,7 +351,7 @@ mod tests {
         let mut seen = Certificates::default().and_of_others(&of_others(authorities));
         let note = Noted {
             trust: noted,
-            certificates: None,
+            ..Noted::default()
         };
         seen.pods.insert("db-a".into(), note);
         seen
@@ -362,9 +372,11 @@ mod tests {
 
     #[test]
     fn until_when_certificates_of_others_are_valid_is_known() {
-        let one = made();
-        let seen = with(&[&one], None);
-        assert_eq!(seen.expiries.len(), 1);
-        assert!(!seen.expiries[0].generated);
+        let (one, other) = (made(), made());
+        // Of the two authorities in the bundle one has signed what stands beside it.
+        let seen = with(&[&one, &other], None);
+        let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
+        assert_eq!(keys, ["tls.crt", "ca.crt"]);
+        assert!(seen.expiries.iter().all(|one| !one.generated));
     }
 }

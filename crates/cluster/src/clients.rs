@@ -69,6 +69,7 @@ mod tests {
             tls: Some(TlsAccess {
                 ca: ca.as_bytes().to_vec(),
                 identity: None,
+                user: None,
             }),
             credentials: None,
         }

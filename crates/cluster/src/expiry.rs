@@ -3,21 +3,24 @@
 //! Pure. Said in time, and not of certificates that are short-lived on purpose: every stage is also a part of a
 //! certificate's life. Generated ones are spoken of only when their renewal is overdue.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::cluster::CertificatesStatus;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runtime::certificate::certificates;
-use runtime::tls::ClusterTls;
+use runtime::certificate::{Certificate, certificates};
+use runtime::tls::{ClusterTls, Purpose};
 
-use crate::authority::{Held, renewal};
+use crate::authority::{Held, TLS_CERTIFICATE, renewal};
 
 /// A certificate in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expiry {
     /// Its Secret.
     pub secret: String,
+    /// The key of the Secret it stands under.
+    pub key: &'static str,
     /// Valid from then on.
     pub not_before: Timestamp,
     /// Valid until then.
@@ -56,22 +59,50 @@ fn length(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-/// Those in Secrets that others keep.
+/// Those in Secrets that others keep: certificates, and the authorities that have signed them. An authority that is only
+/// left in a bundle, or made again under its name, is not worth a word.
 pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
-    let slots = [&tls.peer, &tls.server, &tls.operator];
-    let slots = slots.into_iter().flatten();
-    let expiry = |slot: &runtime::tls::Slot| {
-        let material = slot.found.as_ref().ok()?;
-        let all = certificates(&material.certificate).ok()?;
-        let first = all.iter().min_by_key(|one| one.not_after)?;
-        Some(Expiry {
-            secret: slot.secret.clone(),
-            not_before: first.not_before,
-            not_after: first.not_after,
-            generated: false,
+    let slots = [
+        (Purpose::Peer, &tls.peer),
+        (Purpose::Server, &tls.server),
+        (Purpose::Operator, &tls.operator),
+    ];
+    let read: Vec<_> = slots
+        .into_iter()
+        .filter_map(|(purpose, slot)| {
+            let slot = slot.as_ref()?;
+            let material = slot.found.as_ref().ok()?;
+            let own = certificates(&material.certificate).ok()?;
+            let trusted = certificates(&material.ca).unwrap_or_default();
+            Some((&slot.secret, purpose.keys(material.names), own, trusted))
         })
+        .collect();
+    let signed = |authority: &Certificate| {
+        let mut all = read.iter().flat_map(|(.., own, _)| own);
+        all.any(|one| one.issuer == authority.subject)
     };
-    slots.filter_map(expiry).collect()
+    let expiry = |secret: &str, key: &'static str, one: &Certificate| Expiry {
+        secret: secret.to_owned(),
+        key,
+        not_before: one.not_before,
+        not_after: one.not_after,
+        generated: false,
+    };
+    let mut all = Vec::new();
+    for (secret, keys, own, trusted) in &read {
+        let first = own.iter().min_by_key(|one| one.not_after);
+        all.extend(first.map(|one| expiry(secret, keys.certificate, one)));
+        let mut newest: BTreeMap<&[u8], &Certificate> = BTreeMap::new();
+        for one in trusted.iter().filter(|one| signed(one)) {
+            let held = newest.entry(one.subject.as_slice()).or_insert(one);
+            if held.not_after < one.not_after {
+                *held = one;
+            }
+        }
+        let authorities = newest.into_values();
+        all.extend(authorities.map(|one| expiry(secret, keys.ca, one)));
+    }
+    all
 }
 
 /// Those the operator makes.
@@ -80,6 +111,7 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
         let leaf = held.certificate.as_ref()?;
         Some(Expiry {
             secret: secret.clone(),
+            key: TLS_CERTIFICATE,
             not_before: leaf.not_before,
             not_after: leaf.not_after,
             generated: true,
@@ -96,6 +128,7 @@ pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let said = worst.unwrap_or(first);
     Some(CertificatesStatus {
         secret: said.secret.clone(),
+        key: Some(said.key.to_owned()),
         not_after: Time(said.not_after),
         expires_within: worst.and_then(|one| one.stage(now)).map(str::to_owned),
     })
@@ -110,6 +143,7 @@ mod tests {
         let end = Timestamp::from_second(days * 86400).unwrap();
         Expiry {
             secret: "server".into(),
+            key: "server.crt",
             not_before: start,
             not_after: end,
             generated,

@@ -108,7 +108,18 @@ impl Objects {
 impl Look {
     /// How the members are reached; the reason when they cannot be.
     pub fn access(&self) -> Result<Access, String> {
-        let access = self.tls.access().map_err(|fault| fault.message)?;
+        // While TLS is being switched on nobody needs it yet.
+        let needed =
+            self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
+        let mut access = match self.tls.access() {
+            Err(_) if !needed => Access::default(),
+            access => access.map_err(|fault| fault.message)?,
+        };
+        let generated = self.without_etcd.certificates.rule.is_some();
+        if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
+            // Invariant 21: made when authentication is turned on, so that the loss of a quorum locks nobody out.
+            tls.user = Some(names::OPERATOR_USER.to_owned());
+        }
         Ok(Access {
             credentials: self.auth.credentials(),
             ..access

@@ -143,8 +143,14 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
         && within(after).is_some()
         && within(before) != within(after)
     {
+        let key = certificates.key.as_deref().unwrap_or("the certificate");
+        let remedy = if key.ends_with("ca.crt") {
+            "replace the authority in time, with both in every Secret for a while"
+        } else {
+            "renew it"
+        };
         let text = format!(
-            "the certificate in Secret {} is valid until {}: renew it",
+            "{key} in Secret {} is valid until {}: {remedy}",
             certificates.secret, certificates.not_after.0
         );
         notices.push(Notice::warning("CertificateExpiring", "Observe", text));

@@ -20,6 +20,9 @@ pub struct TlsAccess {
     pub ca: Vec<u8>,
     /// The client's certificate chain and key, where the members ask for one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// The user of etcd's authentication that the certificate names, where nobody else has one of that name: it is made
+    /// when authentication is turned on.
+    pub user: Option<String>,
 }
 
 impl fmt::Debug for TlsAccess {
@@ -68,6 +71,7 @@ mod tests {
             tls: Some(TlsAccess {
                 ca: b"CA-PEM".to_vec(),
                 identity: Some((b"CERT-PEM".to_vec(), b"KEY-PEM".to_vec())),
+                user: None,
             }),
             credentials: Some(Credentials {
                 user: "root".into(),

@@ -83,7 +83,7 @@ impl EtcdClient {
     /// As [`EtcdClient::new`], with deadlines other than the defaults.
     pub fn with_deadlines(access: Access, deadlines: Deadlines) -> Self {
         Self {
-            session: Session::new(access.credentials.clone()),
+            session: Session::new(access.credentials.clone(), is_certified(&access)),
             access,
             deadlines,
             connections: Mutex::new(HashMap::new()),
@@ -146,16 +146,21 @@ impl EtcdClient {
     {
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            let login = self.logged_in(endpoint, None).await?;
+            let mut login = self.logged_in(endpoint, None, deadline).await?;
             let mut answer = call(client.clone()).await;
             if self.session.has_credentials() && answer.as_ref().is_err_and(asks_for_token) {
                 // The member does not know the token: it was started, or the token has lasted its time.
-                let login = self.logged_in(endpoint, login).await?;
+                login = self.logged_in(endpoint, login, deadline).await?;
                 answer = call(client.clone()).await;
-                if login.is_none() && answer.as_ref().is_err_and(asks_for_token) {
-                    let text = format!("{endpoint}: no member has answered the login yet");
-                    return Err(Error::Unavailable(text));
-                }
+            }
+            if self.session.has_credentials()
+                && login.is_none()
+                && let Err(error) = &answer
+                && matches!(classify(endpoint, error), Error::AccessDenied(_))
+            {
+                // Also where the user that the certificate names may do less.
+                let text = format!("{endpoint}: no member has answered the login yet");
+                return Err(Error::Unavailable(text));
             }
             match answer {
                 Ok(answer) => {
@@ -278,6 +283,12 @@ impl EtcdClient {
         }
         Err(most_telling(errors))
     }
+}
+
+/// Whether the client shows a certificate, which may name a user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
+fn is_certified(access: &Access) -> bool {
+    let tls = access.tls.as_ref();
+    tls.is_some_and(|tls| tls.identity.is_some())
 }
 
 /// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members

@@ -5,6 +5,10 @@
 //! again. A learner gives none out and asks for one like the others, also for `Status` since 3.5.26 and 3.6.9. So the
 //! token is fetched where it can be had and shown wherever it is asked for, and fetched anew when a member does not
 //! know it. While authentication is off none is given out, and none is needed.
+//!
+//! A client whose certificate names a user needs no token, where members ask for certificates: without a quorum, which
+//! gives none out, it is the only way in for whoever has none yet. etcd looks at the certificate only where no token is
+//! shown (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`), so one that a member does not know is dropped then.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,6 +77,8 @@ impl Known {
 #[derive(Default)]
 pub(crate) struct Session {
     credentials: Option<Credentials>,
+    /// It shows a certificate, too.
+    certified: bool,
     token: Token,
     found: Mutex<Known>,
     /// Who logs in does it for all that wait.
@@ -96,9 +102,10 @@ pub(crate) enum Answer {
 }
 
 impl Session {
-    pub(crate) fn new(credentials: Option<Credentials>) -> Self {
+    pub(crate) fn new(credentials: Option<Credentials>, certified: bool) -> Self {
         Self {
             credentials,
+            certified,
             ..Self::default()
         }
     }
@@ -145,9 +152,15 @@ impl Session {
         self.credentials.is_some()
     }
 
-    /// Forgets what is known, after a change of it.
+    /// Whether it shows a certificate beside its token.
+    pub(crate) fn is_certified(&self) -> bool {
+        self.certified
+    }
+
+    /// Forgets what is known, after a change of it; also that nobody has answered.
     pub(crate) fn forget(&self) {
-        self.found().found = None;
+        let mut known = self.found();
+        (known.found, known.silent) = (None, None);
     }
 
     /// Makes sure of the login: what is known, unless that is `stale`, else what a member says now. `endpoint` is
@@ -214,7 +227,12 @@ impl Session {
             return settled(self.keep(login));
         }
         // Nobody gives one out: the one that is known is shown all the same, or the call is made without.
-        self.found().silent = Some(Instant::now());
+        let mut known = self.found();
+        known.silent = Some(Instant::now());
+        if self.certified && stale.is_some() {
+            known.found = None;
+            *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         Ok(None)
     }
 
@@ -329,11 +347,12 @@ mod tests {
     use super::*;
 
     fn session() -> Session {
-        Session::new(Some(Credentials {
+        let credentials = Credentials {
             user: "root".into(),
             password: "new".into(),
             former: vec!["old".into()],
-        }))
+        };
+        Session::new(Some(credentials), false)
     }
 
     #[tokio::test]
@@ -401,7 +420,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_credentials_nobody_is_asked() {
-        let session = Session::new(None);
+        let session = Session::new(None, false);
         let ask = |_: String, _: Credentials| async { Answer::Refused };
         assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);
     }

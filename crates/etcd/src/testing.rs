@@ -199,7 +199,8 @@ impl EtcdProcess {
 
     fn spawn(programs: &Programs, name: &str, peer_url: &str, start: &Start, state: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let secure = start.flags.iter().any(|flag| flag == "--auto-tls");
+        let is_tls = |flag: &String| flag == "--auto-tls" || flag.starts_with("--cert-file=");
+        let secure = start.flags.iter().any(is_tls);
         let scheme = if secure { "https" } else { "http" };
         let client_url = format!("{scheme}://127.0.0.1:{}", free_port());
         let mut cluster = vec![format!("{name}={peer_url}")];

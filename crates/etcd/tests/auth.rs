@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd::{Access, Credentials, Error, Etcd, EtcdClient, Login, MemberId};
+use etcd::{Access, Credentials, Error, Etcd, EtcdClient, Login, MemberId, TlsAccess};
 use futures::StreamExt;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 fn client(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::new(Access {
@@ -169,5 +170,92 @@ async fn promoted(client: &EtcdClient, via: &[String], id: MemberId) {
     while let Err(error) = client.promote_member(via, id).await {
         assert!(Instant::now() < end, "{error}");
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Flags of members that ask everybody for a certificate, and what a client shows whose certificate names this user.
+fn certified(dir: &std::path::Path, user: &str) -> (Vec<String>, TlsAccess) {
+    let mut own = CertificateParams::default();
+    own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let ca = own.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(own, key);
+    let signed = |name: &str| {
+        let mut parameters = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let certificate = parameters.signed_by(&key, &issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    };
+    let (server, client) = (signed("a member"), signed(user));
+    let file = |name: &str, text: &str| {
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let flags = vec![
+        format!("--cert-file={}", file("server.crt", &server.0)),
+        format!("--key-file={}", file("server.key", &server.1)),
+        format!("--trusted-ca-file={}", file("ca.crt", &ca)),
+        "--client-cert-auth=true".to_owned(),
+    ];
+    let tls = TlsAccess {
+        ca: ca.into_bytes(),
+        identity: Some((client.0.into_bytes(), client.1.into_bytes())),
+        user: Some(user.to_owned()),
+    };
+    (flags, tls)
+}
+
+/// Nobody is given a login without a quorum; whoever has a certificate that names a user needs none.
+#[tokio::test]
+async fn a_survivor_is_asked_by_the_certificate_that_names_a_user() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (flags, tls) = certified(dir.path(), "operator");
+        let start = Start {
+            flags,
+            ..Start::default()
+        };
+        let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
+        let via = urls(&members);
+        let access = |credentials: bool| Access {
+            tls: Some(tls.clone()),
+            credentials: credentials.then(|| Credentials {
+                user: "root".into(),
+                password: "first".into(),
+                former: Vec::new(),
+            }),
+        };
+        let root = EtcdClient::new(access(true));
+        status_of(&root, &via[0]).await;
+        root.enable_auth(&via).await.unwrap();
+        assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
+        assert_eq!(root.members(&via).await.unwrap().members.len(), 3);
+        members[1].kill();
+        members[2].kill();
+        // The one that has logged in, one that has only just been started, and a seed, which has no password.
+        let clients = [
+            root,
+            EtcdClient::new(access(true)),
+            EtcdClient::new(access(false)),
+        ];
+        for client in clients {
+            leaderless(&client, &via[0]).await;
+            let list = client.local_members(&via[0]).await.unwrap();
+            assert_eq!(list.members.len(), 3, "{minor}");
+            assert!(bytes_of_snapshot(&client, &via[0]).await > 0, "{minor}");
+        }
+    }
+}
+
+async fn leaderless(client: &EtcdClient, member: &str) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        match client.status(member).await {
+            Ok(status) if status.leader.is_none() => return,
+            answer if Instant::now() > end => panic!("{answer:?}"),
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
     }
 }

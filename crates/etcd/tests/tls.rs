@@ -56,6 +56,7 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
         tls: Some(TlsAccess {
             ca: ca.as_bytes().to_vec(),
             identity: None,
+            user: None,
         }),
         credentials: None,
     });

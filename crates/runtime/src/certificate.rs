@@ -112,6 +112,15 @@ impl Certificate {
         })
     }
 
+    /// What stands for an authority, in sixteen hexadecimal digits: its name and its key. One that was made again with
+    /// both is the same to whoever verifies by it.
+    pub fn identity(&self) -> String {
+        let mut hasher = Sha256::new();
+        hasher.update(&self.subject);
+        hasher.update(&self.public_key);
+        hexadecimal(&hasher.finalize()).chars().take(16).collect()
+    }
+
     /// Whether it is valid at this time.
     pub fn is_valid_at(&self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after

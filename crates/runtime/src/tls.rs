@@ -6,10 +6,12 @@
 
 mod check;
 mod material;
+mod started;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::cluster::{EtcdClusterSpec, MemberAddress, TlsPolicy};
@@ -20,6 +22,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 
 pub use material::{Fault, Material, Purpose, SecretData, data_of, material};
+pub use started::Authorities;
 
 /// How long reading one Secret may take.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -91,6 +94,19 @@ impl ClusterTls {
         check::faults(self, addresses, now)
     }
 
+    /// What is wrong with the material for members that run, by the authorities they were started with. Pure. A Secret
+    /// that has a fault in itself is not looked at again.
+    pub fn faults_of_started(
+        &self,
+        started: &BTreeMap<String, Authorities>,
+        own: &[Fault],
+        now: Timestamp,
+    ) -> Vec<Fault> {
+        let mut faults = started::faults(self, started, now);
+        faults.retain(|fault| !own.iter().any(|other| other.purpose == fault.purpose));
+        faults
+    }
+
     /// Completes a spec by what the Secrets tell: how their keys are called and, where the spec does not say how
     /// members are reached and no member runs yet (`running` says how those are reached that do), the form of
     /// address the certificates are made for. The pods' form is chosen when they cover no other.
@@ -144,6 +160,7 @@ pub fn access(material: &Material) -> Access {
         tls: Some(TlsAccess {
             ca: material.ca.clone(),
             identity: Some(identity),
+            user: None,
         }),
         credentials: None,
     }

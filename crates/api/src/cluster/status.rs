@@ -207,6 +207,9 @@ pub struct RecoveryStatus {
     )]
     pub silent_members: Vec<String>,
     /// First member of the new cluster.
+    /// The key of the Secret it stands under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     pub member: String,
     /// Token of the new cluster.
     pub token: String,

@@ -1,6 +1,8 @@
 //! A cluster's certificates: the spec completed by what they tell, and what is wrong with them. Pure; the Secrets were
 //! read before.
 
+use std::collections::BTreeMap;
+
 use api::EtcdCluster;
 use api::cluster::MemberAddress;
 use api::names::{self, Addresses};
@@ -8,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use runtime::member::Members;
-use runtime::tls::{ClusterTls, Slot};
+use runtime::tls::{Authorities, ClusterTls, Fault, Slot};
 
 use super::Look;
 use crate::tls::Tls;
@@ -50,7 +52,7 @@ pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
     let addresses = Members::of(&look.cluster, &namespace, "", None).addresses();
     Tls {
         from: used(tls, &addresses),
-        faults: tls.faults(&addresses, now),
+        faults,
     }
 }
 
@@ -63,12 +65,26 @@ fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
         part(&tls.peer, "members talk to each other"),
         part(&tls.server, "clients are served"),
         part(&tls.operator, "the operators are clients"),
+    let mut faults = tls.faults(&addresses, now);
+    let apart = tls.faults_of_started(&started(look), &faults, now);
+    faults.extend(apart);
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| {
         let form = &addresses.member;
         format!(
             "{}; members have the {form} form of address",
+/// The authorities the members that run were started with, where that is known.
+fn started(look: &Look) -> BTreeMap<String, Authorities> {
+    let observed = &look.without_etcd;
+    let running = observed.pods.iter().filter(|(_, pod)| pod.running);
+    let noted = running.filter_map(|(member, _)| {
+        let noted = observed.certificates.pods.get(member)?;
+        Some((member.clone(), noted.authorities.clone()?))
+    });
+    noted.collect()
+}
+
             parts.join("; ")
         )
     })

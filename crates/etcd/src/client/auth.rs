@@ -1,6 +1,8 @@
 //! The real client's login, and what it changes of etcd's authentication.
 
-use etcd_client::Client;
+use std::time::Duration;
+
+use etcd_client::{Client, UserAddOptions};
 use tokio::time::timeout;
 
 use super::EtcdClient;
@@ -11,12 +13,20 @@ use crate::port::{Error, Login};
 
 impl EtcdClient {
     /// Makes sure that the client is logged in, where it has credentials and etcd asks for them; `stale` is the login
-    /// that was not good enough. Returns which login it is.
+    /// that was not good enough, `deadline` that of the call it is for. Returns which login it is.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
+        deadline: Duration,
     ) -> Result<Option<u64>, Error> {
+        // Twice at most: the member itself, then all others at the same time. Whoever has another way in waits so short
+        // that the call is still made.
+        let patience = if self.session.is_certified() {
+            deadline / 4
+        } else {
+            self.deadlines.call / 2
+        };
         let ask = |member: String, credentials: Credentials| async move {
             let asked = async {
                 match self.connection(&member).await {
@@ -24,8 +34,7 @@ impl EtcdClient {
                     Err(_) => Answer::Silent,
                 }
             };
-            // Twice at most: the member itself, then all others at the same time.
-            let answer = timeout(self.deadlines.call / 2, asked).await;
+            let answer = timeout(patience, asked).await;
             answer.unwrap_or(Answer::Silent)
         };
         let found = self.session.ensure(endpoint, stale, ask).await?;
@@ -41,7 +50,8 @@ impl EtcdClient {
         let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
             return Err(most_telling(Vec::new()));
         };
-        match self.logged_in(&endpoint, None).await {
+        let patient = self.deadlines.call * 2;
+        match self.logged_in(&endpoint, None, patient).await {
             Ok(_) | Err(Error::AccessDenied(_)) => {}
             Err(error) => return Err(error),
         }
@@ -62,10 +72,18 @@ impl EtcdClient {
             Some(Login::Off) => {}
             _ => return Ok(()),
         }
-        let done = self.change(via, |client| turn_on(client, credentials.clone()));
+        let named = self.named();
+        let done = self.change(via, |client| {
+            turn_on(client, credentials.clone(), named.clone())
+        });
         let done = done.await;
         self.session.forget();
         done
+    }
+
+    /// The user that the certificate names.
+    fn named(&self) -> Option<String> {
+        self.access.tls.as_ref()?.user.clone()
     }
 
     pub(super) async fn turn_auth_off(&self, via: &[String]) -> Result<(), Error> {
@@ -81,9 +99,13 @@ impl EtcdClient {
         let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
             return Err(Error::Other("there are no credentials".to_owned()));
         };
-        let done = self.change(via, |client| {
-            let (user, password) = (user.clone(), password.clone());
+        let named = self.named();
+        let done = self.change(via, |mut client| {
+            let (user, password, named) = (user.clone(), password.clone(), named.clone());
             async move {
+                if let Some(named) = named {
+                    stand_in(&mut client, &named).await?;
+                }
                 let mut auth = client.auth_client();
                 auth.user_change_password(user, password).await.map(|_| ())
             }
@@ -98,7 +120,11 @@ impl EtcdClient {
 /// left or set again (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
 ///
 /// Invariant 21: authentication is on only after the operator's own password was set for the user it stands for.
-async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etcd_client::Error> {
+async fn turn_on(
+    mut client: Client,
+    credentials: Credentials,
+    named: Option<String>,
+) -> Result<(), etcd_client::Error> {
     let Credentials { user, password, .. } = credentials;
     match client.user_add(user.clone(), password.clone(), None).await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {
@@ -115,5 +141,20 @@ async fn turn_on(mut client: Client, credentials: Credentials) -> Result<(), etc
         Ok(_) => {}
     }
     client.user_grant_role(user, "root").await?;
+    if let Some(named) = named {
+        stand_in(&mut client, &named).await?;
+    }
     client.auth_enable().await.map(|_| ())
+}
+
+/// The user that the client's own certificate names, without a password: whoever has that certificate is let in while no
+/// quorum gives a login out.
+async fn stand_in(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
+    let options = UserAddOptions::new().with_no_pwd();
+    match client.user_add(user, "", Some(options)).await {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {}
+        Err(error) => return Err(error),
+        Ok(_) => {}
+    }
+    client.user_grant_role(user, "root").await.map(|_| ())
 }

@@ -13,11 +13,11 @@ use crate::port::{Error, Snapshot};
 
 impl EtcdClient {
     pub(super) async fn stream(&self, member: &str) -> Result<Snapshot, Error> {
-        let login = self.logged_in(member, None).await?;
+        let login = self.logged_in(member, None, self.deadlines.call).await?;
         let opened = match self.open(member).await {
             Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
                 // The member does not know the token.
-                self.logged_in(member, login).await?;
+                self.logged_in(member, login, self.deadlines.call).await?;
                 self.open(member).await?
             }
             opened => opened?,

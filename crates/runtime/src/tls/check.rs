@@ -13,6 +13,7 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::material::{Fault, Keys, Material, Purpose};
 use super::{ClusterTls, Slot};
+use crate::certificate::Certificate;
 
 /// One Secret being looked at.
 struct Look<'a> {
@@ -96,13 +97,51 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// The certificate leads to one of these authorities and may be used like this, at this time.
+    /// The certificate leads to one of these authorities and may be used like this, at this time. An authority that has
+    /// run out is none to etcd: Go verifies the whole chain, where webpki takes whom it is told to trust for granted.
     fn trusted(
+        &self,
+        (authorities, theirs): (&[CertificateDer<'static>], &str),
+        wanted: Use,
+        with: With<'_>,
+    ) -> Result<(), Fault> {
+        let ended = |one: &&CertificateDer<'static>| {
+            let read = Certificate::read((*one).clone());
+            read.filter(|one| one.not_after < with.1)
+        };
+        let valid = authorities.iter().filter(|one| ended(one).is_none());
+        let valid: Vec<_> = valid.cloned().collect();
+        let led = self.leads((&valid, theirs), wanted, with);
+        if led.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
+            return led?.map_or(Ok(()), Err);
+        }
+        // By one that has run out?
+        for one in authorities {
+            let own = std::slice::from_ref(one);
+            let Some(end) = ended(&one).map(|ended| ended.not_after) else {
+                continue;
+            };
+            let refused = self.leads((own, theirs), wanted, with)?;
+            if refused.is_none_or(|fault| fault.code != "UnknownAuthority") {
+                let what = format!(
+                    "{} was signed by an authority in {theirs} that expired at {end}: put in a new authority, and \
+                     certificates by it in every Secret; members on volumes can then be started again by deleting the \
+                     pods of all of them",
+                    self.keys.certificate
+                );
+                return Err(self.fault("AuthorityExpired", &what));
+            }
+        }
+        led?.map_or(Ok(()), Err)
+    }
+
+    /// Why the certificate does not lead to any of these authorities; `None` when it does.
+    fn leads(
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
         wanted: Use,
-        (provider, now): (&CryptoProvider, Timestamp),
-    ) -> Result<(), Fault> {
+        (provider, now): With<'_>,
+    ) -> Result<Option<Fault>, Fault> {
         let chain = self.chain()?;
         let certificate = self.keys.certificate;
         let unreadable = |error: &webpki::Error| {
@@ -110,7 +149,7 @@ impl<'a> Look<'a> {
             self.fault("CertificateUnreadable", &what)
         };
         let Some((leaf, between)) = chain.split_first() else {
-            return Ok(());
+            return Ok(None);
         };
         let leaf = EndEntityCert::try_from(leaf).map_err(|error| unreadable(&error))?;
         let anchors: Result<Vec<TrustAnchor<'_>>, _> = authorities
@@ -135,10 +174,8 @@ impl<'a> Look<'a> {
             None,
             None,
         );
-        match verified {
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.refused(&error, theirs, wanted)),
-        }
+        let refused = verified.err();
+        Ok(refused.map(|error| self.refused(&error, theirs, wanted)))
     }
 
     fn refused(&self, error: &webpki::Error, theirs: &str, wanted: Use) -> Fault {
@@ -287,6 +324,23 @@ fn operator_faults(
     };
     let place = format!("{} of Secret {}", by.keys.ca, by.secret);
     operator.trusted((&authorities, &place), Use::Client, with)
+}
+
+/// Whether a certificate that holds in itself was signed by none of these authorities, and is so refused by whoever
+/// trusts no others. The usage asked about is the client's: a peer has both, and whom members ask for a certificate is
+/// a client.
+pub(super) fn is_of_others(
+    purpose: Purpose,
+    slot: &Slot,
+    authorities: &[CertificateDer<'static>],
+    now: Timestamp,
+) -> bool {
+    let provider = aws_lc_rs::default_provider();
+    let Some(Ok(look)) = Look::at(purpose, Some(slot)) else {
+        return false;
+    };
+    let led = look.leads((authorities, ""), Use::Client, (&provider, now));
+    matches!(led, Ok(Some(fault)) if fault.code == "UnknownAuthority")
 }
 
 /// Whether the certificates of the members, those that can be read, cover every member's host name.

@@ -1,5 +1,6 @@
 //! Certificates that hold and those that do not, each with what is said of it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::cluster::KeyNames;
@@ -21,7 +22,17 @@ struct Authority {
 
 impl Authority {
     fn new(name: &str) -> Self {
+        Self::made(name, CertificateParams::default())
+    }
+
+    /// One that has run out.
+    fn ended(name: &str) -> Self {
         let mut own = CertificateParams::default();
+        own.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        Self::made(name, own)
+    }
+
+    fn made(name: &str, mut own: CertificateParams) -> Self {
         own.distinguished_name.push(DnType::CommonName, name);
         own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         own.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -262,4 +273,109 @@ fn invariant_14_material_is_not_shown() {
     for secret in ["BEGIN", "45, 45, 45"] {
         assert!(!shown.contains(secret), "{shown}");
     }
+}
+
+/// Invariant 20: etcd takes no certificate by an authority that has run out, whatever the certificate says.
+#[test]
+fn invariant_20_an_authority_that_has_run_out_is_a_fault() {
+    let (old, new) = (Authority::ended("old"), Authority::new("new"));
+    let by = |authority: &Authority| authority.sign(&[SERVICE], &BOTH, GOOD);
+    let said = faults(&with_peer(by(&old), &old.pem));
+    assert_eq!(said[0].code, "AuthorityExpired");
+    for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
+        assert!(said[0].message.contains(word), "{}", said[0].message);
+    }
+    // One that is left in a bundle does no harm.
+    let both = format!("{}{}", old.pem, new.pem);
+    assert_eq!(faults(&with_peer(by(&new), &both)), []);
+    assert_eq!(
+        faults(&with_peer(by(&old), &both))[0].code,
+        "AuthorityExpired"
+    );
+}
+
+/// What is wrong for a member that was started with these Secrets.
+fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
+    let noted = Authorities::of(started).unwrap().to_string();
+    let started = BTreeMap::from([("db-a".to_owned(), Authorities::read(&noted))]);
+    now.faults_of_started(&started, &faults(now), Timestamp::now())
+}
+
+/// Invariant 20: no step leaves a member that runs and one that is started now without an authority they share, nor
+/// with a certificate that one of them refuses.
+#[test]
+fn invariant_20_authorities_of_others_are_replaced_in_steps() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let both = format!("{}{}", old.pem, new.pem);
+    let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
+    let start = peer(&old, &old.pem);
+    let bundle = peer(&old, &both);
+    // In the right order nothing is wrong, and each step may be taken back.
+    for (from, to) in [
+        (&start, &start),
+        (&start, &bundle),
+        (&bundle, &peer(&new, &both)),
+        (&peer(&new, &both), &peer(&new, &new.pem)),
+        (&bundle, &start),
+    ] {
+        assert_eq!(faults_after(from, to), []);
+    }
+    let at_once = faults_after(&start, &peer(&new, &new.pem));
+    assert_eq!(at_once[0].code, "AuthorityReplaced");
+    assert!(at_once[0].concerns_members());
+    for word in ["Secret given", "peer-ca.crt", "db-a"] {
+        assert!(at_once[0].message.contains(word), "{}", at_once[0].message);
+    }
+    let early = faults_after(&start, &peer(&new, &both));
+    assert_eq!(early[0].code, "UnknownAuthority");
+    assert!(
+        early[0].message.contains("peer.crt"),
+        "{}",
+        early[0].message
+    );
+    // Of a member that does not say it nobody knows.
+    assert_eq!(
+        peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
+        []
+    );
+}
+
+#[test]
+fn an_authority_that_is_made_again_with_its_key_is_the_same() {
+    let old = Authority::new("one");
+    let mut own = CertificateParams::default();
+    own.distinguished_name.push(DnType::CommonName, "one");
+    own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let again = own.self_signed(old.issuer.key()).unwrap().pem();
+    let signed = || old.sign(&[SERVICE], &BOTH, GOOD);
+    let (before, after) = (with_peer(signed(), &old.pem), with_peer(signed(), &again));
+    assert_eq!(faults_after(&before, &after), []);
+}
+
+/// The members' authorities for clients, and the operators' certificate.
+#[test]
+fn invariant_20_the_operators_certificate_is_taken_by_the_members_that_run() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let both = format!("{}{}", old.pem, new.pem);
+    let tls = |ca: &str, operator: &Authority| {
+        let server = old.sign(&[SERVICE], &BOTH, GOOD);
+        let client = operator.sign(&[], &BOTH[1..], GOOD);
+        let data = |purpose, signed, ca| secret(purpose, KeyNames::OfPurpose, signed, ca);
+        ClusterTls {
+            peer: None,
+            server: Some(slot(Purpose::Server, &data(Purpose::Server, server, ca))),
+            operator: Some(slot(
+                Purpose::Operator,
+                &data(Purpose::Operator, client, &both),
+            )),
+        }
+    };
+    let start = tls(&old.pem, &old);
+    assert_eq!(faults_after(&start, &tls(&both, &old)), []);
+    let early = faults_after(&start, &tls(&both, &new));
+    assert_eq!(early[0].code, "UnknownAuthority");
+    assert!(!early[0].concerns_members());
+    let at_once = faults_after(&start, &tls(&new.pem, &new));
+    assert_eq!(at_once[0].code, "AuthorityReplaced");
+    assert!(at_once[0].message.contains("server-ca.crt"));
 }

@@ -104,6 +104,11 @@ impl Actor<'_> {
             pod.annotations_mut()
                 .insert(names::ANNOTATION_TRUST.to_owned(), trust);
         }
+        if let Some(authorities) = &self.observed.certificates.authorities {
+            let noted = authorities.to_string();
+            pod.annotations_mut()
+                .insert(names::ANNOTATION_AUTHORITIES.to_owned(), noted);
+        }
     }
 
     fn draw_authority(rule: &Rule, circle: Circle) -> Result<Made, Error> {
@@ -142,10 +147,11 @@ impl Actor<'_> {
         };
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
-        // An etcd with authentication takes the common name for a user's, so no user's name is used.
+        // An etcd with authentication takes the common name for a user's: a name of its own for the operators, and for
+        // all others one that nobody gives a user by chance.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
-            CertificateUse::Operator => "etcd-operator".to_owned(),
+            CertificateUse::Operator => names::OPERATOR_USER.to_owned(),
             CertificateUse::Client => names::client_service(&rule.cluster),
         };
         let request = Request {
