@@ -6,6 +6,7 @@
 pub mod bucket;
 pub mod chart;
 pub mod env;
+mod health;
 pub mod keyspace;
 pub mod kubectl;
 pub mod leaks;
@@ -13,6 +14,7 @@ pub mod manifests;
 pub mod metrics;
 pub mod objects;
 pub mod picture;
+pub mod reader;
 pub mod sandbox;
 pub mod testbed;
 pub mod tls;
@@ -21,6 +23,7 @@ pub mod writer;
 
 pub use env::Env;
 pub use keyspace::Keyspace;
+pub use reader::Reader;
 pub use sandbox::{Sandbox, scenario};
 pub use testbed::Testbed;
 pub use wait::until;

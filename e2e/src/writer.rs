@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use etcd_client::{Client, ConnectOptions, GetOptions};
 use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use crate::health::Health;
 use crate::kubectl::PortForward;
 use crate::tls::Identity;
 use crate::wait::{Look, until};
@@ -22,6 +24,8 @@ use crate::{PATIENCE, Sandbox};
 
 /// Where its keys begin.
 const PREFIX: &str = "written/";
+/// Those of a client that listens to the members' health: it writes beside the other.
+const LISTENING: &str = "listening/";
 /// From one write to the next: cheap enough to run in every test.
 const EVERY: Duration = Duration::from_millis(60);
 /// A write that takes longer is given up; whether it was done is unknown then.
@@ -37,6 +41,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 struct Manner {
     every: Duration,
     retries: Option<Duration>,
+    prefix: &'static str,
 }
 
 /// A client that writes in the background until [`Writer::finish`].
@@ -44,20 +49,23 @@ pub struct Writer {
     task: JoinHandle<()>,
     ledger: Arc<Mutex<Ledger>>,
     way: Way,
+    prefix: &'static str,
 }
 
 /// How the cluster is reached, and what is shown there.
 #[derive(Clone)]
-struct Way {
-    road: Road,
-    identity: Option<Identity>,
+pub(crate) struct Way {
+    pub(crate) road: Road,
+    pub(crate) identity: Option<Identity>,
 }
 
 /// Where the cluster is reached.
 #[derive(Clone)]
-enum Road {
+pub(crate) enum Road {
     /// The client Service's own address: the machine reaches the testbed's Services.
     Address(String),
+    /// The members' own Services, each with what the member says of its health.
+    Members(Arc<Vec<(String, Health)>>),
     /// A forwarded port: a cluster of the user's own is reached like this only.
     Forward {
         env: Box<crate::Env>,
@@ -67,8 +75,10 @@ enum Road {
 }
 
 /// A connection; a forwarded port lives as long as it does.
-struct Line {
-    client: Client,
+pub(crate) struct Line {
+    pub(crate) client: Client,
+    /// The member, where it leads to one.
+    member: Option<usize>,
     _forward: Option<PortForward>,
 }
 
@@ -129,6 +139,7 @@ impl Writer {
         let manner = Manner {
             every: EVERY,
             retries: None,
+            prefix: PREFIX,
         };
         Self::start_as(manner, sandbox, cluster, None).await
     }
@@ -141,6 +152,7 @@ impl Writer {
         let manner = Manner {
             every: EVERY,
             retries: None,
+            prefix: PREFIX,
         };
         Self::start_as(manner, sandbox, cluster, Some(identity.clone())).await
     }
@@ -151,8 +163,34 @@ impl Writer {
     /// # Errors
     /// When no write is acknowledged.
     pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
-        let retries = Some(RETRIES);
-        Self::start_as(Manner { every, retries }, sandbox, cluster, None).await
+        let manner = Manner {
+            every,
+            retries: Some(RETRIES),
+            prefix: PREFIX,
+        };
+        Self::start_as(manner, sandbox, cluster, None).await
+    }
+
+    /// As [`Self::start_retrying`], the way etcd recommends it to clients: with the addresses of all members, and away
+    /// from one that says it does not serve. Its keys are others, so it can write beside a client of the Service.
+    ///
+    /// # Errors
+    /// When no write is acknowledged.
+    pub async fn start_listening(
+        sandbox: &Sandbox,
+        cluster: &str,
+        every: Duration,
+    ) -> Result<Self> {
+        let manner = Manner {
+            every,
+            retries: Some(RETRIES),
+            prefix: LISTENING,
+        };
+        let way = Way {
+            road: Road::to_members(sandbox, cluster).await?,
+            identity: None,
+        };
+        Self::start_on(manner, way).await
     }
 
     async fn start_as(
@@ -165,6 +203,10 @@ impl Writer {
             road: Road::to(sandbox, cluster).await?,
             identity,
         };
+        Self::start_on(manner, way).await
+    }
+
+    async fn start_on(manner: Manner, way: Way) -> Result<Self> {
         let now = Instant::now();
         let ledger = Arc::new(Mutex::new(Ledger {
             begun: now,
@@ -176,7 +218,13 @@ impl Writer {
             why: String::new(),
         }));
         let task = tokio::spawn(write(manner, way.clone(), Arc::clone(&ledger)));
-        let writer = Self { task, ledger, way };
+        let prefix = manner.prefix;
+        let writer = Self {
+            task,
+            ledger,
+            way,
+            prefix,
+        };
         writer.await_more(1).await?;
         Ok(writer)
     }
@@ -242,7 +290,7 @@ impl Writer {
         let found = until("every key can be read back", PATIENCE, async || {
             let line = self.way.connect().await?;
             let mut client = line.client.kv_client();
-            let answer = client.get(PREFIX, Some(GetOptions::new().with_prefix()));
+            let answer = client.get(self.prefix, Some(GetOptions::new().with_prefix()));
             let answer = timeout(Duration::from_secs(20), answer)
                 .await
                 .context("no answer in 20 s")??;
@@ -261,9 +309,9 @@ impl Writer {
         let lost = acknowledged
             .iter()
             .filter(|(number, revision)| {
-                found.get(&key(**number)) != Some(&(value(**number), **revision))
+                found.get(&self.key(**number)) != Some(&(self.value(**number), **revision))
             })
-            .map(|(number, revision)| (key(*number), *revision))
+            .map(|(number, revision)| (self.key(*number), *revision))
             .collect();
         let tally = self.look(|ledger| {
             // What is silent at the end counts, too.
@@ -286,6 +334,14 @@ impl Writer {
         Ok(tally)
     }
 
+    fn key(&self, number: u64) -> String {
+        key(self.prefix, number)
+    }
+
+    fn value(&self, number: u64) -> String {
+        value(self.prefix, number)
+    }
+
     fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -298,7 +354,20 @@ impl Drop for Writer {
 }
 
 impl Road {
-    async fn to(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
+    async fn to_members(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
+        let services = sandbox.api::<Service>();
+        let mut members = Vec::new();
+        for pod in sandbox.member_pods(cluster).await? {
+            let service = services.get(&pod.name_any()).await?;
+            let spec = service.spec.context("a Service without a spec")?;
+            let address = spec.cluster_ip.context("a Service without an address")?;
+            let url = format!("http://{address}:2379");
+            members.push((url.clone(), Health::of(&url)));
+        }
+        Ok(Self::Members(Arc::new(members)))
+    }
+
+    pub(crate) async fn to(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         if sandbox.env.xtask.is_none() {
             return Ok(Self::Forward {
                 env: Box::new(sandbox.env.clone()),
@@ -320,10 +389,26 @@ impl Road {
 }
 
 impl Way {
-    async fn connect(&self) -> Result<Line> {
+    /// Whether the member at the other end has said that it does not serve.
+    fn leaves(&self, line: &Line) -> bool {
+        let Road::Members(members) = &self.road else {
+            return false;
+        };
+        let member = line.member.and_then(|member| members.get(member));
+        member.is_none_or(|(_, health)| !health.serves())
+    }
+
+    pub(crate) async fn connect(&self) -> Result<Line> {
         let scheme = self.identity.as_ref().map_or("http", |_| "https");
+        let mut member = None;
         let (url, forward) = match &self.road {
             Road::Address(address) => (format!("{scheme}://{address}:2379"), None),
+            Road::Members(members) => {
+                member = members.iter().position(|(_, health)| health.serves());
+                let found = member.and_then(|member| members.get(member));
+                let (url, _) = found.context("no member says that it serves")?;
+                (url.clone(), None)
+            }
             Road::Forward {
                 env,
                 namespace,
@@ -344,6 +429,7 @@ impl Way {
         let options = options.with_connect_timeout(DEADLINE);
         Ok(Line {
             client: Client::connect([url], Some(options)).await?,
+            member,
             _forward: forward,
         })
     }
@@ -358,7 +444,8 @@ async fn write(manner: Manner, way: Way, ledger: Arc<Mutex<Ledger>>) {
         beat.tick().await;
         let begun = Instant::now();
         let outcome = loop {
-            let outcome = attempt(&way, &mut line, number).await;
+            let pair = (key(manner.prefix, number), value(manner.prefix, number));
+            let outcome = attempt(&way, &mut line, pair).await;
             if outcome.is_err() {
                 line = None;
             }
@@ -376,14 +463,17 @@ async fn write(manner: Manner, way: Way, ledger: Arc<Mutex<Ledger>>) {
 }
 
 /// One write, over the connection there is or a new one.
-async fn attempt(way: &Way, line: &mut Option<Line>, number: u64) -> Result<i64> {
+async fn attempt(way: &Way, line: &mut Option<Line>, pair: (String, String)) -> Result<i64> {
     let attempt = async {
+        if line.as_ref().is_some_and(|line| way.leaves(line)) {
+            *line = None;
+        }
         if line.is_none() {
             *line = Some(way.connect().await?);
         }
         let client = line.as_ref().map(|line| line.client.kv_client());
         let mut client = client.context("no connection")?;
-        let answer = client.put(key(number), value(number), None);
+        let answer = client.put(pair.0, pair.1, None);
         let answer = timeout(DEADLINE, answer)
             .await
             .context("no answer in time")??;
@@ -415,12 +505,12 @@ impl Ledger {
     }
 }
 
-fn key(number: u64) -> String {
-    format!("{PREFIX}{number:08}")
+fn key(prefix: &str, number: u64) -> String {
+    format!("{prefix}{number:08}")
 }
 
-fn value(number: u64) -> String {
-    format!("the value of {}", key(number))
+fn value(prefix: &str, number: u64) -> String {
+    format!("the value of {}", key(prefix, number))
 }
 
 #[cfg(test)]

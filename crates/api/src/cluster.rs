@@ -2,7 +2,9 @@
 
 mod access;
 mod check;
+mod join;
 mod options;
+mod peers;
 mod pod;
 mod status;
 mod tls;
@@ -20,10 +22,12 @@ pub use options::{
     DisruptionBudgetPolicy, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
     RecoveryPolicy, ServicesPolicy,
 };
+pub use peers::{PeerListener, PeerStage, peers_of};
 pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
 pub use status::{
     BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
     MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
+    TlsStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy};
 pub use upkeep::{
@@ -71,6 +75,12 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Available\")].status",
         description = "Whether a quorum answers"
+    ),
+    printcolumn(
+        name = "State",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Degraded\")].reason",
+        description = "AsDesired, or what is wrong: the reason of the condition Degraded"
     ),
     printcolumn(name = "Leader", type_ = "string", json_path = ".status.leader", priority = 1),
     printcolumn(name = "Next", type_ = "string", json_path = ".status.nextStep", priority = 1),

@@ -20,12 +20,15 @@ pub const APP: &str = "etcd";
 pub const LABEL_CLUSTER: &str = "etcd_cluster";
 /// Label with the name of the member, on its pod, volume claim and Service.
 pub const LABEL_MEMBER: &str = "etcd_node";
-/// Label with the member's part in the quorum: [`ROLE_VOTER`] or [`ROLE_LEARNER`].
+/// Label with the member's part in the quorum: [`ROLE_VOTER`], [`ROLE_BUSY`] or [`ROLE_LEARNER`].
 pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
 /// Value of [`LABEL_ROLE`] for a member that votes. The disruption budget selects it.
 pub const ROLE_VOTER: &str = "voter";
 /// Value of [`LABEL_ROLE`] for a member that does not vote yet.
 pub const ROLE_LEARNER: &str = "learner";
+/// Value of [`LABEL_ROLE`] for a member that votes and that the client Service passes by, because it is about to stop
+/// or is defragmented.
+pub const ROLE_BUSY: &str = "busy";
 /// Label with the end of the cluster token, on every pod. The client Service selects by it: a pod of another cluster
 /// of the same name (an abandoned bootstrap, what was there before a restore) never serves clients.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
@@ -35,6 +38,8 @@ pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
 /// Pod annotation that says nothing: it was set to have the kubelet look at the pod again at once.
 pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
+/// Pod annotation with the time from which on the client Service has passed the member by ([`ROLE_BUSY`]).
+pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
 /// Pod annotation with the etcd version the pod was made for.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
 /// Pod annotation with the image that was asked for, whatever a webhook made of it.
@@ -60,17 +65,17 @@ pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
 /// Pod annotation with a digest of the authorities its etcd trusts: it reads them when it starts.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Pod annotation with the `spec.TLS` the pod was made with.
-pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
-/// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
-pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
-/// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
 /// Common name of the operators' generated certificate. Nobody else gets one of this name, so it may stand for a user of
 /// etcd.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the authorities of Secrets that others keep, as they were when the pod was made: what stands for
 /// each, towards peers and towards clients.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
+/// Pod annotation with the `spec.TLS` the pod was made with.
+pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
+/// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
+pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
+/// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
 /// URLs, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 /// Finalizer of an `EtcdBackup` whose stored backups go with it.
@@ -86,6 +91,8 @@ pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
 pub const CLIENT_PORT: u16 = 2379;
 /// Port of the peer URL.
 pub const PEER_PORT: u16 = 2380;
+/// Port on which members listen for each other, too, while the way they talk to each other changes.
+pub const SECOND_PEER_PORT: u16 = 2382;
 /// Port of the plain HTTP listener for health and metrics.
 pub const METRICS_PORT: u16 = 2381;
 
@@ -293,6 +300,11 @@ impl Addresses {
             scheme(self.peer_tls),
             self.host(member)
         )
+    }
+
+    /// The peer URL of a member that listens like this: with TLS or without, and on which port.
+    pub fn peer_url_on(&self, member: &str, (tls, port): (bool, u16)) -> String {
+        format!("{}://{}:{port}", scheme(tls), self.host(member))
     }
 
     /// The client URL of a member.

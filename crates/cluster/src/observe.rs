@@ -7,12 +7,22 @@
 pub mod access;
 mod certificates;
 mod children;
+mod company;
 mod elsewhere;
 mod ending;
+mod patience;
 mod pods;
 mod recovery;
+mod switch;
 mod tls;
+mod unlabelled;
 
+pub(crate) use children::is_of_others;
+
+#[cfg(test)]
+mod coreos;
+#[cfg(test)]
+mod earlier;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -26,6 +36,7 @@ use etcd::{Access, Alarm, ClusterId, Etcd, Status};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use runtime::credentials::ClusterAuth;
@@ -144,33 +155,40 @@ pub async fn objects(
         let read = |what| move |source| Error::Read { what, source };
         // In this order a second operator's work in between is never mistaken for a loss: the mark on a Service
         // is set before its pod is made, the claim is made before the pod, the intent is recorded before all.
-        let services = services
+        let mut services = services
             .list(&of_cluster)
             .await
             .map_err(read("services"))?
             .items;
-        let pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
+        let mut pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
         let (cluster, claims, budget) = tokio::join!(
             clusters.get_opt(name),
             claims.list(&of_cluster),
             budgets.get_opt(&budget_name)
         );
-        let claims = claims.map_err(read("volume claims"))?.items;
+        let mut claims = claims.map_err(read("volume claims"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        let refused = certificates::as_it_runs(&mut cluster, &pods);
+        let found = (&mut pods, &mut claims, &mut services);
+        let found = unlabelled::complete(client, &cluster, found).await;
+        found.map_err(read("objects without labels"))?;
+        let (mut standing, refused) = switch::settle(&mut cluster, &pods);
         let policy = cluster.spec.tls.as_ref();
         let tls = ClusterTls::read(client, (namespace, name), policy).await;
         tls::settle(&mut cluster, &pods, &tls);
+        if let Some(next) = &mut standing.next {
+            let held = ClusterTls::read(client, (namespace, name), next.to.as_ref()).await;
+            next.faults = tls::faults_before(&cluster, &held, next.to.as_ref());
+        }
         let certificates = certificates::read(client, &cluster, (&pods, &claims, &services));
         let certificates = certificates
             .await
             .map_err(read("the certificates' Secrets"))?;
         let mut certificates = certificates.and_of_others(&tls);
-        certificates.refused = refused;
+        (certificates.refused, certificates.standing) = (refused, Some(standing));
         Ok(Some(Objects {
             cluster,
             pods,
@@ -225,8 +243,11 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
     let everybody = [via.as_slice(), elsewhere::via(observed)].concat();
     let list = etcd.members(&everybody);
     let list = timed(tokio::time::timeout(recovery::patience(observed), list));
-    let ((members, took), statuses) = tokio::join!(list, statuses);
-    let members = members.unwrap_or_else(|_| Err(etcd::Error::Timeout(via.join(", "))));
+    let joined = !elsewhere::via(observed).is_empty();
+    let too_few = |own: &Vec<_>| !joined && patience::too_few(observed, &asked, own);
+    let (list, statuses) = patience::both(list, statuses, too_few).await;
+    let (members, took) = list.map_or((None, SLOW), |(members, took)| (members.ok(), took));
+    let members = members.unwrap_or_else(|| Err(etcd::Error::Timeout(via.join(", "))));
     if let Err(etcd::Error::AccessDenied(why)) = &members {
         observed.access.refused = Some(why.clone());
     }
@@ -266,6 +287,10 @@ fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
     let url = |pod: &Pod| {
         let text = pod.status.as_ref()?.pod_ip.as_ref()?;
         let name = pod.name_any();
+        let mut addresses = addresses.clone();
+        if let Some(insists) = switch::insists_on_tls(pod) {
+            addresses.client_tls = insists;
+        }
         Some(match text.parse() {
             Ok(address) => addresses.client_url_at(address, &name),
             Err(_) => addresses.client_url(&name),
@@ -369,7 +394,7 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         disks: BTreeMap::new(),
         services: BTreeMap::new(),
         strangers: Vec::new(),
-        shared: children::shared(&builder, services, budget.as_ref()),
+        shared: children::shared(&builder, services, budget.as_ref(), &uid),
         members: Seen::Unknown("no member runs".to_owned()),
         join: elsewhere::endpoints(cluster),
         elsewhere: BTreeMap::new(),
@@ -384,10 +409,15 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         access: crate::access::Access::default(),
         certificates: certificates.clone(),
     };
+    let is_labelled = |metadata: &ObjectMeta| {
+        let member = metadata.name.as_deref().unwrap_or_default();
+        unlabelled::is_labelled(metadata, &cluster.name_any(), member)
+    };
     for pod in pods {
         match children::belongs(&pod.metadata, &uid) {
             Some(owned) => {
-                let seen = pods::pod(pod, &cluster.spec, owned);
+                let labelled = is_labelled(&pod.metadata) && unlabelled::is_led_to(&pod.metadata);
+                let seen = pods::pod(pod, &cluster.spec, owned && labelled);
                 observed.pods.insert(pod.name_any(), seen);
             }
             None => observed.strangers.push(format!("pod {}", pod.name_any())),
@@ -395,11 +425,11 @@ pub fn without_etcd(objects: &Objects) -> Observed {
     }
     for claim in claims {
         match children::belongs(&claim.metadata, &uid) {
-            Some(owned) => drop(
-                observed
-                    .disks
-                    .insert(claim.name_any(), children::disk(claim, owned)),
-            ),
+            Some(owned) => {
+                let labelled = is_labelled(&claim.metadata);
+                let seen = children::disk(claim, owned && labelled);
+                observed.disks.insert(claim.name_any(), seen);
+            }
             None => observed
                 .strangers
                 .push(format!("volume claim {}", claim.name_any())),

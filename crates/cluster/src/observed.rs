@@ -48,7 +48,8 @@ pub struct Intent {
 pub struct Pod {
     /// Of the pod object; deletes name it.
     pub uid: String,
-    /// `false` when nobody owns it: the object it belonged to was deleted and its children left.
+    /// `false` when nobody owns it, because the object it belonged to was deleted and its children left; or when
+    /// somebody has taken its labels away.
     pub owned: bool,
     /// The cluster token in its annotations.
     pub token: Option<String>,
@@ -131,6 +132,11 @@ impl Pod {
 pub enum Role {
     /// It votes.
     Voter,
+    /// It votes, and the client Service passes it by: it is about to stop, or is defragmented.
+    Busy {
+        /// From when on; long ago where nobody knows.
+        since: Timestamp,
+    },
     /// It does not vote yet.
     Learner,
 }
@@ -184,7 +190,7 @@ pub enum Cause {
 pub struct Disk {
     /// Of the claim; deletes name it.
     pub uid: String,
-    /// `false` when nobody owns it.
+    /// `false` when nobody owns it, or when somebody has taken its labels away.
     pub owned: bool,
     /// The cluster token in its annotations.
     pub token: Option<String>,
@@ -244,6 +250,8 @@ pub enum Kept<T> {
     Drifted,
     /// There, made for this.
     AsMade(T),
+    /// Somebody else's object has its name.
+    Others,
 }
 
 /// What is there of the objects of the whole cluster.
@@ -274,6 +282,8 @@ pub struct Recovery {
     pub local: Vec<Members>,
     /// `status.replaced`.
     pub replaced: Option<ReplacedStatus>,
+    /// The members in the status of an operator that recorded no bootstrap: there was a cluster.
+    pub named_before: BTreeSet<String>,
     /// What the first member of the new cluster answers, while a recovery is under way.
     pub seed: Option<Seen<SeedAnswer>>,
 }

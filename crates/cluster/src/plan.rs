@@ -5,11 +5,13 @@
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
 mod adoption;
+mod aside;
 mod auth;
 mod blind;
 mod bootstrap;
 mod certificates;
 mod disks;
+mod ended;
 mod evidence;
 mod fate;
 mod hibernate;
@@ -20,8 +22,10 @@ mod quorum;
 mod recovery;
 mod replaced;
 mod roll;
+mod second;
 mod settings;
 mod size;
+mod switch;
 mod tls;
 mod upkeep;
 mod versions;
@@ -30,6 +34,7 @@ mod view;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -39,6 +44,7 @@ use crate::write::{Change, Order, Step};
 
 pub use fate::Fate;
 pub use quorum::Quorum;
+pub(crate) use quorum::quorum_of;
 pub(crate) use versions::{Course, course, current_version};
 pub(crate) use view::name_of;
 pub use view::{Data, Health, Seat, VersionRules, View};
@@ -101,6 +107,8 @@ struct Draft {
     waiting_for: Vec<Reason>,
     problems: Vec<Reason>,
     requeue: Duration,
+    /// The members that new clients are not to reach.
+    aside: BTreeSet<String>,
 }
 
 impl Draft {
@@ -114,6 +122,7 @@ impl Draft {
             waiting_for: Vec::new(),
             problems: Vec::new(),
             requeue: STEADY,
+            aside: BTreeSet::new(),
         }
     }
 
@@ -179,6 +188,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     }
     if let Some(problem) = &desired.invalid {
         draft.problem("InvalidSpec", problem.clone());
+        certificates::renew(observed, now, &mut draft);
         return draft.finish();
     }
     if desired.paused {
@@ -238,11 +248,14 @@ fn formed(
             objects::member_services(observed, &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
             membership::change((desired, observed, now), &view, draft);
+            ended::clear(observed, &view.names(), draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
+            switch::settle(observed, intent, &view, draft);
             upkeep::keep_up((desired, observed, now), &view, draft);
             disks::grow(desired, &view, draft);
             settings::metadata(&view, draft);
             settings::resources(&view, draft);
+            aside::settle((&view, intent, cluster_id), now, draft);
             objects::troubles(observed, &view.names(), now, draft);
         }
     }

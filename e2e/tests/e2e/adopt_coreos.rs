@@ -3,7 +3,9 @@
 //! The test makes the old form itself: the object with its old status, both Services, and pods as that operator built
 //! them (`pkg/util/k8sutil/k8sutil.go`), first a seed and then members that were added one by one. Left out is the init
 //! container that waits for DNS, whose image the nodes do not hold; and the probe calls etcdctl without a shell, which
-//! the images here have none.
+//! the images here have none. On volumes the pods run as the user the new ones run as, because the volumes here follow
+//! no `fsGroup` (`docs/adoption.md`). Every form with its init container is in the unit tests (`observe/coreos.rs` in the
+//! crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
@@ -12,10 +14,79 @@ use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
+use crate::certificates::{client, make_secrets, of_pods};
+
 const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
-fn peer_url(sandbox: &Sandbox, member: &str) -> String {
-    format!("http://{member}.c.{}.svc:2380", sandbox.namespace)
+/// What the old cluster asked for.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    Tls,
+    Volumes,
+}
+
+impl Form {
+    fn scheme(self) -> &'static str {
+        if matches!(self, Self::Tls) {
+            "https"
+        } else {
+            "http"
+        }
+    }
+
+    /// How etcdctl was called in the pods.
+    fn etcdctl(self) -> Vec<String> {
+        let mut words = vec!["/usr/local/bin/etcdctl".to_owned()];
+        if matches!(self, Self::Tls) {
+            words.push("--endpoints=https://localhost:2379".to_owned());
+            for (flag, file) in [
+                ("cert", "etcd-client.crt"),
+                ("key", "etcd-client.key"),
+                ("cacert", "etcd-client-ca.crt"),
+            ] {
+                words.push(format!("--{flag}={CLIENT}/{file}"));
+            }
+        }
+        words
+    }
+
+    fn spec(self, version: &str) -> Value {
+        let mut spec =
+            json!({ "size": 3, "version": version, "repository": "quay.io/coreos/etcd" });
+        match self {
+            Self::Plain => {}
+            Self::Tls => {
+                spec["TLS"] = json!({ "static": { "operatorSecret": "operator",
+                    "member": { "peerSecret": "peer", "serverSecret": "server" } } });
+            }
+            Self::Volumes => {
+                spec["pod"] =
+                    json!({ "persistentVolumeClaimSpec": claim(), "securityContext": user() });
+            }
+        }
+        spec
+    }
+}
+
+const PEER: &str = "/etc/etcdtls/member/peer-tls";
+const SERVER: &str = "/etc/etcdtls/member/server-tls";
+const CLIENT: &str = "/etc/etcdtls/operator/etcd-tls";
+
+fn claim() -> Value {
+    json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "64Mi" } } })
+}
+
+fn user() -> Value {
+    json!({ "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532 })
+}
+
+fn peer_url(sandbox: &Sandbox, form: Form, member: &str) -> String {
+    format!(
+        "{}://{member}.c.{}.svc:2380",
+        form.scheme(),
+        sandbox.namespace
+    )
 }
 
 fn service(owner: &Value, name: &str, headless: bool) -> Value {
@@ -38,25 +109,34 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
 }
 
 /// `together`: the members the pod is told of, itself last; the first of all begins the cluster.
-fn pod(sandbox: &Sandbox, owner: &Value, version: &str, together: &[&str]) -> Value {
+fn pod(
+    sandbox: &Sandbox,
+    owner: &Value,
+    (form, version): (Form, &str),
+    together: &[&str],
+) -> Value {
     let name = together.last().copied().unwrap_or_default();
     let list: Vec<String> = together
         .iter()
-        .map(|one| format!("{one}={}", peer_url(sandbox, one)))
+        .map(|one| format!("{one}={}", peer_url(sandbox, form, one)))
         .collect();
     let state = if together.len() == 1 {
         "new"
     } else {
         "existing"
     };
-    let client = format!("http://{name}.c.{}.svc:2379", sandbox.namespace);
+    let scheme = form.scheme();
+    let client = format!("{scheme}://{name}.c.{}.svc:2379", sandbox.namespace);
     let mut command = vec![
         "/usr/local/bin/etcd".to_owned(),
         "--data-dir=/var/etcd/data".to_owned(),
         format!("--name={name}"),
-        format!("--initial-advertise-peer-urls={}", peer_url(sandbox, name)),
-        "--listen-peer-urls=http://0.0.0.0:2380".to_owned(),
-        "--listen-client-urls=http://0.0.0.0:2379".to_owned(),
+        format!(
+            "--initial-advertise-peer-urls={}",
+            peer_url(sandbox, form, name)
+        ),
+        format!("--listen-peer-urls={scheme}://0.0.0.0:2380"),
+        format!("--listen-client-urls={scheme}://0.0.0.0:2379"),
         format!("--advertise-client-urls={client}"),
         format!("--initial-cluster={}", list.join(",")),
         format!("--initial-cluster-state={state}"),
@@ -64,8 +144,40 @@ fn pod(sandbox: &Sandbox, owner: &Value, version: &str, together: &[&str]) -> Va
     if state == "new" {
         command.push("--initial-cluster-token=9c1f5e8a-53a1-4b1d-8c6e-2f3a4b5c6d7e".to_owned());
     }
+    let mut volumes = vec![json!({ "name": "etcd-data", "emptyDir": {} })];
+    let mut mounts = vec![json!({ "name": "etcd-data", "mountPath": "/var/etcd" })];
+    match form {
+        Form::Plain => {}
+        Form::Volumes => {
+            volumes = vec![
+                json!({ "name": "etcd-data", "persistentVolumeClaim": { "claimName": name } }),
+            ];
+        }
+        Form::Tls => {
+            command.extend([
+                "--peer-client-cert-auth=true".to_owned(),
+                format!("--peer-trusted-ca-file={PEER}/peer-ca.crt"),
+                format!("--peer-cert-file={PEER}/peer.crt"),
+                format!("--peer-key-file={PEER}/peer.key"),
+                "--client-cert-auth=true".to_owned(),
+                format!("--trusted-ca-file={SERVER}/server-ca.crt"),
+                format!("--cert-file={SERVER}/server.crt"),
+                format!("--key-file={SERVER}/server.key"),
+            ]);
+            for (volume, path, secret) in [
+                ("member-peer-tls", PEER, "peer"),
+                ("member-server-tls", SERVER, "server"),
+                ("etcd-client-tls", CLIENT, "operator"),
+            ] {
+                volumes.push(json!({ "name": volume, "secret": { "secretName": secret } }));
+                mounts.push(json!({ "name": volume, "mountPath": path }));
+            }
+        }
+    }
+    let mut ask = form.etcdctl();
+    ask.extend(["endpoint", "status"].map(String::from));
     let probe = |delay: u8, timeout: u8, period: u8| {
-        json!({ "exec": { "command": ["/usr/local/bin/etcdctl", "endpoint", "status"] },
+        json!({ "exec": { "command": ask },
             "initialDelaySeconds": delay, "timeoutSeconds": timeout, "periodSeconds": period, "failureThreshold": 3 })
     };
     json!({
@@ -74,11 +186,12 @@ fn pod(sandbox: &Sandbox, owner: &Value, version: &str, together: &[&str]) -> Va
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "restartPolicy": "Never", "automountServiceAccountToken": false,
-            "volumes": [{ "name": "etcd-data", "emptyDir": {} }],
+            "volumes": volumes,
+            "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
             "containers": [{ "name": "etcd", "image": format!("quay.io/coreos/etcd:v{version}"), "command": command,
                 "env": [{ "name": "ETCDCTL_API", "value": "3" }],
                 "ports": [{ "name": "server", "containerPort": 2380 }, { "name": "client", "containerPort": 2379 }],
-                "volumeMounts": [{ "name": "etcd-data", "mountPath": "/var/etcd" }],
+                "volumeMounts": mounts,
                 "livenessProbe": probe(10, 10, 60), "readinessProbe": probe(1, 5, 5) }],
         },
     })
@@ -109,7 +222,7 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 }
 
 /// Makes the cluster as the old operator did; returns its object's owner reference.
-async fn make_old_cluster(sandbox: &Sandbox, version: &str) -> Result<()> {
+async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
     // The old pods name no security context.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
@@ -123,7 +236,7 @@ async fn make_old_cluster(sandbox: &Sandbox, version: &str) -> Result<()> {
         .await?;
     let object = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster", "metadata": { "name": "c" },
-        "spec": { "size": 3, "version": version, "repository": "quay.io/coreos/etcd" },
+        "spec": form.spec(version),
     });
     sandbox.apply(&object.to_string()).await?;
     let status = json!({ "status": {
@@ -159,17 +272,15 @@ async fn make_old_cluster(sandbox: &Sandbox, version: &str) -> Result<()> {
     for count in 1..=NAMES.len() {
         let together = &NAMES[..count];
         if count > 1 {
-            let url = format!("--peer-urls={}", peer_url(sandbox, together[count - 1]));
-            let add = [
-                "exec",
-                NAMES[0],
-                "--",
-                "/usr/local/bin/etcdctl",
-                "member",
-                "add",
-                together[count - 1],
-                &url,
-            ];
+            let url = format!(
+                "--peer-urls={}",
+                peer_url(sandbox, form, together[count - 1])
+            );
+            let etcdctl = form.etcdctl();
+            let words = etcdctl.iter().map(String::as_str);
+            let mut add = vec!["exec", NAMES[0], "--"];
+            add.extend(words);
+            add.extend(["member", "add", together[count - 1], &url]);
             // etcd takes an addition when its members have been connected for a while.
             until("etcd adds a member", PATIENCE, async || {
                 sandbox.kubectl(&add).await?;
@@ -177,9 +288,18 @@ async fn make_old_cluster(sandbox: &Sandbox, version: &str) -> Result<()> {
             })
             .await?;
         }
-        sandbox
-            .apply(&pod(sandbox, &owner, version, together).to_string())
-            .await?;
+        if matches!(form, Form::Volumes) {
+            let name = together[count - 1];
+            let claim = json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": { "name": name, "ownerReferences": [owner],
+                    "labels": { "app": "etcd", "etcd_cluster": "c" } },
+                "spec": claim(),
+            });
+            sandbox.apply(&claim.to_string()).await?;
+        }
+        let pod = pod(sandbox, &owner, (form, version), together);
+        sandbox.apply(&pod.to_string()).await?;
         await_ready(sandbox, count).await?;
     }
     Ok(())
@@ -188,75 +308,102 @@ async fn make_old_cluster(sandbox: &Sandbox, version: &str) -> Result<()> {
 #[tokio::test]
 async fn adopt_coreos_takes_a_cluster_over_without_a_failed_write() {
     scenario("adopt_coreos", async |sandbox| {
-        // Stopped as the old operator is before this one is installed.
-        sandbox
-            .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
-            .await?;
-        until("no operator runs", PATIENCE, async || {
-            let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
-            Ok(
-                if pods
-                    .lines()
-                    .any(|pod| pod.starts_with("pod/etcd-operator-"))
-                {
-                    Look::NotYet(pods)
-                } else {
-                    Look::Done(())
-                },
-            )
-        })
-        .await?;
-        let versions = sandbox.env.etcd_versions.iter();
-        let version = { versions }.find(|version| version.starts_with("3.5"));
-        let version = version.context("the nodes hold no etcd 3.5")?.clone();
-        make_old_cluster(sandbox, &version).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-
-        sandbox
-            .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
-            .await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        let seen = await_object(&clusters, "c", "it is recorded", PATIENCE, |object| {
-            field(object, "/status/clusterID").is_string()
-                && has_condition(object, "Available", "True")
-        })
-        .await?;
-        let id = field(&seen, "/status/clusterID").clone();
-        until("every pod is of the new form", PATIENCE * 2, async || {
-            let pods = sandbox.member_pods("c").await?;
-            let policy = |pod: &k8s_openapi::api::core::v1::Pod| {
-                pod.spec
-                    .as_ref()
-                    .and_then(|spec| spec.restart_policy.clone())
-            };
-            let new = pods
-                .iter()
-                .filter(|pod| policy(pod).as_deref() == Some("Always"))
-                .count();
-            Ok(if new == 3 && pods.len() == 3 {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{new} of {} pods", pods.len()))
-            })
-        })
-        .await?;
-        let after = sandbox.await_members("c", 3).await?;
-        ensure!(
-            field(&after, "/status/clusterID") == &id,
-            "it is the same cluster"
-        );
-        let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
-        ensure!(
-            NAMES.iter().all(|old| !names.contains(&(*old).to_owned())),
-            "{names:?}"
-        );
-        writer.await_more(10).await?;
-        let tally = writer
-            .finish("a cluster of coreos/etcd-operator taken over")
-            .await?;
-        // A client that tries again for as long as clients do sees nothing, on a busy machine, too.
-        ensure!(tally.gap.as_secs_f32() < 10.0, "{tally}");
-        Ok(())
+        take_over(sandbox, Form::Plain).await
     })
     .await;
+}
+
+/// Invariant 20: the Secrets are those the old operator used, and nobody is started with others.
+#[tokio::test]
+async fn adopt_coreos_takes_a_cluster_with_tls_over() {
+    scenario("adopt_coreos_tls", async |sandbox| {
+        take_over(sandbox, Form::Tls).await
+    })
+    .await;
+}
+
+/// Invariant 5: every member stays the one it was, with its claim.
+#[tokio::test]
+async fn adopt_coreos_takes_a_cluster_on_volumes_over() {
+    scenario("adopt_coreos_volumes", async |sandbox| {
+        take_over(sandbox, Form::Volumes).await
+    })
+    .await;
+}
+
+async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
+    // Stopped as the old operator is before this one is installed.
+    sandbox
+        .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
+        .await?;
+    until("no operator runs", PATIENCE, async || {
+        let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
+        let runs = |pod: &str| pod.starts_with("pod/etcd-operator-");
+        Ok(if pods.lines().any(runs) {
+            Look::NotYet(pods)
+        } else {
+            Look::Done(())
+        })
+    })
+    .await?;
+    let versions = sandbox.env.etcd_versions.iter();
+    let version = { versions }.find(|version| version.starts_with("3.5"));
+    let version = version.context("the nodes hold no etcd 3.5")?.clone();
+    let writer = if matches!(form, Form::Tls) {
+        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        make_old_cluster(sandbox, form, &version).await?;
+        let identity = client(&authority, sandbox, "c")?;
+        Writer::start_tls(sandbox, "c", &identity).await?
+    } else {
+        make_old_cluster(sandbox, form, &version).await?;
+        Writer::start(sandbox, "c").await?
+    };
+
+    sandbox
+        .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
+        .await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let seen = await_object(&clusters, "c", "it is recorded", PATIENCE, |object| {
+        field(object, "/status/clusterID").is_string() && has_condition(object, "Available", "True")
+    })
+    .await?;
+    let id = field(&seen, "/status/clusterID").clone();
+    until("every pod is of the new form", PATIENCE * 2, async || {
+        let pods = sandbox.member_pods("c").await?;
+        let policy = |pod: &k8s_openapi::api::core::v1::Pod| {
+            pod.spec
+                .as_ref()
+                .and_then(|spec| spec.restart_policy.clone())
+        };
+        let new = pods
+            .iter()
+            .filter(|pod| policy(pod).as_deref() == Some("Always"))
+            .count();
+        Ok(if new == 3 && pods.len() == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{new} of {} pods", pods.len()))
+        })
+    })
+    .await?;
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(
+        field(&after, "/status/clusterID") == &id,
+        "it is the same cluster"
+    );
+    let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
+    let stays = matches!(form, Form::Volumes);
+    ensure!(
+        NAMES
+            .iter()
+            .all(|old| names.contains(&(*old).to_owned()) == stays),
+        "{names:?}"
+    );
+    writer.await_more(10).await?;
+    let tally = writer
+        .finish("a cluster of coreos/etcd-operator taken over")
+        .await?;
+    // A client that tries again for as long as clients do sees nothing, on a busy machine, too.
+    ensure!(tally.gap.as_secs_f32() < 10.0, "{tally}");
+    Ok(())
 }

@@ -21,6 +21,7 @@ pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let mut problems = Vec::new();
     problems.extend(Problem::no_cluster_name("metadata.name", name));
     problems.extend(validate_spec(&cluster.spec));
+    problems.extend(super::join::join_problem(cluster));
     problems
 }
 

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use runtime::member::{Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
-use crate::observe::{ending, parse_cluster_id};
+use crate::observe::{company, ending, parse_cluster_id};
 use crate::observed::{Changed, Pod, Role, Trouble};
 
 pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
@@ -30,6 +30,12 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         .unwrap_or_default();
     let role = |label: &str| match label {
         names::ROLE_VOTER => Some(Role::Voter),
+        names::ROLE_BUSY => {
+            let since = annotation(&pod.metadata, names::ANNOTATION_BUSY_SINCE);
+            let since = since.and_then(|text| text.parse().ok());
+            let since = since.unwrap_or(Timestamp::UNIX_EPOCH);
+            Some(Role::Busy { since })
+        }
         names::ROLE_LEARNER => Some(Role::Learner),
         _ => None,
     };
@@ -83,7 +89,9 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .get(names::LABEL_ROLE)
             .and_then(|label| role(label)),
         trouble: trouble(pod),
-        unready_since: unready.and_then(since),
+        unready_since: unready
+            .and_then(since)
+            .map(|since| company::unready_since(pod, etcd, since)),
         lost_since: lost_since(pod, phase),
         ending: etcd.and_then(|status| ending::ending(status, alone)),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
@@ -242,16 +250,31 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     containers.find_map(container_trouble)
 }
 
+/// The kubelet's words without what is different at each attempt: that it waits before the next, and the ports of
+/// the connection. Else each attempt would be news.
+fn stable(message: &str) -> String {
+    let (_, cause) = message
+        .rsplit_once("ErrImagePull: ")
+        .unwrap_or(("", message));
+    let words: Vec<&str> = cause
+        .split(' ')
+        .filter(|word| !word.contains("->"))
+        .collect();
+    words.join(" ")
+}
+
 fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().unwrap_or_default();
-    let message = waiting.message.as_deref().unwrap_or_default();
+    let message = stable(waiting.message.as_deref().unwrap_or_default());
     let text = if message.is_empty() {
         reason.to_owned()
     } else {
         format!("{reason}: {message}")
     };
     match reason {
+        // They take turns.
+        "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         "ErrImagePull"
         | "ImagePullBackOff"
         | "ErrImageNeverPull"
@@ -319,6 +342,26 @@ mod tests {
 
     fn at(text: &str) -> Timestamp {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_pulled_is_told_in_the_same_words_at_each_attempt() {
+        let waiting = |reason: &str, message: &str| {
+            let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
+                "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason, "message": message } } }] });
+            seen(&json!({}), &status).trouble
+        };
+        let first = waiting(
+            "ErrImagePull",
+            "failed: read udp 10.0.0.2:5969->10.0.0.1:53: i/o timeout",
+        );
+        assert_eq!(
+            first,
+            Some(Trouble::Image("failed: read udp i/o timeout".into()))
+        );
+        let backing_off = "Back-off pulling image \"a\": ErrImagePull: failed: read udp 10.0.0.2:6001->10.0.0.1:53: \
+            i/o timeout";
+        assert_eq!(waiting("ImagePullBackOff", backing_off), first);
     }
 
     #[test]

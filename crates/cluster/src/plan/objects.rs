@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Service, Trouble};
+use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen, Service, Trouble};
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
@@ -17,12 +18,20 @@ use crate::write::{Label, Order, Start, Write};
 const HURRIED: Duration = Duration::from_secs(1);
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
 const SLOW: Duration = Duration::from_secs(20);
+/// How long a pod may be without a node before that is a problem; a new node takes its time.
+const UNPLACED: Duration = Duration::from_mins(1);
 
 /// The Services of the whole cluster. Clients are let in once the cluster ID is recorded, in the status and on the pods
 /// and disks: nothing can be acknowledged through the client Service before.
 pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
-    if observed.shared.headless != Kept::AsMade(()) {
-        draft.order(Order::Writes(vec![Write::ApplyHeadless]));
+    match observed.shared.headless {
+        Kept::AsMade(()) => {}
+        Kept::Others => taken("Service", headless_service(&observed.cluster), draft),
+        Kept::Missing | Kept::Drifted => draft.order(Order::Writes(vec![Write::ApplyHeadless])),
+    }
+    if observed.shared.client == Kept::Others {
+        taken("Service", client_service(&observed.cluster), draft);
+        return;
     }
     // Clients of a cluster that is taken over go on through the Service as it is.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
@@ -55,13 +64,32 @@ fn is_marked(observed: &Observed) -> bool {
 /// The disruption budget: as many voters as a quorum stay through a drain.
 pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
     let quorum = quorum_of(view.voters().count());
-    if desired.budget {
-        if observed.shared.budget != Kept::AsMade(quorum) {
-            draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+    match observed.shared.budget {
+        Kept::Others if desired.budget => {
+            let name = disruption_budget(&observed.cluster);
+            taken("PodDisruptionBudget", name, draft);
         }
-    } else if observed.shared.budget != Kept::Missing {
-        draft.order(Order::Writes(vec![Write::DeleteBudget]));
+        Kept::Others => {}
+        kept if desired.budget => {
+            if kept != Kept::AsMade(quorum) {
+                draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+            }
+        }
+        Kept::Missing => {}
+        Kept::Drifted | Kept::AsMade(_) => {
+            draft.order(Order::Writes(vec![Write::DeleteBudget]));
+        }
     }
+}
+
+/// The name of one of the cluster's objects is in use. It is neither changed nor deleted: another cluster may live by
+/// it, as the client Service of `db` and the headless one of `db-client` have one name.
+fn taken(kind: &str, name: String, draft: &mut Draft) {
+    let text = format!(
+        "{kind} {name} is somebody else's and is left alone: delete it if it is not wanted; this cluster goes on \
+         without"
+    );
+    draft.problem("NameTaken", text);
 }
 
 /// Pods that end while too few voters stay for a quorum do not take their time. Asked to end, a leader waits 7 s for
@@ -91,10 +119,11 @@ pub(super) fn hurry(observed: &Observed, draft: &mut Draft) {
 /// Owner, role and cluster ID on pods and disks follow what etcd says.
 pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
     for seat in &view.seats {
-        let role = if seat.votes() {
-            Role::Voter
-        } else {
-            Role::Learner
+        let role = match seat.pod.and_then(|pod| pod.role) {
+            // Whether it has to be is said last (`aside`).
+            Some(role @ Role::Busy { .. }) if seat.votes() => role,
+            _ if seat.votes() => Role::Voter,
+            _ => Role::Learner,
         };
         let label = |uid: &str, role| Label {
             member: seat.name.clone(),
@@ -105,7 +134,10 @@ pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft:
         };
         if let Some(pod) = seat.pod
             && pod.stays()
-            && (!pod.owned || pod.role != Some(role) || pod.cluster_id != Some(cluster_id))
+            && (!pod.owned
+                || pod.token.is_none()
+                || pod.role != Some(role)
+                || pod.cluster_id != Some(cluster_id))
         {
             draft.order(Order::Writes(vec![Write::LabelPod(label(
                 &pod.uid,
@@ -114,7 +146,7 @@ pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft:
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
-            && (!disk.owned || disk.cluster_id != Some(cluster_id))
+            && (!disk.owned || disk.token.is_none() || disk.cluster_id != Some(cluster_id))
         {
             draft.order(Order::Writes(vec![Write::LabelDisk(label(
                 &disk.uid, None,
@@ -206,7 +238,8 @@ pub(super) fn leftovers(
 ) {
     let names = view.names();
     for name in all_names(observed) {
-        if names.contains(&name) || is_reserved(observed, &name) {
+        if names.contains(&name) || is_reserved(observed, &name) || is_listed(observed, view, &name)
+        {
             continue;
         }
         match leftover((desired, observed, now), view, &name) {
@@ -231,6 +264,14 @@ pub(super) fn leftovers(
         }
         discard(observed, &name, draft);
     }
+}
+
+/// Whether etcd lists a member of this name, or the pod's etcd answers as one, whatever peer URLs somebody has given it.
+fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
+    let answer = observed.statuses.get(name).and_then(Seen::known);
+    let answer = answer.filter(|status| status.cluster_id == view.list.cluster_id);
+    let mut members = view.list.members.iter();
+    members.any(|one| one.name == name || answer.is_some_and(|it| it.member_id == one.id))
 }
 
 pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<ClusterId> {
@@ -322,6 +363,10 @@ pub(super) fn troubles(
             Kind::Memory => draft.problem("OutOfMemory", message),
             Kind::Failing => draft.problem("ContainerFailing", message),
             Kind::Unschedulable => draft.wait("Unschedulable", message, STEADY),
+            Kind::Unplaced => {
+                draft.wait("Unschedulable", message.clone(), STEADY);
+                draft.problem("Unschedulable", message);
+            }
         }
     }
 }
@@ -333,6 +378,7 @@ enum Kind {
     Memory,
     Failing,
     Unschedulable,
+    Unplaced,
 }
 
 fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
@@ -344,10 +390,18 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             );
             Some((Kind::Image, text))
         }
-        Some(Trouble::Unschedulable(text)) => Some((
-            Kind::Unschedulable,
-            format!("no node takes the pod: {text}"),
-        )),
+        Some(Trouble::Unschedulable(text)) => {
+            // A node may be on its way.
+            let kind = if age(pod.created, now) > UNPLACED {
+                Kind::Unplaced
+            } else {
+                Kind::Unschedulable
+            };
+            Some((
+                kind,
+                format!("no node takes the pod, add one or correct spec.pod: {text}"),
+            ))
+        }
         Some(Trouble::Failing(_))
             if pod
                 .ending

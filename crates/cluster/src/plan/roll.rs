@@ -19,12 +19,14 @@ use crate::plan::fate::Fate;
 use crate::plan::membership::{decide, move_leader};
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::{Data, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside, objects};
 use crate::write::{Order, Write};
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
 /// other while clients write.
 const CAUGHT_UP: u64 = 500;
+/// For how long a comparison of the members' data holds.
+const COMPARED: Duration = Duration::from_secs(5);
 /// Longer than etcd's leader takes to see that all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
 /// How long a member may take to come back before it is said that everything waits for it.
@@ -101,7 +103,12 @@ pub(super) fn next(
     let Some((seat, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
-    if !holds_the_same(observed, view, draft) {
+    // They were compared before it was taken out of the client Service.
+    let compared = aside::is_out_since(now, seat, COMPARED);
+    if !compared && !holds_the_same(observed, view, draft) {
+        return;
+    }
+    if !aside::is_aside(now, view, seat, draft) {
         return;
     }
     // Invariant 18: the leader is the last, and hands over before; to one that has been changed, if there is one.
@@ -130,6 +137,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         let Some(changed) = &pod.changed else {
             continue;
         };
+        aside::keep(seat, draft);
         let Some(why) = unsettled(observed, view, seat) else {
             let (member, uid) = (seat.name.clone(), pod.uid.clone());
             let back = Write::SettleImage { member, uid };

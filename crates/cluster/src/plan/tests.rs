@@ -1,15 +1,20 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
 mod adoption;
+mod aside;
+mod by_hand;
 mod disks;
 mod found;
 mod losses;
+mod recovered;
 mod recovery;
 mod replacing;
 mod rolling;
 pub(crate) mod scene;
 mod settings;
+mod sidecars;
 mod sizes;
+mod switch;
 mod tls;
 mod upkeep;
 
@@ -433,6 +438,15 @@ fn deleted_services_and_the_budget_come_back() {
 }
 
 #[test]
+fn the_budget_goes_when_it_is_not_wanted() {
+    let mut scene = Scene::formed(&["a", "b", "c"]);
+    scene.desired.budget = false;
+    assert_eq!(scene.writes(), [Write::DeleteBudget]);
+    scene.observed.shared.budget = Kept::Missing;
+    assert_eq!(scene.writes(), []);
+}
+
+#[test]
 fn labels_follow_the_membership() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.pods.get_mut("b").unwrap().role = Some(crate::observed::Role::Learner);
@@ -453,6 +467,24 @@ fn one_pending_pod_stops_nothing_else() {
             .iter()
             .any(|reason| reason.message.contains("no node has 64 cores")),
         "{waiting:?}"
+    );
+}
+
+#[test]
+fn a_pod_that_no_node_takes_is_a_problem_after_a_minute() {
+    let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
+    let now = scene::at(1000);
+    let pod = scene.observed.pods.get_mut("a").unwrap();
+    pod.trouble = Some(Trouble::Unschedulable("no node has 64 cores".into()));
+    pod.created = now - Duration::from_secs(30);
+    assert_eq!(scene.plan().problems, [], "a node may be on its way");
+    scene.observed.pods.get_mut("a").unwrap().created = now - Duration::from_secs(90);
+    let problem = &scene.plan().problems[0];
+    assert_eq!(problem.code, "Unschedulable");
+    assert!(
+        problem.message.contains("correct spec.pod"),
+        "{}",
+        problem.message
     );
 }
 

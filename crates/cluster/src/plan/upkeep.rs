@@ -17,7 +17,7 @@ use crate::plan::fate::Fate;
 use crate::plan::membership::decide_leader;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{Health, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY};
+use crate::plan::{BLIND, Draft, SHORTLY, aside};
 use crate::quantity::in_words;
 use crate::upkeep::Call;
 use crate::write::{Order, Write};
@@ -364,7 +364,8 @@ impl Run<'_> {
             }
             (Some(Call::Failed(why)), _) => Some(why.clone()),
             (Some(Call::Done), _) => None,
-            (Some(Call::Running), _) => {
+            (Some(Call::Running), Some(seat)) => {
+                aside::keep(seat, draft);
                 let text = format!("{} is being defragmented", last.name);
                 draft.wait("Defragmenting", text, SHORTLY);
                 return;
@@ -377,6 +378,7 @@ impl Run<'_> {
                 draft.order(Order::Writes(vec![recorded(observed, record)]));
                 return;
             }
+            (None, Some(seat)) if !aside::is_aside(now, self.view, seat, draft) => return,
             // Told by a process that is gone, or not told yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));

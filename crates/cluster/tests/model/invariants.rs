@@ -6,12 +6,13 @@
 
 use std::collections::BTreeSet;
 
+use cluster::observed::Role;
 use cluster::write::{Change, Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Data, Moved};
 use crate::read::list;
-use crate::world::{Power, World, tell};
+use crate::world::{Power, World, WorldPod, tell};
 use crate::write::is_for_etcd;
 
 /// What has to be remembered to judge.
@@ -40,6 +41,21 @@ pub(crate) struct Memory {
     pub(crate) seen: u64,
     /// Nothing moved since the observation the step was planned from.
     pub(crate) fresh: bool,
+}
+
+impl Memory {
+    /// A cluster that is there from the beginning.
+    pub(crate) fn know<'a>(&mut self, token: &str, members: impl Iterator<Item = &'a String>) {
+        self.recorded.insert(token.to_owned());
+        self.ran.extend(members.cloned());
+    }
+
+    /// Whoever deleted the object has given up what it had.
+    pub(crate) fn forget_all(&mut self) {
+        self.recorded.clear();
+        (self.writes_to, self.in_flight) = (None, None);
+        self.status_lost = false;
+    }
 }
 
 macro_rules! demand {
@@ -75,7 +91,9 @@ impl World {
                     .pods
                     .get(member)
                     .filter(|pod| pod.uid.to_string() == *uid);
-                if let Some((keeps, uid)) = pod.map(|pod| (pod.start.durable, pod.uid)) {
+                // What has ended for good holds nothing any more.
+                let keeps = |pod: &WorldPod| pod.start.durable || pod.ended;
+                if let Some((keeps, uid)) = pod.map(|pod| (keeps(pod), pod.uid)) {
                     self.judge_deletion(member, keeps);
                     self.judge_seen(member, uid);
                     self.judge_restart(member);
@@ -102,6 +120,15 @@ impl World {
                     self,
                     others.is_none(),
                     "invariant 7: {name} is claimed and belongs to cluster {others:?}"
+                );
+                let out = matches!(label.role, Some(Role::Busy { .. }));
+                let in_service =
+                    |(other, pod): (&String, &WorldPod)| other != name && pod.role == Role::Voter;
+                let left = self.pods.iter().any(in_service);
+                demand!(
+                    self,
+                    !out || left || !self.memory.fresh || self.memory.second,
+                    "invariant 22: nobody is left in the client Service but {name}"
                 );
             }
             Write::CreatePod(start) if !self.pods.contains_key(&start.member) => {
@@ -438,7 +465,7 @@ impl World {
 /// The member's data is gone or goes with its pod.
 pub(crate) fn is_lost(world: &World, name: &str) -> bool {
     let on_claim = world.disks.get(name).is_some_and(|disk| !disk.terminating);
-    let pod = world.pods.get(name);
+    let pod = world.pods.get(name).filter(|pod| !pod.ended);
     let claim = world.disks.contains_key(name);
     !on_claim && !pod.is_some_and(|pod| pod.ends_in.is_none() && (!pod.start.durable || claim))
 }

@@ -1,8 +1,8 @@
 //! Deliberate mistakes about what the user wishes and what etcd complains of.
 
-use cluster::observed::{Desired, Observed, Pod, Seen};
+use cluster::observed::{Desired, Observed, Pod, Role, Seen};
 use cluster::plan::{Plan, View};
-use cluster::write::{Order, Write};
+use cluster::write::{Label, Order, Write};
 use etcd::AlarmKind;
 use jiff::Timestamp;
 
@@ -51,6 +51,16 @@ impl Mutation {
             recorded: now,
         };
         let full = || disarm(AlarmKind::NoSpace).next().is_some();
+        let out = labels_out(planned);
+        let like = |label: &Label, (name, pod): (&String, &Pod)| {
+            let (member, uid) = (name.clone(), pod.uid.clone());
+            let label = label.clone();
+            Write::LabelPod(Label {
+                member,
+                uid,
+                ..label
+            })
+        };
         let more: Vec<Order> = match self {
             Self::RollsAllAtOnce => pods().map(delete).collect(),
             Self::RollsTheLeaderFirst => pods()
@@ -58,6 +68,14 @@ impl Mutation {
                 .map(delete)
                 .collect(),
             Self::RollsWhileAnotherIsDown if down => pods().take(1).map(delete).collect(),
+            Self::TakesAllOut => {
+                let all = out.iter().flat_map(|label| {
+                    let others = observed.pods.iter();
+                    let others = others.filter(|(name, pod)| **name != label.member && pod.stays());
+                    others.map(|other| like(label, other))
+                });
+                writes(all)
+            }
             Self::DisarmsFullDatabases => writes(disarm(AlarmKind::NoSpace)),
             Self::DisarmsMembers => writes(disarm(AlarmKind::Corrupt)),
             Self::DefragmentsWhileAnotherIsDown if down && full() => {
@@ -120,6 +138,20 @@ impl Mutation {
         };
         planned.step.orders.extend(more);
     }
+}
+
+/// The members that the plan takes out of the client Service.
+fn labels_out(planned: &Plan) -> Vec<Label> {
+    let orders = planned.step.orders.iter();
+    let all = orders.filter_map(|order| match order {
+        Order::Writes(writes) => Some(writes),
+        _ => None,
+    });
+    let out = all.flatten().filter_map(|write| match write {
+        Write::LabelPod(label) if matches!(label.role, Some(Role::Busy { .. })) => Some(label),
+        _ => None,
+    });
+    out.cloned().collect()
 }
 
 fn delete((name, pod): (&String, &Pod)) -> Order {

@@ -87,14 +87,20 @@ pub(crate) enum Mutation {
     SkipsAMinor,
     /// A pod on a disk is started with the version the cluster began with.
     ForgetsTheNotedVersion,
+    /// A member that was taken out of the client Service is not put back.
+    LeavesMembersOut,
+    /// All members are taken out of the client Service together.
+    TakesAllOut,
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 38] = [
+    pub(crate) const ALL: [Self; 40] = [
         Self::ChangesAllImages,
         Self::ChangesTheLeadersImage,
         Self::SkipsAMinor,
         Self::ForgetsTheNotedVersion,
+        Self::LeavesMembersOut,
+        Self::TakesAllOut,
         Self::AddsBeforeRemoving,
         Self::RemovesWithoutQuorum,
         Self::TakesUnknownForEmpty,
@@ -374,6 +380,10 @@ impl Mutation {
                 Write::RecordIntent { over, .. } | Write::RecordClusterId { over, .. },
             ) => *over = world.object_version.to_string(),
             (Self::AddsVoters, Write::AddMember { learner, .. }) => *learner = false,
+            (Self::LeavesMembersOut, Write::LabelPod(label)) => {
+                let busy = world.pods.get(&label.member).map(|pod| pod.role);
+                label.role = busy.filter(|role| is_out(*role)).or(label.role);
+            }
             (Self::StartsNewTwice, Write::CreatePod(start)) => start.state = State::New,
             (Self::ForgetsTheNotedVersion, Write::CreatePod(start))
                 if start.state == State::OnDisk =>
@@ -384,6 +394,10 @@ impl Mutation {
         }
         write
     }
+}
+
+fn is_out(role: Role) -> bool {
+    matches!(role, Role::Busy { .. })
 }
 
 fn planned_removal(planned: &Plan) -> bool {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use api::version::EtcdVersion;
-use cluster::observed::{Changed, Observed, Pod, Seen, Trouble};
+use cluster::observed::{Changed, Observed, Pod, Role, Seen, Trouble};
 use cluster::plan::Plan;
 use cluster::write::{Order, Write};
 
@@ -85,12 +85,19 @@ impl World {
         let recorded = self.intent.as_ref().map(|intent| intent.token.clone());
         let spoken = recorded.and_then(|token| self.versions.spoken.get(&token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
+            // One that begins anew begins with what there is.
+            self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
         let first = self.setup.version;
         let fits = |version: &&str| minor(version) == spoken.version && *version != MISSING;
         let mut all = VERSIONS.into_iter().chain([first]);
         self.versions.wanted = all.rfind(fits);
+    }
+
+    /// A new object asks for what there is.
+    pub(crate) fn want_first_version(&mut self) {
+        self.versions.wanted = None;
     }
 
     fn image(&self, pod: &WorldPod) -> Image {
@@ -390,6 +397,11 @@ impl World {
             return false;
         };
         let mut names = cluster.members().values().map(|member| &member.name);
-        names.all(|name| self.runs(name).as_deref() == Some(wanted))
+        // Invariant 22: and nobody is left out of the client Service.
+        let is_out = |name: &String| {
+            let pod = self.pods.get(name);
+            pod.is_some_and(|pod| matches!(pod.role, Role::Busy { .. }))
+        };
+        names.all(|name| self.runs(name).as_deref() == Some(wanted) && !is_out(name))
     }
 }

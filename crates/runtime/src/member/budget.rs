@@ -2,7 +2,7 @@
 
 use api::names;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
@@ -12,10 +12,18 @@ pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The budget for a cluster of `voters` voters. Learners are not counted: losing one costs no quorum.
+/// The budget for a cluster of `voters` voters. Learners are not counted: losing one costs no quorum. A voter that the
+/// client Service passes by for a while votes all the same.
 pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionBudget {
-    let mut selected = names::cluster_labels(members.cluster);
-    selected.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
+    let by_role = LabelSelectorRequirement {
+        key: names::LABEL_ROLE.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(
+            [names::ROLE_BUSY, names::ROLE_VOTER]
+                .map(String::from)
+                .into(),
+        ),
+    };
     let name = names::disruption_budget(members.cluster);
     PodDisruptionBudget {
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
@@ -25,8 +33,8 @@ pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionB
                 i32::try_from(quorum(voters)).unwrap_or(i32::MAX),
             )),
             selector: Some(LabelSelector {
-                match_labels: Some(selected),
-                ..LabelSelector::default()
+                match_labels: Some(names::cluster_labels(members.cluster)),
+                match_expressions: Some(vec![by_role]),
             }),
             ..PodDisruptionBudgetSpec::default()
         }),
@@ -57,9 +65,13 @@ mod tests {
         let spec = disruption_budget(&Fixture::default().members(), 3)
             .spec
             .unwrap();
-        let selected = spec.selector.unwrap().match_labels.unwrap();
-        assert_eq!(selected["etcd.database.coreos.com/role"], "voter");
+        let selector = spec.selector.unwrap();
+        let selected = selector.match_labels.unwrap();
         assert_eq!(selected["etcd_cluster"], "db");
         assert_eq!(selected["app"], "etcd");
+        let roles = &selector.match_expressions.unwrap()[0];
+        assert_eq!(roles.key, "etcd.database.coreos.com/role");
+        let values = roles.values.clone().unwrap_or_default();
+        assert_eq!(values, ["busy", "voter"], "one that is busy votes");
     }
 }

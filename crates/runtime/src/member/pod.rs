@@ -116,7 +116,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(etcd_arguments(members, member)),
-        env: Some(environment(policy)),
+        env: Some(environment(member, policy)),
         ports: Some(vec![
             port("server", names::PEER_PORT),
             port("client", names::CLIENT_PORT),
@@ -140,14 +140,39 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
 /// How many learners may join at once is said here and not by a flag: flags do not change in a running pod, one that a
 /// release does not know keeps it from starting, and a variable that it does not know is no more than a line in its log.
 /// So a pod can change its image in both directions.
-fn environment(policy: &PodPolicy) -> Vec<EnvVar> {
-    let learners = EnvVar {
-        name: VARIABLE_MAX_LEARNERS.to_owned(),
-        value: Some(MAX_LEARNERS.to_string()),
+fn environment(member: &Member<'_>, policy: &PodPolicy) -> Vec<EnvVar> {
+    let one = |(name, value): (&str, String)| EnvVar {
+        name: name.to_owned(),
+        value: Some(value),
         ..EnvVar::default()
     };
+    let learners = one((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
+    let defragmentation = says_when_it_is_busy(member, policy).map(one);
     let users = policy.etcd_env.iter().cloned();
-    [learners].into_iter().chain(users).collect()
+    let ours = [learners].into_iter().chain(defragmentation);
+    ours.chain(users).collect()
+}
+
+/// Has etcd tell clients that ask for its health (`grpc.health.v1`) that it does not serve while it is defragmented, so
+/// that they go to another member: a flag up to 3.6 (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since
+/// 3.5.14), a feature gate from 3.6 on. 3.6 does not start with both, and no release with a variable whose flag is given
+/// (`verifyEnv` in etcd's `pkg/flags`): where the user speaks of either, nothing is added.
+fn says_when_it_is_busy(member: &Member<'_>, policy: &PodPolicy) -> Option<(&'static str, String)> {
+    let speaks_of = |text: &str| {
+        let text = text.to_lowercase().replace('_', "-");
+        text.contains("feature-gates") || text.contains("stop-grpc-service-on-defrag")
+    };
+    let says = policy.extra_args.iter().any(|argument| speaks_of(argument));
+    if says || policy.etcd_env.iter().any(|one| speaks_of(&one.name)) {
+        return None;
+    }
+    Some(if member.version.minor() >= (3, 6) {
+        let gate = "StopGRPCServiceOnDefrag=true".to_owned();
+        ("ETCD_FEATURE_GATES", gate)
+    } else {
+        let variable = "ETCD_EXPERIMENTAL_STOP_GRPC_SERVICE_ON_DEFRAG";
+        (variable, "true".to_owned())
+    })
 }
 
 fn port(name: &str, number: u16) -> ContainerPort {

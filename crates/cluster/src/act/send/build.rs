@@ -159,7 +159,7 @@ fn on_its_disk(pod: &mut Pod, member: &str) {
 
 pub(super) fn role_of(role: Role) -> member::Role {
     match role {
-        Role::Voter => member::Role::Voter,
+        Role::Voter | Role::Busy { .. } => member::Role::Voter,
         Role::Learner => member::Role::Learner,
     }
 }

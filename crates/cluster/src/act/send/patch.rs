@@ -2,7 +2,7 @@
 
 use api::names;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Resource;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -14,6 +14,7 @@ use std::fmt::Debug;
 use super::build::role_of;
 use super::failed;
 use crate::act::{Actor, Error};
+use crate::observed::Role;
 use crate::write::Label;
 
 impl Actor<'_> {
@@ -47,10 +48,19 @@ impl Actor<'_> {
             "annotations": annotations,
             "ownerReferences": [apply::owner_reference(self.cluster)],
         });
+        // Somebody may have taken them away; Services lead to pods by them.
+        let member = names::member_labels(&self.cluster.name_any(), &label.member);
+        metadata["labels"] = json!(member);
+        if K::kind(&()) == Pod::kind(&()) {
+            metadata["labels"][names::LABEL_TOKEN] = json!(names::token_label(&label.token));
+        }
         if let Some(role) = label.role {
-            let token = names::token_label(&label.token);
-            metadata["labels"] =
-                json!({ names::LABEL_ROLE: role_of(role).label(), names::LABEL_TOKEN: token });
+            let (label, since) = match role {
+                Role::Busy { since } => (names::ROLE_BUSY, json!(since.to_string())),
+                role => (role_of(role).label(), Value::Null),
+            };
+            metadata["labels"][names::LABEL_ROLE] = json!(label);
+            metadata["annotations"][names::ANNOTATION_BUSY_SINCE] = since;
         }
         self.merge::<K>(&label.member, metadata).await.map(|_| None)
     }

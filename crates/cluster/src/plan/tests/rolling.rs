@@ -12,7 +12,7 @@ fn towards(from: &str, to: &str) -> Scene {
 }
 
 fn patched(scene: &Scene) -> Vec<(String, String)> {
-    let writes = scene.writes().into_iter();
+    let writes = scene.led_aside().writes().into_iter();
     writes
         .filter_map(|write| match write {
             Write::PatchImage {
@@ -64,7 +64,7 @@ impl Scene {
     }
 
     /// The plan has asked for the members' hashes, and all are the same.
-    fn compared(mut self) -> Self {
+    pub(super) fn compared(mut self) -> Self {
         for member in ["a", "b", "c"] {
             self = self.hash(member, 7);
         }
@@ -157,7 +157,7 @@ fn invariant_18_followers_go_first_and_one_at_a_time() {
 fn invariant_18_the_leader_hands_over_and_is_the_last() {
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.runs("b", "3.6.16").runs("c", "3.6.16");
-    let changes = scene.changes();
+    let changes = scene.led_aside().changes();
     assert!(
         matches!(&changes[..], [Write::MoveLeader { from, to, .. }] if from == "a" && to != "a"),
         "{changes:?}"
@@ -321,7 +321,7 @@ fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
         .wants("3.5.35")
         .of_the_first_release();
     let scene = scene.allowed("3.5", "3.5.0").compared();
-    let writes = scene.writes();
+    let writes = scene.led_aside().writes();
     assert!(
         matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
             if member == "b" && pod == "b" && version == "3.5.35"),
@@ -361,7 +361,7 @@ fn a_setting_that_needs_a_new_pod_rolls_the_same_way() {
         pod.difference.pod = Some("its pod was made for another spec.etcd".into());
     }
     let deleted = |scene: &Scene| -> Vec<String> {
-        let writes = scene.writes().into_iter();
+        let writes = scene.led_aside().writes().into_iter();
         let pods = writes.filter_map(|write| match write {
             Write::DeletePod { member, .. } => Some(member),
             _ => None,

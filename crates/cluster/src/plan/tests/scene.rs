@@ -430,6 +430,20 @@ impl Scene {
         self
     }
 
+    /// Whom the plan takes out of the client Service has been out for long enough.
+    pub(crate) fn led_aside(&self) -> Self {
+        let mut scene = self.clone();
+        for write in self.writes() {
+            if let Write::LabelPod(label) = write
+                && let Some(Role::Busy { .. }) = label.role
+                && let Some(pod) = scene.observed.pods.get_mut(&label.member)
+            {
+                pod.role = Some(Role::Busy { since: at(998) });
+            }
+        }
+        scene
+    }
+
     pub(crate) fn plan(&self) -> Plan {
         plan(&self.desired, &self.observed, at(1000))
     }

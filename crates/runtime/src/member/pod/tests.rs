@@ -59,8 +59,40 @@ fn a_pod_has_no_token_and_no_variables_of_services() {
     assert_eq!(pod["spec"]["enableServiceLinks"], false);
     assert_eq!(
         pod["spec"]["containers"][0]["env"],
-        json!([{ "name": "ETCD_MAX_LEARNERS", "value": "7" }])
+        json!([
+            { "name": "ETCD_MAX_LEARNERS", "value": "7" },
+            { "name": "ETCD_FEATURE_GATES", "value": "StopGRPCServiceOnDefrag=true" },
+        ])
     );
+}
+
+#[test]
+fn etcd_tells_clients_that_it_is_defragmented_unless_the_user_speaks_of_it() {
+    let variables = |version: &str, json: &str| -> Vec<String> {
+        let fixture = Fixture::with(json).version(version);
+        let pod = built(&fixture);
+        let all = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+        let names = all.iter().map(|one| one["name"].as_str().unwrap());
+        names.map(str::to_owned).collect()
+    };
+    let gates = "ETCD_FEATURE_GATES";
+    let flag = "ETCD_EXPERIMENTAL_STOP_GRPC_SERVICE_ON_DEFRAG";
+    let learners = "ETCD_MAX_LEARNERS";
+    for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
+        assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
+    }
+    // 3.6 does not start with a gate and a flag for the same, nor any release with a variable beside its flag.
+    for said in [
+        r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
+        r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
+    ] {
+        for version in ["3.5.35", "3.6.16"] {
+            assert_eq!(variables(version, said), [learners], "{version} {said}");
+        }
+    }
+    let own =
+        r#"{"pod":{"etcdEnv":[{"name":"ETCD_FEATURE_GATES","value":"InitialCorruptCheck=true"}]}}"#;
+    assert_eq!(variables("3.6.16", own), [learners, gates], "once");
 }
 
 #[test]
@@ -157,7 +189,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_etcd_container() {
     }));
     let etcd = &pod["spec"]["containers"][0];
     assert_eq!(etcd["resources"]["limits"]["memory"], "1Gi");
-    assert_eq!(etcd["env"][1], json!({ "name": "GOGC", "value": "50" }));
+    assert_eq!(etcd["env"][2], json!({ "name": "GOGC", "value": "50" }));
     assert_eq!(etcd["imagePullPolicy"], "Never");
     assert_eq!(
         etcd["securityContext"],

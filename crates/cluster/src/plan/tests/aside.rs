@@ -1,0 +1,186 @@
+//! Members that the client Service passes by, before they stop or are busy.
+
+use api::cluster::{DefragmentationCause, DefragmentationStatus, MemberDefragmentation};
+use etcd::KeyHash;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::scene::{Scene, at};
+use crate::observed::{Changed, Role, Seen};
+use crate::write::Write;
+
+fn roles(scene: &Scene) -> Vec<(String, Role)> {
+    let writes = scene.writes().into_iter();
+    let labels = writes.filter_map(|write| match write {
+        Write::LabelPod(label) => Some((label.member, label.role?)),
+        _ => None,
+    });
+    labels.collect()
+}
+
+fn ends(scene: &Scene) -> bool {
+    let ends = |write: &Write| {
+        matches!(
+            write,
+            Write::PatchImage { .. } | Write::DeletePod { .. } | Write::Defragment { .. }
+        )
+    };
+    scene.writes().iter().any(ends)
+}
+
+fn since(seconds: i64) -> Role {
+    Role::Busy { since: at(seconds) }
+}
+
+fn one(member: &str, role: Role) -> Vec<(String, Role)> {
+    vec![(member.to_owned(), role)]
+}
+
+impl Scene {
+    fn role(mut self, member: &str, role: Role) -> Self {
+        self.observed.pods.get_mut(member).unwrap().role = Some(role);
+        self
+    }
+
+    /// Another patch release is asked for, and the members hold the same data.
+    fn is_upgraded(mut self) -> Self {
+        self.desired.version = "3.6.17".into();
+        self.desired.image = "etcd:v3.6.17".into();
+        for member in self.observed.pods.keys() {
+            let hash = KeyHash {
+                hash: 7,
+                compacted: 0,
+            };
+            let hash = Seen::Known(Some(hash));
+            self.observed.hashes.insert(member.clone(), hash);
+        }
+        self
+    }
+
+    /// It is recorded that this member is defragmented.
+    fn is_defragmented(mut self, member: &str) -> Self {
+        self.observed.upkeep.record = Some(DefragmentationStatus {
+            cause: DefragmentationCause::Threshold,
+            start_time: Time(at(900)),
+            completion_time: None,
+            compacted_revision: None,
+            members: vec![MemberDefragmentation {
+                name: member.to_owned(),
+                start_time: Time(at(900)),
+                completion_time: None,
+                size_before: 100,
+                size_after: None,
+                error: None,
+            }],
+        });
+        self
+    }
+}
+
+fn upgraded() -> Scene {
+    Scene::formed(&["a", "b", "c"]).is_upgraded()
+}
+
+#[test]
+fn new_clients_are_led_elsewhere_for_a_second_before_a_member_is_ended() {
+    let scene = upgraded();
+    assert_eq!(roles(&scene), one("b", since(1000)));
+    assert!(!ends(&scene));
+    assert!(scene.waits().contains(&"LeadingClientsAway"));
+    let soon = upgraded().role("b", since(1000));
+    assert_eq!((roles(&soon), ends(&soon)), (vec![], false));
+    let then = upgraded().role("b", since(999));
+    assert_eq!((roles(&then), ends(&then)), (vec![], true));
+}
+
+#[test]
+fn the_data_are_compared_once_and_again_when_that_is_long_ago() {
+    let mut scene = upgraded();
+    scene.observed.hashes.clear();
+    assert!(scene.plan().asks.is_some());
+    assert_eq!(roles(&scene), [], "nobody is taken out before that");
+    let recent = scene.clone().role("b", since(998));
+    assert!(recent.plan().asks.is_none() && ends(&recent));
+    let old = scene.role("b", since(100));
+    assert!(old.plan().asks.is_some() && !ends(&old));
+}
+
+#[test]
+fn a_leader_is_taken_out_before_it_hands_over() {
+    let scene = upgraded();
+    let mut scene = scene;
+    for member in ["b", "c"] {
+        let pod = scene.observed.pods.get_mut(member).unwrap();
+        pod.version = Some("3.6.17".into());
+        pod.image = "etcd:v3.6.17".into();
+        if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut(member) {
+            status.version = "3.6.17".into();
+        }
+    }
+    assert_eq!(roles(&scene), one("a", since(1000)));
+    assert_eq!(scene.changes(), []);
+    let out = scene.role("a", since(998));
+    assert!(matches!(&out.changes()[..], [Write::MoveLeader { from, .. }] if from == "a"));
+}
+
+#[test]
+fn a_member_is_out_until_it_is_back_from_its_change() {
+    let mut scene = Scene::formed(&["a", "b", "c"]).role("b", since(100));
+    let pod = scene.observed.pods.get_mut("b").unwrap();
+    pod.changed = Some(Changed {
+        from: "3.6.15".into(),
+        restarts: 0,
+    });
+    assert_eq!(roles(&scene), []);
+    scene.observed.pods.get_mut("b").unwrap().changed = None;
+    assert_eq!(roles(&scene), one("b", Role::Voter));
+}
+
+#[test]
+fn a_member_is_out_before_and_while_it_is_defragmented_and_not_after() {
+    let told = Scene::formed(&["a", "b", "c"]).is_defragmented("b");
+    assert_eq!((roles(&told), ends(&told)), (one("b", since(1000)), false));
+    let out = told.role("b", since(998));
+    assert_eq!((roles(&out), ends(&out)), (vec![], true));
+    let mut running = out.clone();
+    running.observed.upkeep.call = Some(crate::upkeep::Call::Running);
+    assert_eq!(roles(&running), []);
+    let mut done = out;
+    done.observed.upkeep.call = Some(crate::upkeep::Call::Done);
+    assert_eq!(roles(&done), one("b", Role::Voter));
+}
+
+/// Invariant 22.
+#[test]
+fn invariant_22_whoever_is_out_without_a_reason_is_put_back() {
+    let scene = Scene::formed(&["a", "b", "c"]);
+    let left = scene.role("b", since(100)).role("c", since(999));
+    let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
+    assert_eq!(roles(&left), back);
+    // Also when its turn is not now any more, because another member needs the others.
+    let down = upgraded().role("b", since(999)).down("c");
+    assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
+}
+
+/// Invariant 22.
+#[test]
+fn invariant_22_nobody_is_taken_out_who_alone_serves_clients() {
+    let alone = Scene::formed(&["a"]).is_upgraded();
+    assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
+    let alone = Scene::formed(&["a"]).is_defragmented("a");
+    assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
+    // The other one serves and is no endpoint.
+    let mut pair = Scene::formed(&["a", "b"]).is_defragmented("b");
+    pair.observed.pods.get_mut("a").unwrap().ready = false;
+    assert_eq!(roles(&pair), []);
+    let mut out = pair.role("b", since(999));
+    assert_eq!(roles(&out), one("b", Role::Voter));
+    out.observed.pods.get_mut("a").unwrap().ready = true;
+    assert_eq!(roles(&out), []);
+}
+
+#[test]
+fn a_time_that_is_yet_to_come_is_written_anew() {
+    let scene = upgraded().role("b", since(2000));
+    assert_eq!(roles(&scene), one("b", since(1000)));
+    assert!(!ends(&scene));
+}
