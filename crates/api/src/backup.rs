@@ -54,6 +54,12 @@ text_enum! {
     printcolumn(name = "Storage", type_ = "string", json_path = ".spec.storageType"),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
     printcolumn(
+        name = "State",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
+        description = "How far it is, or what is wrong: the reason of the condition Complete"
+    ),
+    printcolumn(
         name = "Revision",
         type_ = "integer",
         json_path = ".status.etcdRevision",

@@ -53,6 +53,12 @@ text_enum! {
         json_path = ".spec.etcdCluster.name"
     ),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
+    printcolumn(
+        name = "State",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
+        description = "How far it is, or what is wrong: the reason of the condition Complete"
+    ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Revision",

@@ -138,6 +138,9 @@ fn listed(status: &EtcdBackupStatus, kept: &Kept) -> Vec<StoredBackup> {
     listed
 }
 
+/// What is said while a backup is being made.
+const MADE: &str = "a backup is being made";
+
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Complete, holds, reason, message)
@@ -145,7 +148,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     let failed = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Failed, holds, reason, message)
     };
-    let going_on = || failed(false, Reason::InProgress, String::new());
+    let nothing_failed = |reason| failed(false, reason, "nothing has failed".to_owned());
+    let going_on = || nothing_failed(Reason::InProgress);
     let tidy = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::RetentionApplied, holds, reason, message)
     };
@@ -187,9 +191,12 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             );
             vec![tidy(false, trouble.reason.clone(), message)]
         }
-        Verdict::Begun => vec![complete(false, Reason::Pending, String::new()), going_on()],
+        Verdict::Begun => vec![
+            complete(false, Reason::Pending, "the backup begins".to_owned()),
+            going_on(),
+        ],
         Verdict::Running(_) => vec![
-            complete(false, Reason::InProgress, String::new()),
+            complete(false, Reason::InProgress, MADE.to_owned()),
             going_on(),
         ],
         Verdict::Waiting(trouble) => vec![
@@ -200,7 +207,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             let message = format!("revision {} lies at {}", stored.revision, stored.location);
             vec![
                 complete(true, Reason::Succeeded, message),
-                failed(false, Reason::Succeeded, String::new()),
+                nothing_failed(Reason::Succeeded),
             ]
         }
         Verdict::Refused(trouble) | Verdict::Failed(trouble) => vec![
@@ -210,10 +217,14 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     };
     match verdict {
         Verdict::Begun | Verdict::Running(_) | Verdict::Waiting(_) if shown => {
-            findings.push(progressing(true, Reason::InProgress, ""));
+            findings.push(progressing(true, Reason::InProgress, MADE));
         }
         Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if shown => {
-            findings.push(progressing(false, Reason::AsDesired, ""));
+            findings.push(progressing(
+                false,
+                Reason::AsDesired,
+                "nothing is being done",
+            ));
         }
         _ => {}
     }
@@ -228,7 +239,13 @@ fn progressing(holds: bool, reason: Reason, message: &str) -> Finding {
 fn in_effect(backup: &EtcdBackup) -> Finding {
     let ignored = not_in_effect(&backup.spec);
     if ignored.is_empty() {
-        return Finding::new(ConditionType::FieldsInEffect, true, Reason::AllInEffect, "");
+        let message = "every field of the spec is in effect";
+        return Finding::new(
+            ConditionType::FieldsInEffect,
+            true,
+            Reason::AllInEffect,
+            message,
+        );
     }
     let message = format!("not in effect: {}", ignored.join(", "));
     Finding::new(

@@ -13,11 +13,11 @@ pub struct Common {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub listen_addr: SocketAddr,
     /// Create or update the operator's own CRD where RBAC allows it; otherwise wait for it
-    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub create_crd: bool,
     /// Take the objects of all namespaces that are annotated etcd.database.coreos.com/scope: clusterwide
-    #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+    #[arg(long, value_name = "BOOL", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub cluster_wide: bool,
     /// The operator's own namespace
@@ -35,8 +35,8 @@ pub struct Common {
     /// same time
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// Log as JSON, one object a line
-    #[arg(long, env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
+    /// Log as JSON, one object a line. RUST_LOG filters what is logged: info (the default), debug, info,kube=warn
+    #[arg(long, value_name = "BOOL", env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
     /// Accepted for old manifests; has no effect

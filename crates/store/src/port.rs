@@ -80,7 +80,7 @@ pub enum Error {
     )]
     Certificate(String),
     /// Nothing answered.
-    #[error("the store at {endpoint} cannot be reached: {detail}")]
+    #[error("the store at {endpoint} cannot be reached: correct the endpoint, or look at the network and its DNS ({detail})")]
     Unreachable {
         /// Where.
         endpoint: String,
@@ -88,7 +88,7 @@ pub enum Error {
         detail: String,
     },
     /// No answer in time.
-    #[error("the store did not answer in time: {0}")]
+    #[error("the store did not answer in time: look at the store and the network ({0})")]
     Timeout(String),
     /// No room for the object.
     #[error("no space is left: {0}; enlarge the volume or remove old backups")]

@@ -43,7 +43,7 @@ enum Command {
     /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. A testbed that was up before
     /// stays up.
     Test(drive::Tests),
-    /// Measure on the testbed: `bench cluster` compares with a StatefulSet.
+    /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
     ///
     /// Options come first, then what to measure and its own options: `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.

@@ -5,10 +5,11 @@ use e2e::bucket::Bucket;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
+    ready_members,
 };
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
@@ -27,6 +28,24 @@ fn restore(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<Str
         "c",
         &format!("{bucket}/{key}"),
     ))
+}
+
+/// What is done says of which generation it speaks, when it began and ended, and no reason of a failure.
+fn is_told_to_the_end(done: &DynamicObject, reason: &str) -> Result<()> {
+    let generation = field(done, "/status/observedGeneration").as_i64();
+    ensure!(generation.is_some() && generation == done.metadata.generation);
+    let (began, ended) = (
+        field(done, "/status/startTime").as_str(),
+        field(done, "/status/completionTime").as_str(),
+    );
+    // Both in UTC, to the second.
+    ensure!(
+        began.is_some() && began <= ended,
+        "began {began:?}, ended {ended:?}"
+    );
+    ensure!(field(done, reason).is_null(), "{}", field(done, reason));
+    ensure!(has_condition(done, "Complete", "True") && has_condition(done, "Failed", "False"));
+    Ok(())
 }
 
 async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
@@ -72,6 +91,14 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
         "manifest: {recorded}"
     );
 
+    ensure!(
+        field(&done, "/status/location")
+            == format!("s3://{}/daily/etcd.backup", bucket.name).as_str()
+    );
+    is_told_to_the_end(&done, "/status/Reason")?;
+    let last = field(&done, "/status/lastSuccessDate").as_str();
+    ensure!(last.is_some() && last <= field(&done, "/status/completionTime").as_str());
+
     // Written after the backup: must not be there after the restore.
     keys.fill("later/", 10, |_| ()).await?;
     drop(keys);
@@ -88,7 +115,15 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
     let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
     ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
+    is_told_to_the_end(&restored, "/status/reason")?;
+    ensure!(field(&restored, "/status/phase") == "Complete");
     let after = sandbox.await_members("c", 3).await?;
+    let seed = field(&restored, "/status/seed/member").as_str();
+    ensure!(
+        seed.is_some_and(|seed| ready_members(&after).iter().any(|name| name == seed)),
+        "{seed:?} is no member"
+    );
+    ensure!(field(&restored, "/status/clusterID") == field(&after, "/status/clusterID"));
     ensure!(field(&after, "/spec/size") == field(&before, "/spec/size"));
     ensure!(
         field(&after, "/status/clusterID") != field(&before, "/status/clusterID"),
