@@ -155,7 +155,9 @@ impl Acted {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    fn merge(mut self, other: Self) -> Self {
+    /// What became of both.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);
         self.failed.extend(other.failed);
         self

@@ -22,6 +22,7 @@ use runtime::member::Operators;
 
 use crate::clients::Clients;
 use crate::controller::ClusterOperator;
+use crate::endings::Endings;
 use crate::figures::Figures;
 use crate::recall::Recall;
 
@@ -41,12 +42,17 @@ const DEADLINES: Deadlines = Deadlines {
 /// operator's namespace.
 pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<String, String>) {
     let recall = Arc::new(Recall::default());
+    let endings = Arc::new(Endings::default());
+    let told = Told {
+        recall: Arc::clone(&recall),
+        endings: Arc::clone(&endings),
+    };
     let controller = all_at_once(controller::<EtcdCluster>(&operator));
-    let controller = children::<Pod>(&operator, controller, &recall);
-    let controller = children::<Service>(&operator, controller, &recall);
-    let controller = children::<PersistentVolumeClaim>(&operator, controller, &recall);
-    let controller = children::<PodDisruptionBudget>(&operator, controller, &recall);
-    let controller = children::<NetworkPolicy>(&operator, controller, &recall);
+    let controller = children::<Pod>(&operator, controller, &told);
+    let controller = children::<Service>(&operator, controller, &told);
+    let controller = children::<PersistentVolumeClaim>(&operator, controller, &told);
+    let controller = children::<PodDisruptionBudget>(&operator, controller, &told);
+    let controller = children::<NetworkPolicy>(&operator, controller, &told);
     let figures = Figures::default();
     let store = controller.store();
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
@@ -55,6 +61,7 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     let etcd = Clients::new(plain, DEADLINES);
     let image = OwnImage::new(&operator, image);
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
+        .told_by(endings)
         .of(Operators {
             namespace: operator.namespace.clone(),
             labels: pods,
@@ -62,11 +69,28 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     drive(&operator, controller, Arc::new(reconciler)).await;
 }
 
+/// Who is told of the children's events.
+#[derive(Clone)]
+struct Told {
+    recall: Arc<Recall>,
+    endings: Arc<Endings>,
+}
+
+impl Told {
+    fn of<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
+        self.recall.stir(uid);
+        // Of a pod that is gone the last word is that it was ending.
+        if child.metadata.deletion_timestamp.is_some() {
+            self.endings.tell(uid);
+        }
+    }
+}
+
 /// Watches the metadata of one kind of a cluster's objects; that something changed is all that has to be known.
 fn children<K>(
     operator: &Operator,
     controller: Controller<Guarded<EtcdCluster>>,
-    recall: &Arc<Recall>,
+    told: &Told,
 ) -> Controller<Guarded<EtcdCluster>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -75,12 +99,12 @@ where
         + Send
         + 'static,
 {
-    let recall = Arc::clone(recall);
+    let told = told.clone();
     let config = watcher::Config::default().labels("app=etcd,etcd_cluster");
     controller.watches(watched::<K>(operator), config, move |child| {
         let owner = owner(&child);
         if let Some((uid, _)) = &owner {
-            recall.stir(uid);
+            told.of(uid, &child);
         }
         owner.map(|(_, cluster)| cluster)
     })

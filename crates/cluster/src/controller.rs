@@ -17,14 +17,16 @@ use tokio::sync::Semaphore;
 use crate::act::{Acted, Actor};
 use crate::clients::Clients;
 use crate::desired::desired;
+use crate::endings::Endings;
 use crate::figures::Figures;
 use crate::observe::{self, Look};
 use crate::observed::{Desired, Observed};
 use crate::outcome::{Error, notices, turns};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, plan, urgent};
 use crate::recall::Recall;
 use crate::status::Report;
 use crate::upkeep::Calls;
+use crate::write::Step;
 
 /// How soon a step that was postponed (a lost race, an etcd that is not ready) is planned again.
 const POSTPONED: Duration = Duration::from_millis(200);
@@ -33,6 +35,8 @@ const SPREAD_FROM: Duration = Duration::from_secs(5);
 /// How many clusters are read from the API server at the same time. Waiting for etcd takes no place here: clusters
 /// that hang, however many, keep nobody from being read.
 const READS: usize = 16;
+/// How many looks a reconcile drops because pods end; the one after them is waited for.
+const DROPS: usize = 10;
 
 /// What a reconcile works with.
 pub struct ClusterOperator {
@@ -44,6 +48,7 @@ pub struct ClusterOperator {
     reads: Semaphore,
     operators: Operators,
     calls: Calls,
+    endings: Arc<Endings>,
 }
 
 /// One look at a cluster and what follows from it.
@@ -74,7 +79,14 @@ impl ClusterOperator {
             reads: Semaphore::new(READS),
             operators: Operators::default(),
             calls: Calls::default(),
+            endings: Arc::default(),
         }
+    }
+
+    /// Who tells of pods that end while a look is under way.
+    #[must_use]
+    pub fn told_by(self, endings: Arc<Endings>) -> Self {
+        Self { endings, ..self }
     }
 
     /// Where the operators run: NetworkPolicies let them in.
@@ -120,12 +132,62 @@ impl ClusterOperator {
         }
     }
 
+    /// Reads everything and makes a plan of it, again as long as pods end before etcd answers. Pods whose disks are
+    /// there do not wait for the answer; what was done of that comes along.
+    async fn fresh(&self, object: &EtcdCluster) -> Result<Option<(Round, Instant, Acted)>, Error> {
+        let uid = object.uid().unwrap_or_default();
+        let mut early = Acted::default();
+        for left in (0..=DROPS).rev() {
+            let mut heed = self.endings.heed(&uid);
+            let Some((look, since)) = self.read(object).await? else {
+                return Ok(None);
+            };
+            if left == 0 {
+                return Ok(Some((Box::pin(self.round(look)).await, since, early)));
+            }
+            let unanswered = observe::unanswered(&look);
+            let step = urgent(&desired(&look.cluster), &unanswered, jiff::Timestamp::now());
+            let round = Box::pin(self.round(look.clone()));
+            if let Some(round) = heed.unless_overtaken(round, !step.is_empty()).await {
+                return Ok(Some((round, since, early)));
+            }
+            tracing::debug!("etcd does not answer: the look is dropped");
+            let etcd = self.clients.of(&uid, &look.access().unwrap_or_default());
+            let acted = self.act((&look, &unanswered, &etcd, since), &step).await;
+            // What failed is planned again.
+            early.done.extend(acted.done);
+        }
+        Ok(None)
+    }
+
+    async fn act(
+        &self,
+        (look, observed, etcd, since): (&Look, &Observed, &Arc<dyn Etcd>, Instant),
+        step: &Step,
+    ) -> Acted {
+        let actor = Actor {
+            client: &self.client,
+            etcd,
+            calls: &self.calls,
+            auth: &look.auth,
+            operators: &self.operators,
+            cluster: &look.cluster,
+            observed,
+            urls: &look.urls,
+            image: &self.image,
+            since,
+        };
+        actor.act(step).await
+    }
+
     /// The look at a cluster at rest: `None` when there is something to write, for which everything is read again.
     async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let version = object.metadata.resource_version.as_deref();
+        let mut heed = self.endings.heed(&uid);
         let look = self.recall.still_true(&uid, version, Instant::now())?;
-        let round = Box::pin(self.round(look)).await;
+        let round = Box::pin(self.round(look));
+        let round = heed.unless_overtaken(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
         // Secrets are not watched: one that is to be corrected is read again at each look.
@@ -167,25 +229,12 @@ impl Reconcile for ClusterOperator {
         if let Some(done) = Box::pin(self.at_rest(&object)).await {
             return Ok(done);
         }
-        let Some((look, since)) = self.read(&object).await? else {
+        let Some((round, since, early)) = Box::pin(self.fresh(&object)).await? else {
             return Ok(Done::default());
         };
-        let round = Box::pin(self.round(look)).await;
         let cluster = &round.look.cluster;
-        let acted = Actor {
-            client: &self.client,
-            etcd: &round.etcd,
-            calls: &self.calls,
-            auth: &round.look.auth,
-            operators: &self.operators,
-            cluster,
-            observed: &round.observed,
-            urls: &round.look.urls,
-            image: &self.image,
-            since,
-        }
-        .act(&round.plan.step)
-        .await;
+        let seen = (&round.look, &round.observed, &round.etcd, since);
+        let acted = early.merge(self.act(seen, &round.plan.step).await);
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
         let namespace = cluster.namespace().unwrap_or_default();

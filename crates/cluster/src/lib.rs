@@ -13,6 +13,7 @@ pub mod certificates;
 pub mod clients;
 pub mod controller;
 pub mod desired;
+pub mod endings;
 pub mod expiry;
 pub mod figures;
 pub mod observe;

@@ -206,9 +206,7 @@ pub async fn objects(
 
 /// The whole observation: what Kubernetes showed, and what the members that run answer.
 pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
-    let mut observed = look.without_etcd.clone();
-    observed.tls = tls::seen(look, jiff::Timestamp::now());
-    certificates::expect(&mut observed);
+    let mut observed = unanswered(look);
     if let Err(why) = look.access() {
         observed.members = Seen::Unknown(why);
         return observed;
@@ -220,6 +218,14 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
         elsewhere::ask(etcd, &mut observed).await;
     }
     recovery::ask(etcd, look, &mut observed).await;
+    observed
+}
+
+/// The observation as long as no member has answered.
+pub fn unanswered(look: &Look) -> Observed {
+    let mut observed = look.without_etcd.clone();
+    observed.tls = tls::seen(look, jiff::Timestamp::now());
+    certificates::expect(&mut observed);
     observed
 }
 
@@ -246,7 +252,9 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
     let joined = !elsewhere::via(observed).is_empty();
     let too_few = |own: &Vec<_>| !joined && patience::too_few(observed, &asked, own);
     let (list, statuses) = patience::both(list, statuses, too_few).await;
-    let (members, took) = list.map_or((None, SLOW), |(members, took)| (members.ok(), took));
+    let (members, took) = list.map_or((None, Duration::MAX), |(members, took)| {
+        (members.ok(), took)
+    });
     let members = members.unwrap_or_else(|| Err(etcd::Error::Timeout(via.join(", "))));
     if let Err(etcd::Error::AccessDenied(why)) = &members {
         observed.access.refused = Some(why.clone());

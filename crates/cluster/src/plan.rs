@@ -28,6 +28,7 @@ mod size;
 mod switch;
 mod tls;
 mod upkeep;
+mod urgent;
 mod versions;
 mod view;
 
@@ -45,6 +46,7 @@ use crate::write::{Change, Order, Step};
 pub use fate::Fate;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
+pub use urgent::urgent;
 pub(crate) use versions::{Course, course, current_version};
 pub(crate) use view::name_of;
 pub use view::{Data, Health, Seat, VersionRules, View};

@@ -1,6 +1,6 @@
 //! A formed cluster without a trustworthy member list: what may be done all the same.
 //!
-//! Invariant 1: nothing is removed, added or deleted here.
+//! Invariant 1: nothing is removed, added or deleted here; pods that have ended for good hold nothing.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,8 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role};
-use crate::plan::versions::{self, current_version};
-use crate::plan::view::{Data, View};
-use crate::plan::{Draft, adoption, auth, objects, recovery, roll};
+use crate::plan::versions;
+use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -28,13 +27,14 @@ pub(super) fn blind(
         .filter(|name| is_ours(observed, intent, name))
         .cloned()
         .collect();
+    let added = second::start_added(desired, observed, intent, cluster_id, draft);
     for name in &initial {
         let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
         let kept = disk.is_some_and(|disk| !disk.terminating);
         if kept || pod.is_some_and(Pod::stays) {
             objects::serve(name, observed.services.get(name), true, draft);
         }
-        if kept && pod.is_none() {
+        if kept && pod.is_none() && !added.contains(name) {
             let start = Start {
                 member: name.clone(),
                 state: State::OnDisk,
@@ -49,7 +49,7 @@ pub(super) fn blind(
             draft.order(objects::pod_on_disk(observed.services.get(name), start));
         }
     }
-    start_added(desired, observed, intent, cluster_id, draft);
+    ended::clear(observed, &initial, draft);
     roll::in_the_dark(desired, observed, intent, draft);
     objects::troubles(observed, &initial, now, draft);
     // Members that refuse to answer live, and a refusal says nothing of the quorum.
@@ -59,45 +59,13 @@ pub(super) fn blind(
     if adoption::is_joining(observed, why, draft) {
         return;
     }
-    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
-}
-
-/// Before etcd 3.4 a member joins with a vote, and a cluster of one has no quorum from its addition until it runs. The
-/// first member's own list says that it was added. If that list is behind, etcd finds another one and does not start.
-fn start_added(
-    desired: &Desired,
-    observed: &Observed,
-    intent: &Intent,
-    cluster_id: ClusterId,
-    draft: &mut Draft,
-) {
-    let mut lists = observed.recovery.local.iter();
-    let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
+    if !added.is_empty() && recovery::in_progress(observed).is_none() {
+        let text =
+            format!("no quorum of the members answers ({why}); a member that was added is started");
+        draft.wait("NoQuorum", text, BLIND);
         return;
-    };
-    let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
-    for seat in view
-        .voters()
-        .filter(|seat| !seat.joined() && seat.data == Data::NeverMade)
-    {
-        let Some(service) = seat.service else {
-            continue;
-        };
-        let start = Start {
-            member: seat.name.clone(),
-            state: State::Join,
-            initial: view.names(),
-            role: Role::Voter,
-            durable: desired.durable,
-            version: current_version(desired, observed),
-            token: intent.token.clone(),
-            cluster_id: Some(cluster_id),
-        };
-        let mut writes = vec![objects::mark(&seat.name, service)];
-        writes.extend(objects::disk_and_pod(start));
-        draft.say(format!("start new member {}", seat.name));
-        draft.order(Order::Writes(writes));
     }
+    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
 }
 
 /// Invariant 7: what carries the ID of another cluster is neither claimed nor started; nor what carries another

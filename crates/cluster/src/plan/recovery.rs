@@ -65,7 +65,7 @@ fn parse(text: &str) -> Option<ClusterId> {
     u64::from_str_radix(text.trim(), 16).ok().map(ClusterId)
 }
 
-fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
+pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
     let record = observed.recovery.record.as_ref()?;
     (record.phase == RecoveryPhase::InProgress).then_some(record)
 }

@@ -1,0 +1,121 @@
+//! Members whose pod holds other containers beside etcd's: a sidecar of the user's, or one a webhook has put there.
+//!
+//! A pod is ready when all of its containers are, so its condition `Ready` says nothing of etcd alone while a sidecar
+//! is late: a member may have served for days in a pod that was never ready. When its etcd ends then, that is the end
+//! of a long life and no failed start, and must not be counted as one.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+
+/// Whoever has run for longer has started on its data.
+const LONG: Duration = Duration::from_mins(10);
+
+/// Since when etcd itself has not been ready, as far as a pod tells that has not been ready `since` then. With other
+/// containers beside it, that is not before the last life of its own container, nor within it if that was long.
+pub(super) fn unready_since(
+    pod: &Pod,
+    etcd: Option<&ContainerStatus>,
+    since: Timestamp,
+) -> Timestamp {
+    if !has_company(pod) {
+        return since;
+    }
+    let bound = etcd.and_then(last_life).map(|(began, ended)| {
+        let lasted = Duration::try_from(ended.duration_since(began)).unwrap_or_default();
+        if lasted > LONG { ended } else { began }
+    });
+    bound.map_or(since, |bound| since.max(bound))
+}
+
+/// Containers that count for the pod's readiness: all but the init containers that end.
+fn has_company(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| {
+        let mut init = spec.init_containers.iter().flatten();
+        spec.containers.len() > 1 || init.any(|one| one.restart_policy.as_deref() == Some("Always"))
+    })
+}
+
+fn last_life(status: &ContainerStatus) -> Option<(Timestamp, Timestamp)> {
+    let ended = |state: &Option<_>| -> Option<ContainerStateTerminated> {
+        let state: &k8s_openapi::api::core::v1::ContainerState = state.as_ref()?;
+        state.terminated.clone()
+    };
+    let life = ended(&status.state).or_else(|| ended(&status.last_state))?;
+    Some((life.started_at?.0, life.finished_at?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use api::cluster::EtcdClusterSpec;
+    use serde_json::{Value, json};
+
+    use crate::observe::pods;
+    use crate::observed::Pod;
+
+    /// A member's pod with a sidecar that is not ready. `etcd`: the state of etcd's container.
+    fn seen(company: &Value, etcd: &Value) -> Pod {
+        let object = json!({
+            "metadata": { "name": "db-aaaaaaaaaa" },
+            "spec": company,
+            "status": {
+                "phase": "Running",
+                "podIP": "10.0.0.7",
+                "containerStatuses": [etcd, { "name": "proxy", "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } }],
+                "conditions": [
+                    { "type": "Ready", "status": "False", "reason": "ContainersNotReady",
+                        "lastTransitionTime": "2026-11-21T00:00:00Z" },
+                    { "type": "ContainersReady", "status": "False", "reason": "ContainersNotReady",
+                        "lastTransitionTime": "2026-11-21T00:00:00Z" },
+                ],
+            },
+        });
+        pods::pod(
+            &serde_json::from_value(object).unwrap(),
+            &EtcdClusterSpec::default(),
+            true,
+        )
+    }
+
+    fn sidecar() -> Value {
+        json!({ "containers": [{ "name": "etcd" }, { "name": "proxy" }] })
+    }
+
+    fn restarted(began: &str, ended: &str) -> Value {
+        json!({ "name": "etcd", "image": "", "imageID": "", "ready": false, "restartCount": 5,
+            "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+            "lastState": { "terminated": { "exitCode": 1, "startedAt": began, "finishedAt": ended } } })
+    }
+
+    #[test]
+    fn a_sidecar_that_becomes_ready_late_is_neither_a_lost_node_nor_a_failed_start() {
+        let etcd = json!({ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } });
+        let pod = seen(&sidecar(), &etcd);
+        assert!(pod.stays() && pod.addressed && pod.running && !pod.ready);
+        assert_eq!(
+            (pod.lost_since, pod.ending, pod.trouble),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn the_end_of_a_long_life_beside_a_late_sidecar_is_no_failed_start() {
+        let long = restarted("2026-11-21T01:00:00Z", "2026-11-21T09:00:00Z");
+        let short = restarted("2026-11-21T08:59:50Z", "2026-11-21T09:00:00Z");
+        let native = json!({ "containers": [{ "name": "etcd" }],
+            "initContainers": [{ "name": "proxy", "restartPolicy": "Always" }] });
+        for company in [sidecar(), native] {
+            let pod = seen(&company, &long);
+            assert_eq!(pod.unready_since, pod.ending.map(|ending| ending.at));
+            let since = seen(&company, &short).unready_since.unwrap();
+            assert_eq!(since.to_string(), "2026-11-21T08:59:50Z");
+        }
+        let alone =
+            json!({ "containers": [{ "name": "etcd" }], "initContainers": [{ "name": "wait" }] });
+        let since = seen(&alone, &long).unready_since.unwrap();
+        assert_eq!(since.to_string(), "2026-11-21T00:00:00Z");
+    }
+}

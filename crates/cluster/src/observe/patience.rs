@@ -1,0 +1,120 @@
+//! How long the list of the members is waited for.
+//!
+//! It takes a quorum, so it comes late or never while too few of the voters can take part. What can be done without it,
+//! such as putting pods back on their disks, is not to wait for that. But during an election each member still answers
+//! for itself, and then the list has all its time: an election is no outage.
+
+use std::time::Duration;
+
+use etcd::Status;
+
+use crate::observed::{Observed, Pod};
+use crate::plan::quorum_of;
+
+/// How long the list may take when too few members answer for themselves, from when that is known.
+const LEFT: Duration = Duration::from_millis(250);
+
+/// Both answers, asked for together; no list when `too_few` of the members' own answers are there and it does not
+/// come soon.
+pub(super) async fn both<L, S>(
+    list: impl Future<Output = L>,
+    own: impl Future<Output = S>,
+    too_few: impl FnOnce(&S) -> bool,
+) -> (Option<L>, S) {
+    let (mut list, mut own) = (std::pin::pin!(list), std::pin::pin!(own));
+    let own = tokio::select! {
+        biased;
+        list = &mut list => return (Some(list), own.await),
+        own = &mut own => own,
+    };
+    if too_few(&own) {
+        return (tokio::time::timeout(LEFT, list).await.ok(), own);
+    }
+    (Some(list.await), own)
+}
+
+/// Fewer of the voters that were last reported can take part than a quorum is: their pods end, are gone, or are not
+/// ready and do not answer. Of members that somebody else runs nothing is known here.
+pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
+    let voters = &observed.reported_voters;
+    let answers = |name: &String| {
+        asked
+            .iter()
+            .zip(own)
+            .any(|(one, own)| one == name && own.is_ok())
+    };
+    let takes_part = |name: &&String| {
+        let pod = observed.pods.get(*name).filter(|pod| pod.stays());
+        pod.is_some_and(|pod: &Pod| pod.ready || answers(name))
+    };
+    !voters.is_empty() && voters.iter().filter(takes_part).count() < quorum_of(voters.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+    use crate::observed::Seen;
+    use crate::plan::tests::scene::Scene;
+
+    /// Who is asked and what they answer, as the scene has it.
+    fn few(scene: &Scene) -> bool {
+        let statuses = scene.observed.statuses.iter();
+        let (asked, own): (Vec<String>, Vec<_>) = statuses
+            .map(|(name, seen)| match seen {
+                Seen::Known(status) => (name.clone(), Ok(status.clone())),
+                Seen::Unknown(why) => (name.clone(), Err(why.clone())),
+            })
+            .unzip();
+        too_few(&scene.observed, &asked, &own)
+    }
+
+    /// Invariant 1: an election is no outage.
+    #[test]
+    fn invariant_1_the_list_is_waited_for_unless_too_few_members_can_take_part() {
+        let three = || Scene::formed(&["a", "b", "c"]).durable();
+        let unready = |mut scene: Scene, member: &str| {
+            scene.observed.pods.get_mut(member).unwrap().ready = false;
+            scene
+        };
+        for scene in [
+            &three as &dyn Fn() -> Scene,
+            &|| {
+                three()
+                    .silent_voter("a")
+                    .silent_voter("b")
+                    .silent_voter("c")
+            },
+            &|| three().terminating("a"),
+            &|| three().without_pod("a").silent_voter("b"),
+            // Ready a moment ago, and slow; or not ready because of a sidecar.
+            &|| three().down("a").down("b"),
+            &|| unready(unready(three(), "a"), "b"),
+        ] {
+            assert!(!few(&scene()), "{:?}", scene().observed.pods);
+        }
+        for scene in [
+            &(|| three().terminating("a").terminating("b")) as &dyn Fn() -> Scene,
+            &|| three().terminating("a").without_pod("b"),
+            &|| unready(three().without_pod("a").down("b"), "b"),
+            &|| three().without_pod("a").not_running("b"),
+        ] {
+            assert!(few(&scene()), "{:?}", scene().observed.pods);
+        }
+        let mut unreported = three().terminating("a").terminating("b");
+        unreported.observed.reported_voters.clear();
+        assert!(!few(&unreported));
+    }
+
+    #[tokio::test]
+    async fn a_list_that_cannot_come_is_not_waited_for() {
+        assert_eq!(both(pending::<()>(), ready(1), |_| true).await, (None, 1));
+        assert_eq!(both(ready(2), ready(1), |_| true).await, (Some(2), 1));
+        let slow = async {
+            tokio::time::sleep(LEFT * 2).await;
+            2
+        };
+        assert_eq!(both(slow, ready(1), |_| false).await, (Some(2), 1));
+    }
+}

@@ -1,0 +1,177 @@
+//! The second member of a cluster before etcd 3.4, which joins with a vote: from its addition until it runs the first
+//! member has no quorum, and nobody but the first member's own list tells of it.
+
+use std::collections::BTreeSet;
+
+use etcd::{ClusterId, Members};
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
+use crate::plan::versions::{self, current_version};
+use crate::plan::view::{Data, Seat, View};
+use crate::plan::{Draft, objects};
+use crate::write::{Order, Start, State, Write};
+
+/// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
+/// Returns whom it has seen to.
+pub(super) fn start_added(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    cluster_id: ClusterId,
+    draft: &mut Draft,
+) -> BTreeSet<String> {
+    let mut lists = observed.recovery.local.iter();
+    let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
+        return BTreeSet::new();
+    };
+    let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
+    let mut started = BTreeSet::new();
+    for seat in view.voters().filter(|seat| !seat.joined()) {
+        let Some(service) = seat.service.filter(|_| seat.pod.is_none()) else {
+            continue;
+        };
+        let disk = seat.disk.filter(|disk| !disk.terminating);
+        let start = Start {
+            member: seat.name.clone(),
+            state: State::Join,
+            initial: view.names(),
+            role: Role::Voter,
+            durable: disk.is_some() || desired.durable,
+            version: disk.map_or_else(
+                || current_version(desired, observed),
+                |_| versions::noted(desired, observed, disk),
+            ),
+            token: intent.token.clone(),
+            cluster_id: Some(cluster_id),
+        };
+        let writes = if seat.data == Data::NeverMade {
+            let mut writes = vec![objects::mark(&seat.name, service)];
+            writes.extend(objects::disk_and_pod(start));
+            writes
+        } else if !is_second(observed, intent, list, seat) {
+            continue;
+        } else if disk.is_some() {
+            vec![Write::CreatePod(start)]
+        } else {
+            objects::disk_and_pod(start)
+        };
+        draft.say(format!("start new member {}", seat.name));
+        draft.order(Order::Writes(writes));
+        started.insert(seat.name.clone());
+    }
+    started
+}
+
+/// Whether it may begin with nothing although its Service is marked, so that a pod of it may have run: the operator
+/// may have died between the mark and the pod.
+///
+/// It was added to a cluster of one, by that member's own list, and nothing in Kubernetes tells of a third. Of two
+/// voters both have to agree, so whatever was acknowledged, and each change of the members, is in the log of the first,
+/// which answers. Should the second have run before, it forgets nothing that anybody counts on: without an entry it is
+/// elected by nobody, the first would not vote for it, and with the first's vote alone nobody leads. That it was never
+/// heard of as started keeps this to members that were lost before they had joined. In a larger cluster none of it
+/// holds (invariant 6).
+fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &Seat) -> bool {
+    let [one, other] = &list.members[..] else {
+        return false;
+    };
+    let first = if one.id == second.id() { other } else { one };
+    let answers = |name: &String| {
+        let status = observed.statuses.get(name).and_then(Seen::known);
+        let itself = status.is_some_and(|status| {
+            status.member_id == first.id && status.cluster_id == list.cluster_id
+        });
+        itself && observed.pods.get(name).is_some_and(Pod::stays)
+    };
+    let first_name = crate::plan::name_of(first);
+    let all = BTreeSet::from([first_name.clone(), second.name.clone()]);
+    !first.is_learner
+        && !intent.members.contains(&second.name)
+        && answers(&first_name)
+        && objects::all_names(observed) == all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::scene::{self, Scene};
+
+    /// The second member was added to `a`, and nobody answers but `a`, which knows no leader.
+    fn added(durable: bool) -> Scene {
+        let mut scene = Scene::formed(&["a"]);
+        if durable {
+            scene = scene.durable();
+        }
+        let scene = scene.size(2).version("3.3.27").silent_voter("a");
+        let mut scene = scene.reserved("d").added_with_vote("d");
+        if let Seen::Known(list) = scene.observed.members.clone() {
+            scene.observed.recovery.local = vec![list];
+        }
+        scene.observed.members = Seen::Unknown("no leader".into());
+        scene
+    }
+
+    fn starts(scene: &Scene) -> Vec<Write> {
+        let writes = scene.writes().into_iter();
+        let starts = |write: &Write| scene::makes_pod(write, "d");
+        writes.filter(starts).collect()
+    }
+
+    #[test]
+    fn the_second_member_before_3_4_is_started_wherever_the_operator_died() {
+        for durable in [false, true] {
+            let unmarked = added(durable);
+            let marked = added(durable).marked("d");
+            let claimed = added(durable).marked("d").with_disk("d");
+            for scene in [&unmarked, &marked, &claimed] {
+                let [Write::CreatePod(start)] = &starts(scene)[..] else {
+                    panic!("{:?}", scene.writes());
+                };
+                assert_eq!((start.state, start.initial.len()), (State::Join, 2));
+                assert_eq!(scene.changes(), []);
+                assert_eq!(scene.plan().problems, []);
+            }
+        }
+    }
+
+    /// Invariant 6.
+    #[test]
+    fn invariant_6_only_the_second_of_two_voters_begins_with_nothing_again() {
+        let joined = {
+            let mut scene = added(true).marked("d");
+            let list = &mut scene.observed.recovery.local[0].members;
+            let d = list.iter_mut().find(|one| one.client_urls.is_empty());
+            d.unwrap().client_urls = vec!["http://d:2379".into()];
+            scene
+        };
+        let third = {
+            let scene = Scene::formed(&["a", "b"]).size(3).version("3.3.27");
+            let mut scene = scene.reserved("d").marked("d").added_with_vote("d");
+            if let Seen::Known(list) = scene.observed.members.clone() {
+                scene.observed.recovery.local = vec![list];
+            }
+            scene.observed.members = Seen::Unknown("no leader".into());
+            scene
+        };
+        let another_is_told_of = added(true).marked("d").reserved("e");
+        let first_is_silent = added(true).marked("d").down("a");
+        let first_ends = added(true).marked("d").terminating("a");
+        let first_member = {
+            let mut scene = added(true).marked("d");
+            let intent = scene.observed.intent.as_mut().unwrap();
+            intent.members.insert("d".into());
+            scene
+        };
+        for scene in [
+            &joined,
+            &third,
+            &another_is_told_of,
+            &first_is_silent,
+            &first_ends,
+            &first_member,
+        ] {
+            assert_eq!(starts(scene), [], "{:?}", scene.observed.services);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What is not kept waiting by etcd: pods that are gone go back on their disks.
+//!
+//! A member whose disk is there gets its pod back whether etcd answers or not (invariants 5 and 8), and while a quorum is
+//! missing, or a leader is yet to be elected, the answer takes seconds. So when it does not come soon this much of the
+//! plan without an answer is done, and nothing else of it: that nothing answered yet is no outage to be told, and
+//! nothing is removed, added or deleted for it (invariant 1).
+
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Observed};
+use crate::write::{Order, State, Step, Write};
+
+/// The pods that go back on their disks; `observed` without any answer of etcd.
+pub fn urgent(desired: &Desired, observed: &Observed, now: Timestamp) -> Step {
+    let mut step = super::plan(desired, observed, now).step;
+    step.change = None;
+    step.orders.retain(|order| {
+        let member = put_back(order);
+        member.is_some_and(|member| observed.reported_voters.contains(member))
+    });
+    step
+}
+
+/// Whose pod goes back on its disk by this order. A member that has not joined yet may have to be told the list.
+fn put_back(order: &Order) -> Option<&String> {
+    let Order::Writes(writes) = order else {
+        return None;
+    };
+    let Some((Write::CreatePod(start), before)) = writes.split_last() else {
+        return None;
+    };
+    let marks = |write: &Write| matches!(write, Write::MarkService { started: true, .. });
+    let only = start.state == State::OnDisk && before.iter().all(marks);
+    only.then_some(&start.member)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::scene::{self, Scene};
+
+    fn step(scene: Scene) -> Step {
+        let scene = scene.silent();
+        urgent(&scene.desired, &scene.observed, scene::at(1000))
+    }
+
+    /// Invariant 1.
+    #[test]
+    fn invariant_1_a_pod_goes_back_on_its_disk_before_etcd_has_answered_and_nothing_else_is_done() {
+        let three = || Scene::formed(&["a", "b", "c"]).durable();
+        let gone = step(three().terminating("a").without_pod("b").size(5));
+        let [Order::Writes(writes)] = &gone.orders[..] else {
+            panic!("{gone:?}");
+        };
+        assert!(writes.iter().any(|write| scene::makes_pod(write, "b")));
+        assert_eq!(gone.change, None);
+        for nothing in [
+            &three as &dyn Fn() -> Scene,
+            &|| three().terminating("b"),
+            &|| three().without_pod("b").without_claim("b"),
+            &|| three().without_pod("b").claim_deleted("b"),
+            &|| three().with_disk("d").reserved("d").marked("d"),
+            &|| Scene::formed(&["a", "b", "c"]).without_pod("b"),
+            &|| Scene::begun(&["a", "b", "c"]),
+        ] {
+            assert!(step(nothing()).is_empty());
+        }
+        for stop in [
+            &(|scene: &mut Scene| scene.desired.paused = true) as &dyn Fn(&mut Scene),
+            &|scene| scene.desired.hibernate = true,
+            &|scene| scene.observed.deleting = true,
+            &|scene| scene.observed.claimed_by = Some("uid".into()),
+        ] {
+            let mut scene = three().without_pod("b");
+            stop(&mut scene);
+            assert!(step(scene).is_empty());
+        }
+    }
+}
