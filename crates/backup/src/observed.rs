@@ -3,6 +3,7 @@
 use api::backup::name::Numbered;
 use api::conditions::Reason;
 use jiff::Timestamp;
+pub use runtime::progress::Moved;
 use serde::{Deserialize, Serialize};
 
 /// Something that stands in the way, for people and for the condition.
@@ -42,15 +43,6 @@ pub struct Stored {
     pub sha256: String,
     /// When the snapshot was complete.
     pub created_at: Timestamp,
-}
-
-/// How far a transfer is, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Done.
-    pub bytes: u64,
-    /// In all, as far as the member's database size says so.
-    pub total: Option<u64>,
 }
 
 /// A backup as its name tells it.

@@ -33,6 +33,9 @@ const AT_LEAST: Duration = Duration::from_mins(10);
 /// How long a deletion waits for a Secret that is gone, as it is when a namespace is deleted.
 const GIVE_UP: SignedDuration = SignedDuration::from_mins(5);
 
+/// How long a backup that is due waits for the removal after the last one.
+const TIDY_FIRST: SignedDuration = SignedDuration::from_mins(1);
+
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -210,7 +213,8 @@ pub fn need(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Need {
     }
     let wanted =
         to_tidy(backup) && tidied(backup, observed).is_none() && observed.removal.may_begin(now);
-    need_if(Need::Tidy, wanted && !is_due(backup, now))
+    let turn = !is_due(backup, now) || tidies_first(backup, observed, now).is_some();
+    need_if(Need::Tidy, wanted && turn)
 }
 
 fn need_if(need: Need, wanted: bool) -> Need {
@@ -321,6 +325,25 @@ fn tidied<'a>(backup: &EtcdBackup, observed: &'a Observed) -> Option<&'a Kept> {
     (kept.backups.is_empty() || knows).then_some(kept)
 }
 
+/// Until when a backup that is due waits for the removal after the last one, if it does. Where a backup takes longer
+/// than the pause between two, the next is always due, and nothing would ever be removed: so the removal begins first.
+/// A store that removes slowly or not at all holds up no backup for longer than [`TIDY_FIRST`]; what it has begun to
+/// remove it goes on removing.
+fn tidies_first(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
+    let status = backup.status.as_ref().filter(|_| to_tidy(backup))?;
+    let ended = status.completion_time.as_ref()?.0;
+    // A clock that was set back makes no long wait.
+    let soon = now.duration_since(ended).abs() < TIDY_FIRST;
+    let begins = observed.removal.may_begin(now) && observed.obstacle.is_none();
+    let waits = match &observed.removal.work {
+        Work::Queued | Work::Running(_) => soon,
+        Work::Ended(Err(_)) => begins && soon,
+        Work::Idle | Work::Ended(Ok(_)) => begins,
+    };
+    let by = ended.checked_add(TIDY_FIRST).unwrap_or(now).max(now);
+    waits.then_some(by)
+}
+
 /// Whether the stored backups go with the object.
 fn wants_guard(backup: &EtcdBackup) -> bool {
     backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
@@ -416,30 +439,49 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
 
 /// No backup is under way: the next one, or what the last one left to do.
 fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
-    if is_due(backup, now) {
-        return Plan::new(Step::RecordIntent, Verdict::Begun, Some(Duration::ZERO));
+    if let Some(kept) = tidied(backup, observed).filter(|_| to_tidy(backup)) {
+        let verdict = Verdict::Tidied(kept.clone());
+        return Plan::new(Step::Nothing, verdict, Some(Duration::ZERO));
     }
-    let (rest, requeue) = match agenda(backup, now) {
+    let waits = tidies_first(backup, observed, now);
+    let failed = match (&observed.obstacle, &observed.removal.work) {
+        _ if !to_tidy(backup) => None,
+        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
+        (None, _) => None,
+    };
+    if is_due(backup, now) && waits.is_none() {
+        return match failed {
+            // Nobody would hear of it where the next one is always due.
+            Some(trouble) if !is_shown(backup, &trouble) => Plan::new(
+                Step::Nothing,
+                Verdict::Untidy(trouble),
+                Some(Duration::ZERO),
+            ),
+            _ => Plan::new(Step::RecordIntent, Verdict::Begun, Some(Duration::ZERO)),
+        };
+    }
+    let (rest, requeue) = match (agenda(backup, now), waits) {
         _ if is_suspended(backup) => (Verdict::Suspended, None),
-        Next::At(time) => (Verdict::Scheduled(Some(time)), Some(until(time, now))),
-        Next::Due | Next::Never => (Verdict::Scheduled(None), None),
+        (Next::At(time), _) | (Next::Due, Some(time)) => {
+            (Verdict::Scheduled(Some(time)), Some(until(time, now)))
+        }
+        (Next::Due | Next::Never, _) => (Verdict::Scheduled(None), None),
     };
     if !to_tidy(backup) {
         return Plan::new(Step::Nothing, rest, requeue);
     }
     let soon = requeue.map_or(MISSING, |requeue| requeue.min(MISSING));
-    if let Some(kept) = tidied(backup, observed) {
-        let verdict = Verdict::Tidied(kept.clone());
-        return Plan::new(Step::Nothing, verdict, Some(Duration::ZERO));
-    }
-    let failed = match (&observed.obstacle, &observed.removal.work) {
-        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
-        (None, _) => None,
-    };
     // Invariant 9: this begins only after the status says that a newer one is complete.
     let begin = observed.removal.may_begin(now) && observed.obstacle.is_none();
     let step = if begin { Step::Tidy } else { Step::Nothing };
     Plan::new(step, failed.map_or(rest, Verdict::Untidy), Some(soon))
+}
+
+/// Whether the status says already why old backups are not removed.
+fn is_shown(backup: &EtcdBackup, trouble: &Trouble) -> bool {
+    let conditions = backup.status.as_ref().map(|status| &status.conditions);
+    let applied = conditions.and_then(|all| find(all, &ConditionType::RetentionApplied));
+    applied.is_some_and(|found| found.status == "False" && found.reason == trouble.reason.as_str())
 }
 
 /// The object is being deleted, and nothing is under way.

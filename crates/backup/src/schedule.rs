@@ -248,6 +248,28 @@ mod tests {
         assert_eq!(next(HOURLY, last, "2026-01-01T11:00:30Z"), Next::Due);
     }
 
+    /// Behaviour, backups 4: many clusters do not begin in the same second, and a restart moves nobody.
+    #[test]
+    fn runs_are_spread_and_the_spread_is_the_same_in_every_process() {
+        let last = at("2026-01-15T12:00:00Z");
+        for (seconds, most) in [(3600, 30), (100, 5), (10, 0)] {
+            let text = format!(r#"{{"backupIntervalInSecond":{seconds}}}"#);
+            let pause = |seed: &str| match schedule(&text).next(Some(last), last, seed, last) {
+                Next::At(time) => time.duration_since(last).as_secs() - seconds,
+                other => panic!("{other:?}"),
+            };
+            let drawn: Vec<i64> = (0..200).map(|seed| pause(&seed.to_string())).collect();
+            let again: Vec<i64> = (0..200).map(|seed| pause(&seed.to_string())).collect();
+            assert_eq!(drawn, again);
+            // All of them are drawn, and none beyond.
+            let distinct: std::collections::BTreeSet<i64> = drawn.into_iter().collect();
+            assert!(
+                distinct.iter().eq((0..=most).collect::<Vec<_>>().iter()),
+                "{distinct:?}"
+            );
+        }
+    }
+
     #[test]
     fn what_was_missed_is_made_up_once() {
         let now = "2026-01-03T10:30:00Z";

@@ -4,7 +4,6 @@
 //! manifest is written last, and a backup without its manifest is not one of ours.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::backup::name::{self, Numbered};
 use api::conditions::Reason;
@@ -16,6 +15,7 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+pub use runtime::progress::Meter;
 use store::compression::{Compressor, ZSTD};
 use store::{Store, Upload, hexadecimal};
 use tokio_util::sync::CancellationToken;
@@ -75,31 +75,6 @@ pub struct Transfer {
     pub cluster: Option<ManifestCluster>,
     /// When this process began: an unfinished upload that is older was left by one that died.
     pub since: Timestamp,
-}
-
-/// How far a transfer is; shared with those who report it.
-#[derive(Debug, Default)]
-pub struct Meter {
-    bytes: AtomicU64,
-    total: AtomicU64,
-}
-
-impl Meter {
-    /// The state now.
-    pub fn read(&self) -> Moved {
-        let total = self.total.load(Ordering::Relaxed);
-        Moved {
-            bytes: self.bytes.load(Ordering::Relaxed),
-            total: (total > 0).then_some(total),
-        }
-    }
-
-    /// What a pod says that moves the bytes.
-    pub(crate) fn set(&self, moved: Moved) {
-        self.bytes.store(moved.bytes, Ordering::Relaxed);
-        self.total
-            .store(moved.total.unwrap_or_default(), Ordering::Relaxed);
-    }
 }
 
 /// The manifest's form.
@@ -175,9 +150,10 @@ impl Transfer {
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
         let key = self.name.key(member.status.revision);
-        meter.bytes.store(0, Ordering::Relaxed);
-        let expected = u64::try_from(member.status.db_size).unwrap_or_default();
-        meter.total.store(expected, Ordering::Relaxed);
+        meter.set(Moved {
+            bytes: 0,
+            total: u64::try_from(member.status.db_size).ok(),
+        });
         // Some identities may write and not list; then what was left stays for the bucket's own rules.
         if let Err(trouble) = unless(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
@@ -259,7 +235,7 @@ impl Transfer {
         while let Some(chunk) = snapshot.chunks.next().await {
             let chunk = chunk.map_err(|error| in_etcd(&error))?;
             inspector.push(&chunk);
-            meter.bytes.store(inspector.size(), Ordering::Relaxed);
+            meter.advance_to(inspector.size());
             let chunk = match &mut compressor {
                 None => chunk,
                 Some(compressor) => {
@@ -501,11 +477,15 @@ fn defect(error: &std::io::Error) -> Trouble {
 }
 
 fn in_etcd(error: &etcd::Error) -> Trouble {
-    let reason = match error {
-        etcd::Error::AccessDenied(_) => Reason::AccessDenied,
-        _ => Reason::EtcdUnreachable,
+    let (reason, remedy) = match error {
+        etcd::Error::AccessDenied(_) => (
+            Reason::AccessDenied,
+            "; name the Secret of a user with the role root: in spec.authSecret beside etcdEndpoints, in the \
+             EtcdCluster's spec.auth.secret beside etcdCluster",
+        ),
+        _ => (Reason::EtcdUnreachable, ""),
     };
-    Trouble::new(reason, format!("no snapshot from etcd: {error}"))
+    Trouble::new(reason, format!("no snapshot from etcd: {error}{remedy}"))
 }
 
 /// What a failure of the store means for the backup.

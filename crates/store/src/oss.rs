@@ -64,7 +64,60 @@ pub(crate) fn keys(data: &SecretData) -> Result<S3Keys, Error> {
 
 #[cfg(test)]
 mod tests {
+    use api::storage::OssSource;
+    use bytes::Bytes;
+
     use super::*;
+    use crate::source::{Secrets, oss_config};
+    use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
+    use crate::{S3Store, Store};
+
+    /// OSS answers `SecondLevelDomainForbidden` to a bucket in the path. Only the bucket's own host leads to the server
+    /// here, which finds the bucket in it and checks the signature with it.
+    #[tokio::test]
+    async fn requests_to_oss_carry_the_bucket_in_the_host_and_are_signed_for_it() {
+        let domain = "s3.oss-eu-central-1.aliyuncs.com";
+        let arguments = ["--virtual-domain", domain, "--region", "eu-central-1"];
+        let server = S3Server::start_with(&["backups"], &arguments);
+        let address = server.endpoint.strip_prefix("http://").unwrap();
+        let source = OssSource {
+            path: "backups/etcd/main".to_owned(),
+            endpoint: Some("http://oss-eu-central-1.aliyuncs.com".to_owned()),
+            ..OssSource::default()
+        };
+        let secret = SecretData::from([
+            (KEY_ID.to_owned(), ACCESS_KEY.into()),
+            (KEY_SECRET.to_owned(), SECRET_KEY.into()),
+        ]);
+        let secrets = Secrets {
+            credentials: Some(&secret),
+            ca: None,
+        };
+        let config = oss_config(&source, "backups".to_owned(), secrets).unwrap();
+        let host = format!("backups.{domain}");
+        let store = S3Store::elsewhere(config, &host, address.parse().unwrap())
+            .await
+            .unwrap();
+
+        // All that a backup, a restore and a removal ask for; the name is one of a periodic backup.
+        let key = "etcd/main_v7_2026-01-15-12:00:00";
+        let whole = content(13 << 20);
+        let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();
+        assert_eq!(stored, 13 << 20);
+        let manifest = format!("{key}.manifest.json");
+        let written = store.put(&manifest, Bytes::from_static(b"{}"));
+        written.await.unwrap();
+        let listed = store.list("etcd/main_v").await.unwrap();
+        let keys: Vec<&str> = listed.iter().map(|object| object.key.as_str()).collect();
+        assert_eq!(keys, [key, manifest.as_str()]);
+        assert!(store.unfinished("etcd/main").await.unwrap().is_empty());
+        assert_eq!(store.head(key).await.unwrap().unwrap().size, 13 << 20);
+        assert!(download(&store, key).await.unwrap() == whole);
+        for key in keys {
+            store.delete(key).await.unwrap();
+        }
+        assert!(store.list("etcd/main_v").await.unwrap().is_empty());
+    }
 
     #[test]
     fn the_endpoints_of_v1beta2_become_those_that_speak_s3() {

@@ -80,7 +80,9 @@ pub enum Error {
     )]
     Certificate(String),
     /// Nothing answered.
-    #[error("the store at {endpoint} cannot be reached: correct the endpoint, or look at the network and its DNS ({detail})")]
+    #[error(
+        "the store at {endpoint} cannot be reached: correct the endpoint, or look at the network and its DNS ({detail})"
+    )]
     Unreachable {
         /// Where.
         endpoint: String,

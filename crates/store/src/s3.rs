@@ -79,6 +79,19 @@ impl S3Store {
         Ok(written.e_tag().unwrap_or_default().to_owned())
     }
 
+    /// As [`S3Store::new`], with `host` looked for at another address, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub async fn elsewhere(
+        config: S3Config,
+        host: &str,
+        at: std::net::SocketAddr,
+    ) -> Result<Self, Error> {
+        let mut store = Self::new(config.clone()).await?;
+        let http = insecure::elsewhere(host, at)?;
+        (store.client, store.bulk) = access::clients_over(config, http).await?;
+        Ok(store)
+    }
+
     /// The same store with smaller parts, for tests: real stores refuse parts below 5 MiB.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]

@@ -112,7 +112,8 @@ pub async fn open(
         }
         StorageSource::Local(local) => {
             let root = directories.local.as_ref().ok_or_else(|| {
-                let problem = "Local: the operator was not given a directory for backups: set its flag, or use PVC";
+                let problem = "Local: the operator was not given a directory for backups: set its flag \
+                    --local-directory (backups.localVolume of the chart), or use PVC";
                 invalid("spec.storageType", problem.to_owned())
             })?;
             Ok(directory(LocalStore::new(root), &local.path))
@@ -206,7 +207,12 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
     })
 }
 
-fn oss_config(oss: &OssSource, bucket: String, secrets: Secrets<'_>) -> Result<S3Config, Error> {
+/// What [`open`] makes of an OSS block.
+pub(crate) fn oss_config(
+    oss: &OssSource,
+    bucket: String,
+    secrets: Secrets<'_>,
+) -> Result<S3Config, Error> {
     let Some(data) = secrets.credentials else {
         let problem = "is missing: OSS knows no identity of a pod here, so name a Secret with accessKeyID and accessKeySecret";
         return Err(invalid("ossSecret", problem.to_owned()));

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::order::{Order, Report};
 use super::pod::{Standing, build, name, standing};
-use crate::observed::{Moved, Trouble};
+use crate::observed::Trouble;
 use crate::transfer::Meter;
 use crate::workers::Job;
 
@@ -147,9 +147,9 @@ async fn tell(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
     if let Some(address) = address
-        && let Some(progress::Moved { bytes, total }) = progress::read(address).await
+        && let Some(moved) = progress::read(address).await
     {
-        meter.set(Moved { bytes, total });
+        meter.set(moved);
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::order::{Order, Reach, Report, Snapshot, Task};
 use super::pod::{AUTH, ROOT, TLS};
-use crate::observed::{Moved, Trouble};
+use crate::observed::Trouble;
 use crate::removal::{Removal, What};
 use crate::transfer::{Meter, Name, Transfer, Written, written};
 
@@ -37,14 +37,10 @@ pub struct Volume {
 /// Does the work and reports. Says whether it worked.
 pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
-    let now = || {
-        let Moved { bytes, total } = meter.read();
-        progress::Moved { bytes, total }
-    };
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
         // It ends only with the process.
-        report = async { progress::serve(now).await; std::future::pending().await } => report,
+        report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
     if let Err(error) = fs::write(&arguments.report, &text) {

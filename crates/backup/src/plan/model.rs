@@ -471,4 +471,26 @@ proptest! {
         prop_assert!(orphans == 0 || world.process.removal.work.is_active());
         prop_assert!(world.object.status.as_ref().unwrap().last_success_date.is_some());
     }
+
+    /// Invariant 9 with a pause between two that is shorter than one takes: backups go on, and no more are kept than
+    /// wanted.
+    #[test]
+    fn retention_does_not_starve_when_a_backup_takes_longer_than_its_interval(
+        rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),
+        seconds in 2_i64..90,
+    ) {
+        let mut world = World::new(Some(0), 1);
+        for (during_reconcile, during_work, seconds) in rounds {
+            world.round(during_reconcile, during_work, seconds);
+        }
+        let calm = world.now;
+        for _ in 0..400 {
+            world.round(Fault::None, Fault::None, seconds);
+        }
+        let last = world.begun.unwrap();
+        prop_assert!(last > calm, "none was begun since");
+        prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "they do not go on");
+        let kept = world.whole().len();
+        prop_assert!((2..=4).contains(&kept), "{kept} are kept: {:?}", world.data);
+    }
 }

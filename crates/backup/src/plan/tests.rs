@@ -9,6 +9,7 @@ use super::{Need, Plan, Step, Verdict, need, plan};
 use crate::observed::{Moved, Observed, Pace, Place, Stored, Trouble, Work};
 use crate::status::{notices, status};
 
+mod anything;
 mod periodic;
 
 fn at(second: i64) -> Timestamp {

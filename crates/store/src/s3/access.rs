@@ -262,12 +262,39 @@ fn check_certificates(pem: &[u8]) -> Result<(), Error> {
 
 /// A client for short calls and one for long ones.
 pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error> {
-    config.check()?;
     let http = http_client(&config)?;
+    clients_over(config, http).await
+}
+
+/// As [`clients`], with another HTTP client.
+pub(super) async fn clients_over(
+    config: S3Config,
+    http: SharedHttpClient,
+) -> Result<(Client, Client), Error> {
+    config.check()?;
     let region = config.region();
-    let mut builder = aws_sdk_s3::Config::builder()
-        .behavior_version(BehaviorVersion::latest())
-        .http_client(http.clone())
+    let identity = match config.access {
+        S3Access::Keys(keys) => aws_sdk_s3::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .credentials_provider(SharedCredentialsProvider::new(Credentials::new(
+                keys.access_key_id,
+                keys.secret_access_key,
+                keys.session_token,
+                None,
+                "secret",
+            )))
+            .region(Region::from_static(DEFAULT_REGION)),
+        // With the identity comes where its administrator says S3 is (AWS_ENDPOINT_URL_S3, AWS_REGION).
+        S3Access::Ambient => {
+            let loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http.clone());
+            let ambient = loader.load().await;
+            let region = ambient.region().cloned();
+            aws_sdk_s3::config::Builder::from(&ambient)
+                .region(region.unwrap_or(Region::from_static(DEFAULT_REGION)))
+        }
+    };
+    let mut builder = identity
+        .http_client(http)
         .force_path_style(config.force_path_style)
         .retry_config(
             RetryConfig::standard()
@@ -278,35 +305,11 @@ pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error>
         // Stores that are not AWS refuse checksum trailers; nothing here depends on them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
-    builder.set_endpoint_url(config.endpoint.clone());
-    match config.access {
-        S3Access::Keys(keys) => {
-            builder = builder
-                .credentials_provider(SharedCredentialsProvider::new(Credentials::new(
-                    keys.access_key_id,
-                    keys.secret_access_key,
-                    keys.session_token,
-                    None,
-                    "secret",
-                )))
-                .region(Region::new(
-                    region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
-                ));
-        }
-        S3Access::Ambient => {
-            let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
-            if let Some(region) = region {
-                loader = loader.region(Region::new(region));
-            }
-            let ambient = loader.load().await;
-            builder.set_credentials_provider(ambient.credentials_provider());
-            builder = builder.region(
-                ambient
-                    .region()
-                    .cloned()
-                    .unwrap_or(Region::from_static(DEFAULT_REGION)),
-            );
-        }
+    if let Some(endpoint) = config.endpoint {
+        builder = builder.endpoint_url(endpoint);
+    }
+    if let Some(region) = region {
+        builder = builder.region(Region::new(region));
     }
     let patience = |seconds| {
         TimeoutConfig::builder()

@@ -1,5 +1,5 @@
-//! HTTP without a check of the server's certificate, for `insecureSkipVerify`, which the S3 client itself has no
-//! setting for.
+//! HTTP without a check of the server's certificate, for `insecureSkipVerify`, and to another address than the host's,
+//! for tests: the S3 client itself has no setting for either.
 
 use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_runtime_api::client::http::{
@@ -18,8 +18,19 @@ struct Unchecked(reqwest::Client);
 /// The client.
 pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     let client = http::client(|builder| builder.tls_danger_accept_invalid_certs(true))?;
+    Ok(over(client))
+}
+
+/// A client that looks for one host at another address, for tests: the requests, their `Host` and their signature are
+/// those the host would get.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn elsewhere(host: &str, at: std::net::SocketAddr) -> Result<SharedHttpClient, Error> {
+    http::client(|builder| builder.resolve(host, at)).map(over)
+}
+
+fn over(client: reqwest::Client) -> SharedHttpClient {
     let connector = SharedHttpConnector::new(Unchecked(client));
-    Ok(http_client_fn(move |_, _| connector.clone()))
+    http_client_fn(move |_, _| connector.clone())
 }
 
 impl HttpConnector for Unchecked {

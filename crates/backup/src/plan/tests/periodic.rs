@@ -413,3 +413,51 @@ fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
     let done = plan(&backup, &observed, at(8));
     assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
 }
+
+/// One that takes longer than the pause between two is due again when it ends; what it made surplus still goes first.
+#[test]
+fn old_backups_go_also_when_the_next_one_is_due_at_once() {
+    // It began at 0 and was complete at 5; the next was due at 7.
+    let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
+    let idle = Observed::default();
+    assert_eq!(need(&backup, &idle, at(8)), Need::Tidy);
+    let first = plan(&backup, &idle, at(8));
+    assert_eq!(first.step, Step::Tidy);
+    // What the status says meanwhile is when the next begins at the latest.
+    assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
+    let mut removing = Observed::default();
+    removing.removal.work = Work::Running(Moved::default());
+    assert_eq!(plan(&backup, &removing, at(20)).step, Step::Nothing);
+    assert_eq!(need(&backup, &removing, at(20)), Need::Nothing);
+    let done = tidied(backup);
+    assert_eq!(plan(&done, &idle, at(9)).step, Step::RecordIntent);
+}
+
+/// The backup is worth more than the room it takes.
+#[test]
+fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
+    let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
+    let mut hangs = Observed::default();
+    hangs.removal.work = Work::Running(Moved::default());
+    assert_eq!(plan(&backup, &hangs, at(64)).step, Step::Nothing);
+    assert_eq!(plan(&backup, &hangs, at(65)).step, Step::RecordIntent);
+    let mut failed = Observed::default();
+    failed.removal.work = Work::Ended(Err(refused()));
+    failed.removal.not_before = Some(at(9));
+    let unseen = Observed {
+        obstacle: Some(refused()),
+        ..Observed::default()
+    };
+    assert_eq!(need(&backup, &failed, at(8)), Need::Nothing);
+    for fails in [&failed, &unseen] {
+        // It is told first: there is no pause in which it could be.
+        let told = plan(&backup, fails, at(8));
+        assert_eq!(told.verdict, Verdict::Untidy(refused()));
+        let told = after(backup.clone(), &told, at(8));
+        let applied = find(told.conditions(), &ConditionType::RetentionApplied).unwrap();
+        assert_eq!(applied.status, "False");
+        assert_eq!(plan(&told, fails, at(8)).step, Step::RecordIntent);
+    }
+    let running = after(backup.clone(), &plan(&backup, &hangs, at(65)), at(65));
+    assert_eq!(crate::plan::intent(&running), Some(at(65)));
+}
