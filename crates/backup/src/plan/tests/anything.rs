@@ -1,0 +1,152 @@
+//! Objects as a Kubernetes may hold them whose definition checks nothing, as that of v1beta2's operator did: whatever
+//! they say, they are planned, and the plan becomes a status.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A value where a text belongs.
+fn text() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        3 => Just(json!("")),
+        3 => prop::sample::select(vec![
+            "S3", "PVC", "Local", "bucket/key", "bucket", "/", "//", "..", "@daily", "* * * * *", "0 0 30 2 *", "Etc/UTC",
+            "1h", "-1h", "99999999999999999999h", "zstd", "Delete", "2026-01-01T00:00:00Z",
+        ])
+        .prop_map(|text| json!(text)),
+        2 => ".{0,20}".prop_map(|text| json!(text)),
+    ]
+}
+
+fn number(most: i64) -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(-1),
+        Just(0),
+        Just(1),
+        Just(most),
+        Just(-most),
+        -100..100_i64
+    ]
+    .prop_map(|number| json!(number))
+}
+
+/// One field of many, by its place.
+fn field() -> impl Strategy<Value = (&'static str, Value)> {
+    let texts = prop::sample::select(vec![
+        "/spec/storageType",
+        "/spec/compression",
+        "/spec/deletionPolicy",
+        "/spec/s3/path",
+        "/spec/s3/endpoint",
+        "/spec/s3/awsSecret",
+        "/spec/etcdEndpoints/0",
+        "/spec/etcdCluster/name",
+        "/spec/clientTLSSecret",
+        "/spec/backupPolicy/schedule",
+        "/spec/backupPolicy/timeZone",
+        "/spec/backupPolicy/maxAge",
+        "/status/location",
+    ]);
+    let wide = prop::sample::select(vec![
+        "/spec/backupPolicy/backupIntervalInSecond",
+        "/spec/backupPolicy/maxBackups",
+        "/spec/backupPolicy/timeoutInSecond",
+        "/spec/backupPolicy/startingDeadlineSeconds",
+        "/status/progress/totalBytes",
+        "/metadata/generation",
+    ]);
+    let narrow = prop::sample::select(vec![
+        "/spec/ttlSecondsAfterFinished",
+        "/spec/backupPolicy/retention/keepHourly",
+        "/spec/backupPolicy/retention/keepMonthly",
+    ]);
+    let times = prop::sample::select(vec![
+        "/status/startTime",
+        "/status/completionTime",
+        "/status/lastSuccessDate",
+        "/metadata/creationTimestamp",
+        "/metadata/deletionTimestamp",
+    ]);
+    let time = prop::sample::select(vec![
+        "0001-01-01T00:00:00Z",
+        "1970-01-01T00:00:00Z",
+        "2027-01-15T08:00:00Z",
+        "9999-12-30T00:00:00Z",
+    ]);
+    let gone = prop::sample::select(vec![
+        "/spec/s3",
+        "/spec/backupPolicy",
+        "/spec/etcdEndpoints",
+    ]);
+    prop_oneof![
+        4 => (texts, text()),
+        4 => (wide, number(i64::MAX)),
+        1 => (narrow, number(i64::from(i32::MAX))),
+        2 => (times, time.prop_map(|time| json!(time))),
+        1 => (gone, Just(Value::Null)),
+        1 => (Just("/status/succeeded"), any::<bool>().prop_map(|holds| json!(holds))),
+    ]
+}
+
+/// Puts a value at its place and makes what is missing on the way.
+fn put(object: &mut Value, place: &str, value: Value) {
+    let mut at = object;
+    for part in place.split('/').skip(1) {
+        at = match part.parse::<usize>() {
+            Ok(_) => {
+                *at = json!([null]);
+                &mut at[0]
+            }
+            Err(_) => {
+                if !at.is_object() {
+                    *at = json!({});
+                }
+                &mut at[part]
+            }
+        };
+    }
+    *at = value;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn nothing_a_stored_object_may_say_breaks_the_plan(
+        fields in prop::collection::vec(field(), 0..8),
+        work in prop::sample::select(vec![0, 1, 2, 3, 4]),
+        second in prop::sample::select(vec![0, 5, 100_000, -100_000]),
+    ) {
+        let mut object = serde_json::to_value(fresh()).unwrap();
+        for (place, value) in fields {
+            put(&mut object, place, value);
+        }
+        // What is no EtcdBackup at all is told by the controller and comes no further.
+        let Ok(backup) = serde_json::from_value::<EtcdBackup>(object) else {
+            return Ok(());
+        };
+        let total = Some(u64::MAX);
+        let moved = Moved { bytes: u64::MAX, total };
+        let mut observed = match work {
+            0 => Observed::default(),
+            1 => known(Work::Running(moved), Place::NotAsked),
+            2 => known(Work::Ended(Ok(stored())), Place::NotAsked),
+            3 => known(Work::Ended(Err(refused())), Place::Unknown(refused())),
+            _ => known(Work::Idle, Place::Written(stored())),
+        };
+        if second > 0 {
+            observed.removal.work = Work::Ended(Err(refused()));
+        }
+        need(&backup, &observed, at(second));
+        let plan = plan(&backup, &observed, at(second));
+        notices(&backup, &plan);
+        let next = after(backup, &plan, at(second));
+        // What was written can be read, and planned again.
+        let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
+        super::plan(&read, &Observed::default(), at(second + 1));
+        // Invariant 15: what is wrong is said, and nothing is begun for it.
+        if crate::plan::refusal(&read).is_some() {
+            prop_assert!(!matches!(plan.step, Step::Begin | Step::RecordIntent), "{plan:?}");
+        }
+    }
+}
