@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::manifests::aws_secret;
-use e2e::objects::{Kind, await_object, conditions_line};
+use e2e::manifests::{aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete, await_object, conditions_line};
 use e2e::{PATIENCE, Sandbox, scenario};
 
 use crate::backup_restore_s3::backup;
@@ -190,9 +190,110 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
             clusters.items.is_empty(),
             "a restore that cannot work has made a cluster"
         );
+        contradictory_restores(sandbox, &bucket).await?;
         no_restarts(sandbox).await
     })
     .await;
+}
+
+/// A backup that is there, and what does not fit it; and no storage for the seed.
+async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
+    let s3 = sandbox.env.s3()?;
+    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+    sandbox.await_members("c", 1).await?;
+    sandbox
+        .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+        .await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+    let path = format!("{}/etcd.backup", bucket.name);
+
+    // A template of a release that cannot read what the manifest says.
+    let newest = crate::fixtures::newest_version(&sandbox.env)?;
+    let oldest = sandbox
+        .env
+        .etcd_versions
+        .first()
+        .cloned()
+        .unwrap_or_default();
+    let template = |more: &str| format!("{{name: d, template: {{spec: {{size: 1{more}}}}}}}");
+    let older = template(&format!(", version: \"{oldest}\""));
+    sandbox
+        .apply(&restore_with(s3, "older", &older, &path, ""))
+        .await?;
+    said(
+        sandbox,
+        Kind::EtcdRestore,
+        "older",
+        &["InvalidSpec", &newest, &oldest, "version"],
+    )
+    .await?;
+
+    // Cut off, which is seen before a cluster is made for it.
+    let mut cut = bucket.read("etcd.backup").await?;
+    cut.truncate(cut.len() / 2);
+    bucket.write("cut", cut).await?;
+    bucket
+        .write(
+            "cut.manifest.json",
+            bucket.read("etcd.backup.manifest.json").await?,
+        )
+        .await?;
+    let path_of_cut = format!("{}/cut", bucket.name);
+    sandbox
+        .apply(&restore_with(s3, "cut", "{name: d}", &path_of_cut, ""))
+        .await?;
+    said(
+        sandbox,
+        Kind::EtcdRestore,
+        "cut",
+        &["SnapshotUnreadable", "cut off"],
+    )
+    .await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let clusters = clusters.list(&kube::api::ListParams::default()).await?;
+    ensure!(
+        clusters.items.len() == 1,
+        "a restore that cannot work has made a cluster"
+    );
+
+    // Over the living cluster nothing is touched either.
+    sandbox
+        .apply(&restore_with(
+            s3,
+            "over",
+            "{name: c}",
+            &path_of_cut,
+            "  overwrite: true\n",
+        ))
+        .await?;
+    said(
+        sandbox,
+        Kind::EtcdRestore,
+        "over",
+        &["SnapshotUnreadable", "cut off"],
+    )
+    .await?;
+    let living = sandbox.await_members("c", 1).await?;
+    let annotations = living.metadata.annotations.unwrap_or_default();
+    ensure!(
+        !annotations.contains_key("etcd.database.coreos.com/restore"),
+        "it was claimed"
+    );
+
+    // No storage for the seed: it is said, and waited for.
+    let nowhere = ", pod: {persistentVolumeClaimSpec: {storageClassName: nowhere, accessModes: [ReadWriteOnce], \
+                   resources: {requests: {storage: 64Mi}}}}";
+    let nowhere = template(&format!(", version: \"{newest}\"{nowhere}"));
+    sandbox
+        .apply(&restore_with(s3, "nowhere", &nowhere, &path, ""))
+        .await?;
+    said(
+        sandbox,
+        Kind::EtcdRestore,
+        "nowhere",
+        &["PodNotStarting", "finds no node"],
+    )
+    .await
 }
 
 /// Invariant 15: a stored object that cannot be parsed stops nobody else's work.

@@ -1,23 +1,25 @@
-//! The restore operator dies before every write of a restore over a living cluster, one process at each, and the last
-//! one finds enough to come to the end.
+//! The restore operator dies before every write of a restore, one process at each, and the last one finds enough to
+//! come to the end: over a living cluster, with a backup that is no good, and of a cluster that is not there.
+
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::bucket::Bucket;
-use e2e::manifests::{aws_secret, restore_with};
-use e2e::objects::{Kind, await_complete, field};
+use e2e::manifests::restore_with;
+use e2e::objects::{Kind, await_object, conditions_line, field, has_condition};
+use e2e::picture::Picture;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
-use crate::backup_restore_s3::backup;
-use crate::fixtures::{DURABLE, cluster_with};
+use crate::fixtures::root;
+use crate::restore_in_place::{Living, living, over};
+use crate::restore_sources::compare;
 
 const OPERATOR: &str = "etcd-restore-operator";
-const KEYS: usize = 200;
 
-/// In the order in which they are come to.
-const POINTS: &[&str] = &[
+/// In the order in which they are come to, over a living cluster.
+const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-guard",
     "restore-before-claim",
@@ -31,6 +33,24 @@ const POINTS: &[&str] = &[
     "restore-before-release-claim",
     "restore-before-let-go",
     "restore-before-status",
+];
+
+/// With a backup that cannot be restored.
+const GIVEN_UP: &[&str] = &[
+    "restore-before-abandon",
+    "restore-before-discard-seed",
+    "restore-before-release-claim",
+    "restore-before-let-go",
+];
+
+/// Of a cluster that is not there; what is made for its seed is made in the same way as above.
+const NEW: &[&str] = &[
+    "restore-before-create-cluster",
+    "restore-before-guard",
+    "restore-before-record-formed",
+    "restore-before-release-claim",
+    "restore-before-let-go",
+    "restore-before-expire",
 ];
 
 /// The operator's pod anew, with another environment. The one before stands at its point and gets no further.
@@ -82,53 +102,109 @@ fn has_died(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
+/// Applies the manifest to an operator that dies at the first of the points, then at the next; the last one lives.
+async fn dies_at(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<()> {
+    for (number, point) in points.iter().enumerate() {
+        restart_with(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
+        if number == 0 {
+            let deployment = format!("deployment/{OPERATOR}");
+            let wait = ["rollout", "status", &deployment, "--timeout=120s"];
+            sandbox.kubectl(&wait).await?;
+            sandbox.apply(manifest).await?;
+        }
+        dies(sandbox, point).await?;
+    }
+    restart_with(sandbox, "FAILPOINTS-").await
+}
+
 #[tokio::test]
 async fn operator_crash_restore_comes_to_the_end_from_before_every_write() {
     scenario("operator_crash_restore", async |sandbox| {
-        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
-            .await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        let written = keys.fill("kept/", KEYS, |_| ()).await?;
-        sandbox
-            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
-        keys.fill("later/", 10, |_| ()).await?;
-        drop(keys);
-
-        let path = format!("{}/etcd.backup", bucket.name);
-        let more = "  overwrite: true\n";
-        let manifest = restore_with(sandbox.env.s3()?, "over", "{name: c}", &path, more);
-        for (number, point) in POINTS.iter().enumerate() {
-            restart_with(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
-            if number == 0 {
-                let wait = [
-                    "rollout",
-                    "status",
-                    "deployment/etcd-restore-operator",
-                    "--timeout=120s",
-                ];
-                sandbox.kubectl(&wait).await?;
-                sandbox.apply(&manifest).await?;
-            }
-            dies(sandbox, point).await?;
-        }
-        restart_with(sandbox, "FAILPOINTS-").await?;
-        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        let living = living(sandbox, 3).await?;
+        drop(living.keys);
+        let manifest = over(sandbox, &living.bucket, "")?;
+        dies_at(sandbox, IN_PLACE, &manifest).await?;
+        compare(sandbox, "over", "c", &living.picture).await?;
 
         let after = sandbox.await_members("c", 3).await?;
-        ensure!(after.metadata.uid == before.metadata.uid);
-        ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
+        ensure!(after.metadata.uid == living.before.metadata.uid);
+        ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        ensure!(keys.verify("kept/", KEYS).await? >= written);
         keys.verify("later/", 0)
             .await
             .context("keys newer than the backup")?;
         Ok(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn operator_crash_restore_gives_up_or_makes_a_new_cluster_all_the_same() {
+    scenario("operator_crash_restore_new", async |sandbox| {
+        let living = living(sandbox, 1).await?;
+        gives_up(sandbox, &living).await?;
+        makes_a_new_cluster(sandbox, &living).await
+    })
+    .await;
+}
+
+async fn gives_up(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let good = living.bucket.read("etcd.backup").await?;
+    let mut bad = good.clone();
+    let middle = bad.len() / 2;
+    bad[middle] ^= 0xff;
+    living.bucket.write("etcd.backup", bad).await?;
+    let manifest = over(sandbox, &living.bucket, "")?;
+    dies_at(sandbox, GIVEN_UP, &manifest).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let failed = |object: &_| field(object, "/status/phase") == "Failed";
+    let failed = await_object(&restores, "over", "a failure for good", PATIENCE, failed).await?;
+    let text = conditions_line(&failed);
+    ensure!(text.contains("SnapshotUnreadable"), "{text}");
+    let after = sandbox.await_members("c", 1).await?;
+    ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
+    let annotations = after.metadata.annotations.unwrap_or_default();
+    ensure!(!annotations.contains_key("etcd.database.coreos.com/restore"));
+    living.keys.verify("later/", 50).await?;
+    living.bucket.write("etcd.backup", good).await
+}
+
+async fn makes_a_new_cluster(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let path = format!("{}/etcd.backup", living.bucket.name);
+    let more = "  ttlSecondsAfterFinished: 1\n";
+    let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, more);
+    dies_at(sandbox, NEW, &manifest).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    until("the EtcdRestore is gone", PATIENCE, async || {
+        Ok(match restores.get_opt("new").await? {
+            None => Look::Done(()),
+            Some(object) => Look::NotYet(conditions_line(&object)),
+        })
+    })
+    .await?;
+    let made = sandbox.await_members("d", 1).await?;
+    ensure!(has_condition(&made, "Available", "True"));
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
+    let after = Picture::at(&keys, living.picture.revision).await?;
+    living.picture.is_of(&after)
+}
+
+/// What the operator can be interrupted at is what the tests above interrupt it at.
+#[test]
+fn every_write_of_a_restore_is_crashed_at() {
+    let mut points = BTreeSet::new();
+    for file in ["act.rs", "controller.rs"] {
+        let path = root().join("crates/restore/src").join(file);
+        let source = std::fs::read_to_string(path).unwrap_or_default();
+        let named = source.split('"').filter(|word| {
+            let is_name = word
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+            is_name && word.starts_with("restore-before-") && *word != "restore-before-nothing"
+        });
+        points.extend(named.map(str::to_owned));
+    }
+    let crashed_at = [IN_PLACE, GIVEN_UP, NEW].concat();
+    let crashed_at: BTreeSet<String> = crashed_at.into_iter().map(str::to_owned).collect();
+    assert_eq!(points, crashed_at);
 }

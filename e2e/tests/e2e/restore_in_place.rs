@@ -1,4 +1,6 @@
-//! Restores over a cluster that lives: with a client that writes all along.
+//! Restores over a cluster that lives: with clients that write and read all along.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -6,35 +8,42 @@ use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
+use e2e::picture::Picture;
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Reader, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::api::{DeleteParams, DynamicObject, ListParams};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{DURABLE, cluster_with};
+use crate::restore_sources::compare;
 
 const KEYS: usize = 500;
 const CLAIM: &str = "etcd.database.coreos.com/restore";
+/// Many times what an idle machine needs, so that a busy one passes.
+const DOWNTIME: Duration = Duration::from_secs(40);
 
-/// A cluster of three with a backup of it, and keys that came after the backup.
-struct Living {
-    bucket: Bucket,
-    before: DynamicObject,
-    keys: Keyspace,
-    /// The revision of the backup.
-    backed_up: i64,
+/// A cluster with a backup of it, and keys that came after the backup.
+pub(crate) struct Living {
+    pub(crate) bucket: Bucket,
+    pub(crate) before: DynamicObject,
+    pub(crate) keys: Keyspace,
+    /// What is in the backup.
+    pub(crate) picture: Picture,
 }
 
-async fn living(sandbox: &Sandbox) -> Result<Living> {
+/// Of so many members, with volumes. The backup is `etcd.backup` in the bucket.
+pub(crate) async fn living(sandbox: &Sandbox, size: usize) -> Result<Living> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
     sandbox
-        .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+        .apply(&cluster_with(&sandbox.env, "c", size, DURABLE)?)
         .await?;
-    let before = sandbox.await_members("c", 3).await?;
+    let before = sandbox.await_members("c", size).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let backed_up = keys.fill("kept/", KEYS, |_| ()).await?;
+    keys.fill("kept/", KEYS, |_| ()).await?;
+    keys.paint("painted/", 40).await?;
+    let picture = Picture::now(&keys).await?;
     sandbox
         .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
         .await?;
@@ -44,11 +53,12 @@ async fn living(sandbox: &Sandbox) -> Result<Living> {
         bucket,
         before,
         keys,
-        backed_up,
+        picture,
     })
 }
 
-fn over(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
+/// The manifest of a restore of that backup over that cluster.
+pub(crate) fn over(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
     let path = format!("{}/etcd.backup", bucket.name);
     let more = format!("  overwrite: true\n{more}");
     let s3 = sandbox.env.s3()?;
@@ -90,13 +100,12 @@ async fn await_volumes(sandbox: &Sandbox, count: usize) -> Result<()> {
 #[tokio::test]
 async fn a_living_cluster_is_restored_in_place() {
     scenario("restore_in_place", async |sandbox| {
-        let living = living(sandbox).await?;
+        let living = living(sandbox, 3).await?;
         let services = service_uids(sandbox).await?;
+        let reader = Reader::start(sandbox, "c", "kept/").await?;
         let writer = Writer::start(sandbox, "c").await?;
         sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
-        let restored =
-            await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
-        ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(living.backed_up));
+        let restored = compare(sandbox, "over", "c", &living.picture).await?;
 
         let after = sandbox.await_members("c", 3).await?;
         ensure!(
@@ -114,17 +123,30 @@ async fn a_living_cluster_is_restored_in_place() {
             service_uids(sandbox).await? == services,
             "a Service was replaced"
         );
-        // The writer goes on by itself, at the same address.
+        // Clients go on by themselves, at the same address.
         writer.await_more(10).await?;
+        reader.await_more(10).await?;
         let tally = writer.finish_counting("restored in place").await?;
         ensure!(
             !tally.lost.is_empty(),
             "what was written before the restore is still there"
         );
+        ensure!(tally.gap < DOWNTIME, "{tally}");
+        // Invariant 17: first the old cluster answered, then the new one, each with every key.
+        let readings = reader.finish(KEYS)?;
+        ensure!(readings.clusters.len() == 2, "{readings:?}");
+        ensure!(readings.gap < DOWNTIME, "{readings:?}");
+        let answered: Vec<String> = readings
+            .clusters
+            .iter()
+            .map(|id| format!("{id:016x}"))
+            .collect();
+        ensure!(field(&living.before, "/status/clusterID") == answered[0].as_str());
+        ensure!(field(&after, "/status/clusterID") == answered[1].as_str());
 
         drop(living.keys);
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        ensure!(keys.verify("kept/", KEYS).await? >= living.backed_up);
+        ensure!(keys.verify("kept/", KEYS).await? >= living.picture.revision);
         keys.verify("later/", 0)
             .await
             .context("keys newer than the backup")?;
@@ -138,7 +160,7 @@ async fn a_living_cluster_is_restored_in_place() {
 #[tokio::test]
 async fn restore_in_place_bad_backup_leaves_the_living_cluster_unharmed() {
     scenario("restore_in_place_bad_backup", async |sandbox| {
-        let living = living(sandbox).await?;
+        let living = living(sandbox, 3).await?;
         let mut content = living.bucket.read("etcd.backup").await?;
         let middle = content.len() / 2;
         content[middle] ^= 0xff;
@@ -189,7 +211,7 @@ async fn restore_in_place_bad_backup_leaves_the_living_cluster_unharmed() {
 #[tokio::test]
 async fn restore_deleted_midway_leaves_one_whole_cluster() {
     scenario("restore_deleted_midway", async |sandbox| {
-        let living = living(sandbox).await?;
+        let living = living(sandbox, 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
         sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -221,22 +243,20 @@ async fn restore_deleted_midway_leaves_one_whole_cluster() {
 #[tokio::test]
 async fn restore_bump_revision_is_noticed_by_watchers_of_the_old_history() {
     scenario("restore_bump_revision", async |sandbox| {
-        let living = living(sandbox).await?;
+        let living = living(sandbox, 3).await?;
         let seen = living.keys.revision().await?;
-        ensure!(seen > living.backed_up);
+        let backed_up = living.picture.revision;
+        ensure!(seen > backed_up);
         drop(living.keys);
         let bump = "  bumpRevision: 1000000\n  markCompacted: true\n  keepOldData: 24h\n";
         sandbox.apply(&over(sandbox, &living.bucket, bump)?).await?;
         let restored =
             await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
         let revision = field(&restored, "/status/restoredRevision").as_i64();
-        ensure!(
-            revision >= Some(living.backed_up + 1_000_000),
-            "{revision:?}"
-        );
+        ensure!(revision >= Some(backed_up + 1_000_000), "{revision:?}");
         sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        ensure!(keys.verify("kept/", KEYS).await? >= living.backed_up + 1_000_000);
+        ensure!(keys.verify("kept/", KEYS).await? >= backed_up + 1_000_000);
         let compacted = keys.watch_from("kept/", seen).await?;
         ensure!(
             compacted > seen,
@@ -245,6 +265,8 @@ async fn restore_bump_revision_is_noticed_by_watchers_of_the_old_history() {
         // The volumes of what was replaced are kept as long as was asked for.
         let kept = volumes(sandbox).await?;
         ensure!(kept.len() == 6, "{kept:?}");
+        let after = Picture::now(&keys).await?;
+        living.picture.has_the_keys_of(&after)?;
         Ok(())
     })
     .await;

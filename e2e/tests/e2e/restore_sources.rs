@@ -30,7 +30,7 @@ async fn painted(sandbox: &Sandbox, manifest: &str, size: usize) -> Result<(Buck
 }
 
 /// Waits for the restore `name` of the cluster `cluster`, and compares.
-async fn compare(
+pub(crate) async fn compare(
     sandbox: &Sandbox,
     name: &str,
     cluster: &str,
@@ -220,10 +220,10 @@ async fn retention_pages_and_retention_siblings_in_one_bucket() {
     .await;
 }
 
-const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: backups}\nspec:\n  \
+pub(crate) const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: backups}\nspec:\n  \
                      accessModes: [ReadWriteOnce]\n  resources: {requests: {storage: 64Mi}}\n";
 
-fn on_claim(name: &str, more: &str) -> String {
+pub(crate) fn on_claim(name: &str, more: &str) -> String {
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
          etcdCluster: {{name: c}}\n  storageType: PVC\n  pvc: {{claimName: backups, path: etcd/{name}}}\n{more}"

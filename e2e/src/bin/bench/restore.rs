@@ -12,7 +12,8 @@ use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
 use e2e::wait::Look;
 use e2e::{Sandbox, Writer, until};
 use etcd_client::Client;
-use kube::api::DeleteParams;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams};
 use serde::Serialize;
 use serde_json::json;
 
@@ -41,6 +42,8 @@ struct Round {
     /// The longest time between two acknowledged writes of a client while it is restored over.
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
+    /// What had happened by when, in seconds from the EtcdRestore on.
+    stages: Stages,
 }
 
 /// Measures, prints, and writes the figures where wanted.
@@ -100,13 +103,23 @@ async fn measure(
             .await
             .with_context(|| format!("a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // Alternating, so that what else the machine does falls on both alike.
+            // Alternating, so that what else the machine does falls on both alike; and what the disk still owes the
+            // step before is written first.
+            settle().await?;
             let by_hand = by_hand(&bucket).await.context("by hand")?;
+            settle().await?;
             let round = ours(sandbox, &bucket, *size, by_hand).await?;
             println!("{round:?}");
             measured.push(round);
         }
     }
+    Ok(())
+}
+
+/// Writes what the machine's disk has not written yet.
+async fn settle() -> Result<()> {
+    let synced = tokio::process::Command::new("sync").status().await?;
+    ensure!(synced.success(), "sync");
     Ok(())
 }
 
@@ -188,7 +201,10 @@ impl Running {
 /// Fills an etcd of this machine with values that do not compress, and stores a snapshot of it.
 async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let etcd = Running::start(folder.path(), "source", &["--unsafe-no-fsync"])?;
+    // etcd keeps its log in memory: with values this large a short one is enough.
+    let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
+    let more = ["--unsafe-no-fsync", short[0], short[1]];
+    let etcd = Running::start(&folder.path().join("data"), "source", &more)?;
     let mut client = etcd.serves().await?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for index in 0..mebibytes {
@@ -254,9 +270,10 @@ async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64
     let manifest = restore_with(s3, "back", &target, &path, "");
     let begun = Instant::now();
     sandbox.apply(&manifest).await?;
-    await_seed(sandbox, "back").await?;
+    let mut stages = Stages::new();
+    await_seed(sandbox, "back", begun, &mut stages).await?;
     let ours = begun.elapsed().as_secs_f64();
-    await_voters(sandbox).await?;
+    await_voters(sandbox, begun, &mut stages).await?;
     let voters = begun.elapsed().as_secs_f64() - ours;
     let restores = sandbox.objects(Kind::EtcdRestore);
     await_complete(&restores, "back", WITHIN).await?;
@@ -280,10 +297,16 @@ async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64
         ours,
         voters,
         downtime,
+        stages,
     })
 }
 
-async fn await_seed(sandbox: &Sandbox, name: &str) -> Result<()> {
+async fn await_seed(
+    sandbox: &Sandbox,
+    name: &str,
+    begun: Instant,
+    stages: &mut Stages,
+) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     until("the seed serves", WITHIN, async || {
         let object = restores.get(name).await?;
@@ -292,6 +315,7 @@ async fn await_seed(sandbox: &Sandbox, name: &str) -> Result<()> {
             "{}",
             conditions_line(&object)
         );
+        pods(sandbox, begun, stages).await?;
         let serves = field(&object, "/status/clusterID").is_string();
         Ok(if serves {
             Look::Done(())
@@ -302,15 +326,26 @@ async fn await_seed(sandbox: &Sandbox, name: &str) -> Result<()> {
     .await
 }
 
-async fn await_voters(sandbox: &Sandbox) -> Result<()> {
+async fn await_voters(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("three members vote", WITHIN, async || {
         let object = clusters.get("c").await?;
+        pods(sandbox, begun, stages).await?;
+        let claim = "etcd.database.coreos.com/restore";
+        let annotations = object.metadata.annotations.as_ref();
+        if annotations.is_none_or(|all| !all.contains_key(claim)) {
+            note(stages, begun, "handed over".to_owned());
+        }
         let details = field(&object, "/status/memberDetails").as_array();
-        let voters = details.map_or(0, |list| {
-            let healthy = list.iter().filter(|one| one["healthy"] == true);
-            healthy.filter(|one| one["role"] != "Learner").count()
-        });
+        let list = details.map(Vec::as_slice).unwrap_or_default();
+        let healthy = || list.iter().filter(|one| one["healthy"] == true);
+        let voters = healthy().filter(|one| one["role"] != "Learner").count();
+        note(stages, begun, format!("{} members", list.len()));
+        note(
+            stages,
+            begun,
+            format!("{voters} healthy voters of {}", healthy().count()),
+        );
         Ok(if voters == 3 {
             Look::Done(())
         } else {
@@ -318,4 +353,37 @@ async fn await_voters(sandbox: &Sandbox) -> Result<()> {
         })
     })
     .await
+}
+
+/// What was seen first at which second; a name begins with the number of what it counts.
+type Stages = std::collections::BTreeMap<String, f64>;
+
+fn note(stages: &mut Stages, begun: Instant, what: String) {
+    let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
+    stages.entry(what).or_insert(seconds);
+}
+
+/// How far the pods' containers are.
+async fn pods(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
+    let members = ListParams::default().labels("app=etcd");
+    let pods = sandbox.api::<Pod>().list(&members).await?;
+    let mut running = 0;
+    for pod in &pods {
+        let Some(status) = &pod.status else { continue };
+        let prepare = status.init_container_statuses.iter().flatten();
+        for container in prepare.chain(status.container_statuses.iter().flatten()) {
+            let state = container.state.clone().unwrap_or_default();
+            let seed = status.init_container_statuses.is_some();
+            if seed && state.running.is_some() {
+                note(stages, begun, format!("seed: {} runs", container.name));
+            }
+            if seed && state.terminated.is_some() {
+                note(stages, begun, format!("seed: {} has ended", container.name));
+            }
+            running += usize::from(container.name == "etcd" && state.running.is_some());
+        }
+    }
+    note(stages, begun, format!("{} pods", pods.items.len()));
+    note(stages, begun, format!("{running} etcd containers"));
+    Ok(())
 }

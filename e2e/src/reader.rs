@@ -1,0 +1,214 @@
+//! A client that reads all along, over connections old and new, and notes which cluster answered: clients may be kept
+//! waiting, and may never have two clusters to choose from.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use etcd_client::GetOptions;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use crate::writer::{Line, Road, Way};
+use crate::{PATIENCE, Sandbox, until, wait::Look};
+
+/// From one read to the next.
+const EVERY: Duration = Duration::from_millis(60);
+/// A read that takes longer is given up.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// Every so many reads go over a new connection.
+const ANEW: u64 = 5;
+
+/// A client that reads in the background until [`Reader::finish`].
+pub struct Reader {
+    task: JoinHandle<()>,
+    answers: Arc<Mutex<Vec<Answer>>>,
+}
+
+/// One read that was answered.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    begun: Instant,
+    ended: Instant,
+    cluster_id: u64,
+    /// How many keys there were.
+    keys: i64,
+}
+
+/// What the reads told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readings {
+    /// The clusters that answered, in the order in which they did.
+    pub clusters: Vec<u64>,
+    /// How many reads were answered.
+    pub answered: usize,
+    /// The longest time between two answers.
+    pub gap: Duration,
+}
+
+impl Reader {
+    /// Begins to count the keys with a prefix, through the client Service; returns when the first read is answered.
+    ///
+    /// # Errors
+    /// When none is.
+    pub async fn start(sandbox: &Sandbox, cluster: &str, prefix: &str) -> Result<Self> {
+        let way = Way {
+            road: Road::to(sandbox, cluster).await?,
+            identity: None,
+        };
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let task = tokio::spawn(read(way, prefix.to_owned(), Arc::clone(&answers)));
+        let reader = Self { task, answers };
+        reader.await_more(1).await?;
+        Ok(reader)
+    }
+
+    /// Waits until so many more reads are answered.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub async fn await_more(&self, count: usize) -> Result<()> {
+        let before = self.answers().len();
+        until(&format!("{count} more reads"), PATIENCE, async || {
+            let now = self.answers().len();
+            Ok(if now >= before + count {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{}", now - before))
+            })
+        })
+        .await
+    }
+
+    /// Ends the reading, and says what was read.
+    ///
+    /// # Errors
+    /// When a cluster answered a read that began after another cluster had answered, or keys were missing.
+    pub fn finish(self, keys: usize) -> Result<Readings> {
+        self.task.abort();
+        judge(&self.answers(), keys)
+    }
+
+    fn answers(&self) -> Vec<Answer> {
+        let answers = self.answers.lock();
+        answers.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn judge(answers: &[Answer], keys: usize) -> Result<Readings> {
+    let mut clusters: Vec<u64> = Vec::new();
+    for answer in answers {
+        ensure!(
+            usize::try_from(answer.keys).is_ok_and(|found| found == keys),
+            "cluster {:016x} showed {} of {keys} keys",
+            answer.cluster_id,
+            answer.keys
+        );
+        if clusters.last() == Some(&answer.cluster_id) {
+            continue;
+        }
+        // Reads over two connections may end in another order than they began.
+        let later =
+            |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
+        ensure!(
+            !clusters.contains(&answer.cluster_id) || answers.iter().find(later).is_none(),
+            "cluster {:016x} answers again after another one has",
+            answer.cluster_id
+        );
+        if !clusters.contains(&answer.cluster_id) {
+            clusters.push(answer.cluster_id);
+        }
+    }
+    let pairs = answers.iter().zip(answers.iter().skip(1));
+    let gap = pairs
+        .map(|(one, next)| next.ended.saturating_duration_since(one.ended))
+        .max();
+    Ok(Readings {
+        clusters,
+        answered: answers.len(),
+        gap: gap.unwrap_or_default(),
+    })
+}
+
+async fn read(way: Way, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) {
+    let mut beat = interval(EVERY);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut line: Option<Line> = None;
+    for number in 0_u64.. {
+        beat.tick().await;
+        let read = if number.is_multiple_of(ANEW) {
+            ask(&way, &mut None, &prefix).await
+        } else {
+            let read = ask(&way, &mut line, &prefix).await;
+            if read.is_err() {
+                line = None;
+            }
+            read
+        };
+        if let Ok(answer) = read {
+            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            answers.push(answer);
+        }
+    }
+}
+
+/// One read, which a quorum confirms, over the connection there is or a new one.
+async fn ask(way: &Way, line: &mut Option<Line>, prefix: &str) -> Result<Answer> {
+    let asked = async {
+        if line.is_none() {
+            *line = Some(way.connect().await?);
+        }
+        let client = line.as_ref().map(|line| line.client.kv_client());
+        let mut client = client.context("no connection")?;
+        let begun = Instant::now();
+        let options = GetOptions::new().with_prefix().with_count_only();
+        let answer = client.get(prefix, Some(options)).await?;
+        let header = answer.header().context("an answer without a header")?;
+        Ok(Answer {
+            begun,
+            ended: Instant::now(),
+            cluster_id: header.cluster_id(),
+            keys: answer.count(),
+        })
+    };
+    timeout(DEADLINE, asked)
+        .await
+        .context("no answer in time")?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_answers_after_its_successor_is_found() {
+        let zero = Instant::now();
+        let answer = |cluster_id, begun, ended| Answer {
+            begun: zero + Duration::from_millis(begun),
+            ended: zero + Duration::from_millis(ended),
+            cluster_id,
+            keys: 3,
+        };
+        let good = [
+            answer(1, 0, 1),
+            answer(1, 2, 9),
+            answer(2, 20, 21),
+            answer(2, 22, 23),
+        ];
+        let readings = judge(&good, 3).unwrap();
+        assert_eq!(readings.clusters, [1, 2]);
+        assert_eq!(readings.gap, Duration::from_millis(12));
+        assert!(judge(&good, 4).is_err(), "keys are missing");
+        let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
+        assert!(judge(&again, 3).is_err());
+        // It was asked before the other one had answered.
+        let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
+        assert!(judge(&crossed, 3).is_ok());
+    }
+}
