@@ -55,7 +55,7 @@ fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String>
     };
     let addresses = members.addresses();
     let local = |argument: &String| {
-        let mut text = argument.replace(DATA_DIR, of.data.path().to_str().unwrap());
+        let mut text = argument.replace(DATA_DIR, of.data.path().join("data").to_str().unwrap());
         for place in places {
             let peer = format!("http://[::1]:{}", place.peer);
             let client = format!("http://[::1]:{}", place.client);
@@ -86,7 +86,7 @@ fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String>
 }
 
 fn run(place: &Place, places: &[Place], version: &EtcdVersion, programs: &Programs) -> Running {
-    let log = std::fs::File::create(place.data.path().with_extension("log")).unwrap();
+    let log = std::fs::File::create(place.data.path().join("log")).unwrap();
     let mut command = Command::new(&programs.etcd);
     command
         .args(arguments(place, places, version))
