@@ -95,7 +95,9 @@ fn taken(kind: &str, name: String, draft: &mut Draft) {
 /// Pods that end while too few voters stay for a quorum do not take their time. Asked to end, a leader waits 7 s for
 /// somebody to take over, and every member as long for its clients to leave (`TransferLeadership` and `stopServers`
 /// in etcd, both with `ReqTimeout`); when the others end as well nobody will, and until all pods are gone and back
-/// on their disks nothing is served. etcd survives being killed, and what is on a disk is there afterwards.
+/// on their disks nothing is served. etcd survives being killed, and what is on a disk is there afterwards. A kubelet
+/// that has begun to stop a container does not heed it up to 1.36 (`SyncTerminatingPod`, kubernetes/kubernetes#113606):
+/// it says what is wanted, and does no harm.
 pub(super) fn hurry(observed: &Observed, draft: &mut Draft) {
     let voters = &observed.reported_voters;
     let stays = |name: &&String| observed.pods.get(*name).is_some_and(Pod::stays);
