@@ -53,11 +53,36 @@ impl Keyspace {
         cluster: &str,
         identity: &Identity,
     ) -> Result<Self> {
+        Self::of_tls(env, namespace, cluster, identity.options()).await
+    }
+
+    /// As [`Self::of_tls_cluster`], as a user of etcd's own authentication.
+    ///
+    /// # Errors
+    /// When the Service has no ready pod, or the identity or the user is refused.
+    pub async fn of_tls_cluster_as(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        identity: &Identity,
+        (user, password): (&str, &str),
+    ) -> Result<Self> {
+        let options = identity.options().with_user(user, password);
+        let options = options.with_auto_token_refresh(true);
+        Self::of_tls(env, namespace, cluster, options).await
+    }
+
+    async fn of_tls(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        options: ConnectOptions,
+    ) -> Result<Self> {
         let target = format!("service/{cluster}-client");
         until("the client Service leads to a pod", OPENED, async || {
             let forward = PortForward::open(env, namespace, &target, 2379).await?;
             let url = format!("https://127.0.0.1:{}", forward.port);
-            let keys = Self::over(forward, url, identity.options(), &target).await?;
+            let keys = Self::over(forward, url, options.clone(), &target).await?;
             keys.revision().await?;
             Ok(Look::Done(keys))
         })

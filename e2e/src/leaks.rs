@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::ListParams;
 
-use crate::Sandbox;
 use crate::metrics::Page;
+use crate::{Sandbox, scenario};
 
 /// Shorter texts are found by chance.
 const SHORTEST: usize = 8;
@@ -24,6 +24,18 @@ const TOKEN: usize = 16;
 struct Hidden {
     of: String,
     text: String,
+}
+
+/// Runs a test as [`scenario`] does, and searches at its end for everything that must not be seen.
+///
+/// # Panics
+/// When the test fails, or something is found.
+pub async fn discreet(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    scenario(name, async move |sandbox: &Sandbox| {
+        body(sandbox).await?;
+        nothing_leaks(sandbox).await
+    })
+    .await;
 }
 
 /// Searches everything that belongs to the namespace for everything that is secret in it.

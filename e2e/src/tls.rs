@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use etcd_client::{Certificate, ConnectOptions, TlsOptions};
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose,
 };
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
@@ -67,6 +67,21 @@ impl Authority {
         })
     }
 
+    /// An authority whose certificate and key somebody else has made, by its common name.
+    ///
+    /// # Errors
+    /// When the key is none.
+    pub fn of(name: &str, certificate: &str, key: &str) -> Result<Self> {
+        let mut own = CertificateParams::default();
+        own.distinguished_name = DistinguishedName::new();
+        own.distinguished_name.push(DnType::CommonName, name);
+        own.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Ok(Self {
+            issuer: Issuer::new(own, KeyPair::from_pem(key)?),
+            pem: certificate.to_owned(),
+        })
+    }
+
     /// A certificate for servers and clients of these names.
     ///
     /// # Errors
@@ -88,6 +103,15 @@ impl Authority {
     /// When there is no randomness.
     pub fn client(&self) -> Result<Signed> {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], GOOD)
+    }
+
+    /// A client's certificate that is valid for this long.
+    ///
+    /// # Errors
+    /// When there is no randomness.
+    pub fn client_for(&self, life: Duration) -> Result<Signed> {
+        let end = i64::try_from(life.as_secs())?;
+        self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], (-3_600, end))
     }
 
     /// A client's certificate that has expired.

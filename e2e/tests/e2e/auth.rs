@@ -2,11 +2,11 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::nothing_leaks;
-use e2e::manifests::{aws_secret, restore_with};
-use e2e::objects::{Kind, await_complete, await_object, condition, has_condition};
+use e2e::leaks::{discreet, nothing_leaks};
+use e2e::manifests::{self, aws_secret, restore_with};
+use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line, has_condition};
 use e2e::wait::{Look, until};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::{Keyspace, PATIENCE, Sandbox};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{DURABLE, cluster_with};
@@ -15,19 +15,19 @@ const KEYS: usize = 200;
 const FIRST: &str = "correct-horse-battery";
 const SECOND: &str = "staple-is-the-second";
 
-fn secret(password: &str) -> String {
+pub(crate) fn secret(password: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: root}}\ntype: kubernetes.io/basic-auth\nstringData: \
          {{username: root, password: {password}}}\n"
     )
 }
 
-async fn keys_as(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<Keyspace> {
+pub(crate) async fn keys_as(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     Keyspace::of_cluster_as(env, namespace, cluster, ("root", password)).await
 }
 
-async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<bool> {
+pub(crate) async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<bool> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     Keyspace::lets_in(env, namespace, cluster, ("root", password)).await
 }
@@ -58,7 +58,7 @@ async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Resul
 /// A user turns authentication on and changes the password; the operators go on with what the Secret says.
 #[tokio::test]
 async fn auth_enabled() {
-    scenario("auth_enabled", async |sandbox| {
+    discreet("auth_enabled", async |sandbox| {
         sandbox.apply(&secret(FIRST)).await?;
         let auth = "  auth: {secret: root}\n";
         sandbox
@@ -101,8 +101,8 @@ async fn auth_enabled() {
         keys_as(sandbox, "c", SECOND)
             .await?
             .verify("kept/", KEYS)
-            .await?;
-        nothing_leaks(sandbox).await
+            .await
+            .map(drop)
     })
     .await;
 }
@@ -111,7 +111,7 @@ async fn auth_enabled() {
 /// backup, and turns it off.
 #[tokio::test]
 async fn auth_turn_on() {
-    scenario("auth_turn_on", async |sandbox| {
+    discreet("auth_turn_on", async |sandbox| {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         sandbox.apply(&secret(FIRST)).await?;
@@ -164,8 +164,7 @@ async fn auth_turn_on() {
             })
         })
         .await?;
-        sandbox.await_members("c", 3).await?;
-        nothing_leaks(sandbox).await
+        sandbox.await_members("c", 3).await.map(drop)
     })
     .await;
 }
@@ -174,7 +173,7 @@ async fn auth_turn_on() {
 /// Secret has it.
 #[tokio::test]
 async fn auth_restore_of_another_password() {
-    scenario("auth_restore_password", async |sandbox| {
+    discreet("auth_restore_password", async |sandbox| {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         sandbox.apply(&secret(FIRST)).await?;
@@ -222,6 +221,71 @@ async fn auth_restore_of_another_password() {
             has_condition(object, "Available", "True")
         })
         .await?;
+        Ok(())
+    })
+    .await;
+}
+
+/// Authentication that a user has turned on, and an EtcdCluster beside it that knows of it, or a backup of endpoints
+/// alone: each names the Secret itself. The restored cluster has the users of the backup.
+#[tokio::test]
+async fn auth_of_the_user() {
+    discreet("auth_of_the_user", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(s3, "aws")).await?;
+        sandbox.apply(&secret(FIRST)).await?;
+        let auth = "  auth: {secret: root}\n";
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
+            .await?;
+        sandbox.await_members("c", 1).await?;
+        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+        let open = Keyspace::of_cluster(env, namespace, "c").await?;
+        open.fill("kept/", KEYS, |_| ()).await?;
+        open.enable_auth(FIRST).await?;
+        let of = |name: &str, more: &str| {
+            let path = format!("{}/{name}", bucket.name);
+            let by_name = manifests::backup(s3, name, "c", &path);
+            let endpoints =
+                format!("etcdEndpoints: [\"http://c-client.{namespace}.svc:2379\"]{more}");
+            by_name.replace("etcdCluster: {name: c}", &endpoints)
+        };
+        let backups = sandbox.objects(Kind::EtcdBackup);
+        sandbox.apply(&of("denied", "")).await?;
+        await_object(&backups, "denied", "it is not let in", PATIENCE, |object| {
+            conditions_line(object).contains("authSecret")
+        })
+        .await?;
+        sandbox
+            .apply(&of("by-endpoint", "\n  authSecret: root"))
+            .await?;
+        await_complete(&backups, "by-endpoint", PATIENCE).await?;
+
+        // Over the living one, which says itself how it is reached, and into a new one, which is told.
+        let path = format!("{}/by-endpoint", bucket.name);
+        let version = crate::fixtures::newest_version(env)?;
+        let template = format!(
+            "{{name: d, template: {{spec: {{size: 1, version: \"{version}\", auth: {{secret: root}}}}}}}}"
+        );
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        sandbox
+            .apply(&restore_with(s3, "new", &template, &path, ""))
+            .await?;
+        sandbox
+            .apply(&restore_with(s3, "over", "{name: c}", &path, "  overwrite: true\n"))
+            .await?;
+        for (restore, cluster) in [("new", "d"), ("over", "c")] {
+            await_complete(&restores, restore, PATIENCE).await?;
+            sandbox.await_members(cluster, 1).await?;
+            keys_as(sandbox, cluster, FIRST)
+                .await?
+                .verify("kept/", KEYS)
+                .await?;
+            let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+            let nobody = Keyspace::of_cluster(env, namespace, cluster).await?;
+            ensure!(nobody.verify("kept/", KEYS).await.is_err(), "it is open");
+        }
         Ok(())
     })
     .await;

@@ -79,15 +79,15 @@ const RECOVERY: &[&str] = &["before-record-recovery"];
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// The operator of a sandbox, made to die again and again.
-struct Victim<'a> {
-    sandbox: &'a Sandbox,
-    crashes: usize,
+pub(crate) struct Victim<'a> {
+    pub(crate) sandbox: &'a Sandbox,
+    pub(crate) crashes: usize,
 }
 
 impl Victim<'_> {
     /// Goes through the points in their order: the operator dies at each, while `cause` brings it there. What was
     /// left behind at one point is taken up by a process that dies at the next.
-    async fn dies_at(
+    pub(crate) async fn dies_at(
         &mut self,
         points: &[&str],
         cause: impl AsyncFn(usize) -> Result<()>,
@@ -207,7 +207,7 @@ impl Victim<'_> {
     }
 
     /// Lets the operator live.
-    async fn lives_on(self) -> Result<usize> {
+    pub(crate) async fn lives_on(self) -> Result<usize> {
         self.restart_with("FAILPOINTS-").await?;
         Ok(self.crashes)
     }
@@ -225,7 +225,7 @@ fn has_crashed(pod: &Pod) -> bool {
 }
 
 /// Names and number of members are those that were asked for; nothing was made twice.
-async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
+pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
     let object = sandbox.await_members(name, size).await?;
     let mut members = ready_members(&object);
     members.sort();
@@ -496,19 +496,30 @@ async fn an_operator_that_dies_before_it_grows_a_volume_goes_on() {
     .await;
 }
 
-/// What the operator can be interrupted at is what the tests above interrupt it at.
+/// What the operator can be interrupted at is what the tests above, and those of certificates and of who gets in,
+/// interrupt it at.
 #[test]
 fn every_boundary_between_two_writes_is_crashed_at() {
-    let path = root().join("crates/cluster/src/write.rs");
-    let source = std::fs::read_to_string(path).unwrap_or_default();
-    let points: BTreeSet<&str> = source
-        .split('"')
-        .filter(|word| word.starts_with("before-"))
-        .collect();
+    let mut points: BTreeSet<String> = BTreeSet::new();
+    let mut directories = vec![root().join("crates/cluster/src")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(path).unwrap_or_default();
+            let words = source.split('"').filter(|word| word.starts_with("before-"));
+            points.extend(words.map(str::to_owned));
+        }
+    }
     let stories = [
         BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, HURRY, VERSIONS,
         NO_SPACE, LARGER, RECOVERY,
     ];
-    let crashed_at: BTreeSet<&str> = stories.concat().into_iter().collect();
+    let here: BTreeSet<String> = stories.concat().into_iter().map(str::to_owned).collect();
+    let elsewhere = crate::crash_access::POINTS.concat().into_iter();
+    let crashed_at: BTreeSet<String> = elsewhere.map(str::to_owned).chain(here).collect();
     assert_eq!(points, crashed_at);
 }

@@ -2,10 +2,11 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
+use e2e::leaks::discreet;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
 use e2e::tls::{self, Authority};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::{Keyspace, PATIENCE, Sandbox};
 
 use crate::certificates::{STATIC, arguments, client, make_secrets, of_pods};
 use crate::fixtures::cluster_with;
@@ -62,7 +63,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
 
 #[tokio::test]
 async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates() {
-    scenario("tls_backup_restore", async |sandbox| {
+    discreet("tls_backup_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(s3, "aws")).await?;

@@ -2,10 +2,11 @@
 //! alone.
 
 use anyhow::{Context, Result, ensure};
+use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, condition, conditions_line};
 use e2e::tls::{self, Authority, Signed};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, until};
 use kube::ResourceExt;
 
 use crate::certificates::{STATIC, client, make_secrets, of_services};
@@ -18,7 +19,7 @@ async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> 
 }
 
 /// Waits until `TLSReady` is false for this reason, and the condition, an Event and no member say so.
-async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
+pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady is False because of {reason}, saying {fragments:?}");
     await_object(&clusters, "c", &what, PATIENCE, |object| {
@@ -44,7 +45,7 @@ async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Res
 
 #[tokio::test]
 async fn nobody_is_started_with_certificates_that_do_not_hold() {
-    scenario("tls_bad_secrets", async |sandbox| {
+    discreet("tls_bad_secrets", async |sandbox| {
         let names = of_services(sandbox);
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -129,7 +130,7 @@ async fn nobody_is_started_with_certificates_that_do_not_hold() {
     .await;
 }
 
-async fn uids(sandbox: &Sandbox) -> Result<Vec<Option<String>>> {
+pub(crate) async fn uids(sandbox: &Sandbox) -> Result<Vec<Option<String>>> {
     let pods = sandbox.member_pods("c").await?;
     Ok(pods.iter().map(ResourceExt::uid).collect())
 }

@@ -5,10 +5,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::tls::{Identity, Signed};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -17,12 +18,12 @@ use crate::certificates::{arguments, client_name, lives};
 use crate::fixtures::{DURABLE, cluster_with};
 
 /// Lines under `spec` for certificates the operator makes.
-const GENERATED: &str = "  TLS: {generated: {}}\n";
+pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 /// For certificates that run out while a test can wait for it.
 const SHORT: &str = "  TLS: {generated: {certificateDuration: 3m}}\n";
 
 /// A key of a Secret as text.
-async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
+pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
     let secret = sandbox.api::<Secret>().get(secret).await?;
     let data = secret.data.unwrap_or_default();
     let value = data.get(key).with_context(|| format!("no {key}"))?;
@@ -30,7 +31,7 @@ async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
 }
 
 /// What a user's client takes from the Secret that is made for it.
-async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
+pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let secret = format!("{cluster}-client-tls");
     Ok(Identity {
         ca: value(sandbox, &secret, "ca.crt").await?,
@@ -43,7 +44,7 @@ async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
 }
 
 /// The pods, and how often their containers were started again.
-async fn lives_of(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
+pub(crate) async fn lives_of(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
         let statuses = pod
@@ -63,7 +64,11 @@ async fn lives_of(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
 }
 
 /// Whether every member serves with a certificate for this name, to whoever has this identity.
-async fn all_serve_as(sandbox: &Sandbox, identity: &Identity, name: &str) -> Result<bool> {
+pub(crate) async fn all_serve_as(
+    sandbox: &Sandbox,
+    identity: &Identity,
+    name: &str,
+) -> Result<bool> {
     let identity = Identity {
         name: name.to_owned(),
         ..identity.clone()
@@ -82,7 +87,7 @@ async fn all_serve_as(sandbox: &Sandbox, identity: &Identity, name: &str) -> Res
 
 #[tokio::test]
 async fn a_cluster_lives_on_certificates_the_operator_makes() {
-    scenario("tls_generated", async |sandbox| {
+    discreet("tls_generated", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
             .await?;
@@ -147,7 +152,7 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
 
 #[tokio::test]
 async fn certificates_are_made_anew_without_a_restart() {
-    scenario("tls_rotation_leaf", async |sandbox| {
+    discreet("tls_rotation_leaf", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
             .await?;
@@ -200,7 +205,7 @@ async fn certificates_are_made_anew_without_a_restart() {
 
 #[tokio::test]
 async fn a_cluster_whose_certificates_have_run_out_comes_back() {
-    scenario("tls_expired", async |sandbox| {
+    discreet("tls_expired", async |sandbox| {
         sandbox
             .apply(&cluster_with(
                 &sandbox.env,
@@ -270,7 +275,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 
 #[tokio::test]
 async fn authorities_are_replaced_while_clients_write() {
-    scenario("tls_rotation_ca", async |sandbox| {
+    discreet("tls_rotation_ca", async |sandbox| {
         let spec = "  TLS: {generated: {certificateDuration: 10m}}\n";
         sandbox
             .apply(&cluster_with(
@@ -374,7 +379,7 @@ async fn authorities_are_replaced_while_clients_write() {
 /// Invariant 20: members that talk TLS and members that do not cannot reach each other.
 #[tokio::test]
 async fn a_cluster_that_runs_is_not_switched() {
-    scenario("tls_switch", async |sandbox| {
+    discreet("tls_switch", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, "")?)
             .await?;

@@ -3,9 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
+use e2e::leaks::discreet;
 use e2e::objects::{condition, field};
 use e2e::tls::{self, Authority, Identity};
-use e2e::{Sandbox, Writer, scenario};
+use e2e::{Sandbox, Writer};
 use etcd_client::Client;
 use kube::ResourceExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,7 +21,7 @@ use crate::fixtures::cluster_with;
 /// The Secrets of v1beta2's documentation: their names cover the pods' form of address alone.
 #[tokio::test]
 async fn a_cluster_lives_on_certificates_of_the_pods_form() {
-    scenario("tls_static", async |sandbox| {
+    discreet("tls_static", async |sandbox| {
         let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -51,7 +52,7 @@ async fn a_cluster_lives_on_certificates_of_the_pods_form() {
 /// no data.
 #[tokio::test]
 async fn nobody_without_a_certificate_gets_in() {
-    scenario("tls_refused", async |sandbox| {
+    discreet("tls_refused", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 1, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -100,22 +101,31 @@ async fn nobody_without_a_certificate_gets_in() {
         let suspicious = stranger.identity(good.own.as_ref(), &name);
         ensure!(put(sandbox, &pod, &suspicious).await.is_err());
 
-        let health = get(sandbox, &pod, 2381, "/readyz").await?;
-        ensure!(health.contains("200 OK"), "{health}");
-        for path in [
-            "/v3/kv/range",
-            "/v3/maintenance/snapshot",
-            "/v3/cluster/member/list",
-            "/v2/keys",
-            "/debug/pprof/",
-            "/",
-        ] {
-            let answer = get(sandbox, &pod, 2381, path).await?;
-            ensure!(answer.contains("404"), "{path}: {answer}");
-        }
-        Ok(())
+        serves_no_data(sandbox, &pod).await
     })
     .await;
+}
+
+/// The listener that asks nobody for a certificate says how the member is, and nothing of what it holds.
+pub(crate) async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
+    let health = get(sandbox, pod, 2381, "/readyz").await?;
+    ensure!(health.contains("200 OK"), "{health}");
+    for path in [
+        "/v3/kv/range",
+        "/v3/maintenance/snapshot",
+        "/v3/cluster/member/list",
+        "/v3/auth/user/list",
+        "/v2/keys",
+        "/members",
+        "/raft",
+        "/debug/pprof/",
+        "/debug/requests",
+        "/",
+    ] {
+        let answer = get(sandbox, pod, 2381, path).await?;
+        ensure!(answer.contains("404"), "{path}: {answer}");
+    }
+    Ok(())
 }
 
 async fn connect(
@@ -141,13 +151,18 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
 }
 
 /// Whether the handshake gets through: then there is an answer of the server, whatever it says.
-async fn is_let_in(sandbox: &Sandbox, pod: &str, port: u16, identity: &Identity) -> Result<bool> {
+pub(crate) async fn is_let_in(
+    sandbox: &Sandbox,
+    pod: &str,
+    port: u16,
+    identity: &Identity,
+) -> Result<bool> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     Ok(identity.ask(forward.port, "/version").await.is_ok())
 }
 
 /// The answer to a plain HTTP request.
-async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
+pub(crate) async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     let mut stream = TcpStream::connect(("127.0.0.1", forward.port)).await?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
@@ -160,7 +175,7 @@ async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<Stri
 /// The TLS example of v0.9.4, unchanged, with Secrets as its documentation asks for.
 #[tokio::test]
 async fn the_old_example_with_tls_runs() {
-    scenario("tls_old_example", async |sandbox| {
+    discreet("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
         let names = of_pods(sandbox, "example");

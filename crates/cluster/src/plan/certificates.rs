@@ -63,6 +63,39 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     keeper.start_again(draft);
 }
 
+/// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
+/// and nothing else is done.
+pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
+    let certificates = &observed.certificates;
+    let Some(rule) = &certificates.rule else {
+        return;
+    };
+    let keeper = Keeper {
+        rule,
+        certificates,
+        observed,
+        now,
+    };
+    let members = keeper.members();
+    let of_members = members.iter().flat_map(|member| {
+        let uses = rule.uses_of_member();
+        uses.map(|used| (member.as_str(), used))
+    });
+    let own = keeper
+        .uses_of_cluster()
+        .map(|used| (rule.cluster.as_str(), used));
+    for (owner, used) in of_members.chain(own) {
+        let held = certificates.leaf(owner, used);
+        let leaf = held.and_then(|held| held.certificate.as_ref());
+        if leaf.is_some_and(|leaf| leaf.renewal() <= now)
+            && let Some(write) = keeper.issue(owner, used)
+        {
+            order(write, draft);
+        }
+    }
+    keeper.tell(draft);
+}
+
 fn order(write: CertificateWrite, draft: &mut Draft) {
     draft.order(Order::Writes(vec![Write::Certificate(write)]));
 }

@@ -294,6 +294,27 @@ fn certificates_are_renewed_at_two_thirds_of_their_life_and_pods_are_told() {
     );
 }
 
+/// Nothing is changed while the spec asks for that; a mistake in it is no such wish.
+#[test]
+fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
+    let mut story = Story::formed(true);
+    story.scene.desired.invalid = Some("spec.size is 0".into());
+    assert_eq!(story.writes(), []);
+    story.later(rule().validity.as_secs() * 3 / 4);
+    let mut paused = story.scene.desired.clone();
+    (paused.invalid, paused.paused) = (None, true);
+    assert!(
+        plan(&paused, &story.scene.observed, story.now)
+            .step
+            .is_empty()
+    );
+    let of_certificates = |write: &Write| matches!(write, Write::Certificate(_));
+    assert!(story.writes().iter().all(of_certificates));
+    story.settle();
+    assert_eq!(story.count(issues), 8);
+    assert_eq!(story.writes(), []);
+}
+
 #[test]
 fn certificates_that_have_run_out_are_made_anew_while_nobody_answers() {
     let mut story = Story::formed(false);

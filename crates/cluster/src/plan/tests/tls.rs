@@ -62,6 +62,22 @@ fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
     );
 }
 
+/// Invariant 20: a roll to authorities that share nothing with those of the members that run would end at the first one,
+/// so it does not begin.
+#[test]
+fn invariant_20_authorities_that_were_replaced_at_once_restart_nobody() {
+    let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
+    for pod in scene.observed.pods.values_mut() {
+        pod.difference.pod = Some("it was started with other certificate authorities".into());
+    }
+    let ends = |scene: &Scene| {
+        let mut writes = scene.led_aside().writes().into_iter();
+        writes.any(|write| matches!(write, Write::DeletePod { .. }))
+    };
+    assert!(ends(&scene));
+    assert!(!ends(&with_fault(scene, Purpose::Peer)));
+}
+
 /// Invariant 16: who cannot ask does not decide that nobody answers.
 #[test]
 fn no_recovery_begins_while_certificates_do_not_hold() {

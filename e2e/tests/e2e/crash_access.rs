@@ -1,0 +1,214 @@
+//! The operator dies before every write about certificates and about who gets in, and goes on from what it finds.
+
+use std::cell::{Cell, RefCell};
+
+use anyhow::{Result, ensure};
+use e2e::leaks::discreet;
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+
+use crate::auth::{keys_as, lets_in, secret};
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::operator_crash::{Victim, is_as_asked_for};
+use crate::tls_generated::{client, value};
+
+/// From nothing to a cluster with certificates.
+const MAKING: &[&str] = &[
+    "before-make-authority",
+    "before-issue-certificate",
+    "before-tell-certificates",
+];
+/// New authorities are asked for.
+const ROTATION: &[&str] = &[
+    "before-prepare-authority",
+    "before-switch-authority",
+    "before-retire-authority",
+];
+/// A member with certificates of its own leaves.
+const LEAVING: &[&str] = &["before-discard-certificate"];
+/// Authentication is turned on.
+const TURNING_ON: &[&str] = &["before-record-passwords", "before-enable-auth"];
+/// The Secret has another password.
+const PASSWORD: &[&str] = &["before-change-password"];
+/// Authentication is turned off again.
+const TURNING_OFF: &[&str] = &["before-disable-auth", "before-forget-passwords"];
+const POLICY: &[&str] = &["before-apply-network-policy"];
+const NO_POLICY: &[&str] = &["before-delete-network-policy"];
+
+/// All of them.
+pub(crate) const POINTS: [&[&str]; 8] = [
+    MAKING,
+    ROTATION,
+    LEAVING,
+    TURNING_ON,
+    PASSWORD,
+    TURNING_OFF,
+    POLICY,
+    NO_POLICY,
+];
+
+const KEYS: usize = 100;
+
+async fn patch(sandbox: &Sandbox, spec: &str) -> Result<()> {
+    let patch = format!("{{\"spec\":{spec}}}");
+    let args = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&args).await.map(drop)
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
+    discreet("crash_certificates", async |sandbox| {
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        // Whoever made two clusters for want of a crash would see it here.
+        let made = RefCell::new(Vec::new());
+        let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
+        victim
+            .dies_at(MAKING, async |number| {
+                let name = if number == 0 {
+                    "c".to_owned()
+                } else {
+                    format!("c{number}")
+                };
+                let manifest = cluster_with(&sandbox.env, &name, 3, &format!("{tls}{DURABLE}"))?;
+                made.borrow_mut().push(name);
+                sandbox.apply(&manifest).await.map(drop)
+            })
+            .await?;
+        let keys = async || {
+            let identity = client(sandbox, "c").await?;
+            Keyspace::of_tls_cluster(&sandbox.env, &sandbox.namespace, "c", &identity).await
+        };
+        let authority = Cell::new(false);
+        victim
+            .dies_at(ROTATION, async |number| {
+                if !authority.replace(true) {
+                    sandbox.await_members("c", 3).await?;
+                    keys().await?.fill("kept/", KEYS, |_| ()).await?;
+                }
+                let ask = format!("etcd.database.coreos.com/rotate-authority=round-{number}");
+                sandbox
+                    .kubectl(&["annotate", "etcdcluster", "c", &ask, "--overwrite"])
+                    .await
+                    .map(drop)
+            })
+            .await?;
+        let size = Cell::new(3);
+        victim
+            .dies_at(LEAVING, async |_| {
+                size.set(size.get() - 1);
+                sandbox.scale("c", size.get()).await
+            })
+            .await?;
+        let points = MAKING.len() + ROTATION.len() + LEAVING.len();
+        ensure!(victim.lives_on().await? == points);
+        until("one authority is trusted", PATIENCE, async || {
+            for secret in ["c-client-ca", "c-peer-ca"] {
+                let trusted = value(sandbox, secret, "ca.crt").await?;
+                let count = trusted.matches("BEGIN CERTIFICATE").count();
+                if count != 1 {
+                    return Ok(Look::NotYet(format!("{secret}: {count} authorities")));
+                }
+            }
+            Ok(Look::Done(()))
+        })
+        .await?;
+        for name in made.into_inner() {
+            let size = if name == "c" { size.get() } else { 3 };
+            is_as_asked_for(sandbox, &name, size).await?;
+        }
+        keys().await?.verify("kept/", KEYS).await?;
+        let identity = client(sandbox, "c").await?;
+        let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+        writer.await_more(10).await?;
+        writer
+            .finish("crashes while certificates are made")
+            .await
+            .map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
+    discreet("crash_access", async |sandbox| {
+        let password = |round: usize| format!("correct-horse-round-{round}");
+        sandbox.apply(&secret(&password(0))).await?;
+        let auth = "  auth: {secret: root}\n";
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
+            .await?;
+        sandbox.await_members("c", 1).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill("kept/", KEYS, |_| ()).await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(TURNING_ON, async |_| {
+                patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
+            })
+            .await?;
+        let round = Cell::new(0);
+        victim
+            .dies_at(PASSWORD, async |_| {
+                // What is changed before it is on is no change to etcd.
+                let before = password(round.get());
+                until("authentication is on", PATIENCE, async || {
+                    Ok(if lets_in(sandbox, "c", &before).await? {
+                        Look::Done(())
+                    } else {
+                        Look::NotYet("it does not let root in".to_owned())
+                    })
+                })
+                .await?;
+                round.set(round.get() + 1);
+                sandbox.apply(&secret(&password(round.get()))).await?;
+                // A Secret is not watched.
+                let look = format!("look=at-{}", round.get());
+                let args = ["annotate", "etcdcluster", "c", &look, "--overwrite"];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(POLICY, async |_| {
+                patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
+            })
+            .await?;
+        let now = password(round.get());
+        keys_as(sandbox, "c", &now)
+            .await?
+            .verify("kept/", KEYS)
+            .await?;
+        victim
+            .dies_at(NO_POLICY, async |_| {
+                patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
+            })
+            .await?;
+        victim
+            .dies_at(TURNING_OFF, async |_| {
+                patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == 7);
+        until("nothing is left of it", PATIENCE, async || {
+            let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
+            let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
+            Ok(if record.is_none() && policy.is_none() {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
+            })
+        })
+        .await?;
+        is_as_asked_for(sandbox, "c", 1).await?;
+        let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        open.verify("kept/", KEYS).await.map(drop)
+    })
+    .await;
+}
