@@ -185,7 +185,9 @@ fn pod(
         "metadata": { "name": name, "ownerReferences": [owner], "annotations": { "etcd.version": version },
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
-            "hostname": name, "subdomain": "c", "restartPolicy": "Never", "automountServiceAccountToken": false,
+            "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
+            // In place of the init container: with TLS a member is let in when DNS knows it.
+            "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
             "containers": [{ "name": "etcd", "image": format!("quay.io/coreos/etcd:v{version}"), "command": command,
@@ -350,7 +352,11 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
     let version = { versions }.find(|version| version.starts_with("3.5"));
     let version = version.context("the nodes hold no etcd 3.5")?.clone();
     let writer = if matches!(form, Form::Tls) {
-        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        // Old members look up who connects to them in DNS, and the name they get ends in the cluster's domain
+        // (`isHostInDNS` in etcd's `client/pkg/transport`): the old operator asked for names in both forms.
+        let mut names = of_pods(sandbox, "c");
+        names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
+        let authority = make_secrets(sandbox, &names, false).await?;
         make_old_cluster(sandbox, form, &version).await?;
         let identity = client(&authority, sandbox, "c")?;
         Writer::start_tls(sandbox, "c", &identity).await?

@@ -1,10 +1,15 @@
 //! Defragmentation when too much of the database is free: one member after the other, the leader last and moved
 //! before, and clients write on.
 
-use anyhow::{Context, ensure};
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, leader};
-use e2e::{Keyspace, PATIENCE, Writer, scenario};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use futures::future;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 
 use crate::all_pods_lost::{restarts, same_members};
 use crate::fixtures::cluster_with;
@@ -17,6 +22,30 @@ const DURABLE: &str = "  pod:
 
 /// Mebibytes that are written and deleted.
 const FREE: i64 = 32;
+
+/// Invariant 22: the members that the client Service passed by, one at a time, until it leads to all again.
+async fn passed_by(sandbox: &Sandbox) -> Result<BTreeSet<String>> {
+    let (mut all, mut most) = (BTreeSet::new(), 0);
+    until("all were busy and none is", PATIENCE, async || {
+        let pods = sandbox.member_pods("c").await?;
+        let role = |pod: &Pod| pod.labels().get("etcd.database.coreos.com/role").cloned();
+        let busy = pods
+            .iter()
+            .filter(|pod| role(pod).as_deref() == Some("busy"));
+        let busy: Vec<String> = busy.map(|pod| pod.name_any()).collect();
+        most = most.max(busy.len());
+        let none = busy.is_empty();
+        all.extend(busy);
+        Ok(if none && all.len() == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{all:?}"))
+        })
+    })
+    .await?;
+    ensure!(most < 3, "all were taken out of the client Service");
+    Ok(all)
+}
 
 #[tokio::test]
 async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
@@ -40,10 +69,15 @@ async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
             .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", rule])
             .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let done = await_object(&clusters, "c", "it is defragmented", PATIENCE, |object| {
+        let is_over = await_object(&clusters, "c", "it is defragmented", PATIENCE, |object| {
             !field(object, "/status/defragmentation/completionTime").is_null()
-        })
-        .await?;
+        });
+        let (done, passed_by) = future::join(is_over, passed_by(sandbox)).await;
+        let (done, passed_by) = (done?, passed_by?);
+        ensure!(
+            passed_by.len() == 3,
+            "the client Service led to who was busy: {passed_by:?}"
+        );
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");

@@ -3,7 +3,8 @@
 //! A build of the release before is too much for a test. What it left is made instead: pods as it would have built
 //! them, with another probe, another variable and no termination messages, under the hash in the form it wrote. That is
 //! what an upgrade finds: pods that the operator of today would build otherwise, for a spec that says the same. It does
-//! not show that the release before can be followed in everything else.
+//! not show that the release before can be followed in everything else. Pods of every form as earlier builds really made
+//! them are read by a unit test (`observe/earlier.rs` in the crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Look;
