@@ -4,7 +4,7 @@
 use api::EtcdCluster;
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
-use api::names::ANNOTATION_RESTORE;
+use api::names::{ANNOTATION_RESTORE, Addresses};
 use api::storage::StorageSource;
 use runtime::member::Members;
 use runtime::tls::ClusterTls;
@@ -52,20 +52,31 @@ pub(crate) fn members_of(
     let mut settled = cluster.clone();
     tls.settle(&mut settled.spec, (namespace, &name), None);
     let addresses = Members::of(&settled, namespace, "", None).addresses();
-    let known = cluster
-        .status
-        .iter()
-        .flat_map(|status| &status.member_details);
-    let mut urls: Vec<String> = known
-        .map(|member| addresses.client_url(&member.name))
-        .collect();
-    urls.push(addresses.service_url());
+    let mut urls = urls_of(cluster, &addresses);
+    if settled.spec.tls.is_some_and(|tls| tls.accepts_plaintext()) {
+        // Members on the way there may not take both yet: whoever answers is asked.
+        let with_tls = Addresses {
+            client_tls: true,
+            ..addresses
+        };
+        urls.extend(urls_of(cluster, &with_tls));
+    }
     let manifest = ManifestCluster {
         name,
         namespace: namespace.to_owned(),
         spec: cluster.spec.clone(),
     };
     Ok((urls, manifest))
+}
+
+/// Those of the members that were seen last, and that of the client Service.
+fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
+    let known = cluster
+        .status
+        .iter()
+        .flat_map(|status| &status.member_details);
+    let members = known.map(|member| addresses.client_url(&member.name));
+    members.chain([addresses.service_url()]).collect()
 }
 
 /// The endpoints of a spec as this operator can resolve them: a bare Service name, which old manifests have, is

@@ -15,6 +15,7 @@ use runtime::tls::{Authorities, ClusterTls};
 
 use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
+use crate::switch::Standing;
 
 /// What is there of a cluster's generated certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,14 +28,16 @@ pub struct Certificates {
     pub pods: BTreeMap<String, Noted>,
     /// A digest of the authorities in Secrets that others keep.
     pub others: Option<String>,
-    /// Until when certificates are valid, whoever makes them.
     /// Those authorities themselves, as they are noted on the pods that are started with them.
     pub authorities: Option<Authorities>,
+    /// Until when certificates are valid, whoever makes them.
     pub expiries: Vec<Expiry>,
     /// The seed member of a restore that has claimed the cluster: its pod may not carry the cluster's labels yet.
     pub seed: Option<String>,
     /// What the spec asks for and the members that run cannot be brought to.
     pub refused: Option<String>,
+    /// What members are started with, and what comes next.
+    pub standing: Option<Standing>,
 }
 
 /// What stands on a pod about its certificates.
@@ -44,11 +47,11 @@ pub struct Noted {
     pub trust: Option<String>,
     /// A digest of the certificates it was told of.
     pub certificates: Option<String>,
+    /// The authorities of Secrets that others keep, as they were when it was made.
+    pub authorities: Option<Authorities>,
 }
 
 impl Noted {
-    /// The authorities of Secrets that others keep, as they were when it was made.
-    pub authorities: Option<Authorities>,
     /// Until when an authority is valid that its etcd trusts.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
@@ -67,22 +70,23 @@ impl Certificates {
                 .annotations()
                 .get(names::ANNOTATION_CERTIFICATES)
                 .cloned(),
-        };
-        let secrets: BTreeMap<_, _> = secrets
-            .iter()
             authorities: pod
                 .annotations()
                 .get(names::ANNOTATION_AUTHORITIES)
                 .map(|text| Authorities::read(text)),
+        };
+        let secrets: BTreeMap<_, _> = secrets
+            .iter()
             .map(|secret| (secret.name_any(), held(secret, &uid)))
             .collect();
         Self {
             rule,
             others: None,
+            authorities: None,
             refused: None,
+            standing: None,
             seed: cluster
                 .annotations()
-            authorities: None,
                 .get(names::ANNOTATION_RESTORE)
                 .map(|restore| seed_name(&cluster.name_any(), restore)),
             expiries: expiry::of_held(secrets.iter()),
@@ -111,11 +115,11 @@ impl Certificates {
         let used = [&tls.peer, &tls.server].into_iter().flatten().count();
         let whole = used > 0 && trusted.len() == used;
         self.others = whole.then(|| digest(trusted.iter().map(String::as_str)));
+        self.authorities = Authorities::of(tls);
         self.expiries = expiry::of_secrets(tls);
         self
     }
 
-        self.authorities = Authorities::of(tls);
     /// The Secret of an authority.
     pub fn authority(&self, circle: Circle) -> Option<&Held> {
         self.secrets

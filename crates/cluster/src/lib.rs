@@ -23,6 +23,7 @@ pub mod plan;
 pub mod quantity;
 pub mod recall;
 pub mod status;
+pub mod switch;
 pub mod tls;
 pub mod upkeep;
 pub mod write;

@@ -216,6 +216,12 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::Disarm { .. } => Some(("AlarmDisarmed", "Disarm")),
         Write::DeleteDisk { .. } => Some(("VolumeClaimDeleted", "Delete")),
         Write::AddMember { .. } => Some(("MemberAdded", "Add")),
+        Write::UpdatePeerUrls { .. } => Some(("PeerUrlChanged", "Update")),
+        // Of a cluster that never had any it says nothing.
+        Write::RecordTls { record, .. } => {
+            let tls = record.policy.as_ref();
+            tls.map(|_| ("TLSRecorded", "Record"))
+        }
         Write::Promote { .. } => Some(("MemberPromoted", "Promote")),
         Write::Remove { .. } => Some(("MemberRemoved", "Remove")),
         Write::MoveLeader { .. } => Some(("LeaderMoved", "Move")),

@@ -1,7 +1,7 @@
 //! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
 //! the same bytes, so a status never triggers itself.
 //!
-//! It never contains `bootstrap`, `clusterID`, `recovery`, `replaced` and `defragmentation`: those are records, written by their own steps, and what is
+//! It never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: those are records, written by their own steps, and what is
 //! computed here is a report that can be deleted and rebuilt.
 
 mod conditions;
@@ -66,6 +66,7 @@ impl Report<'_> {
             stale_approval: None,
             replaced: None,
             defragmentation: None,
+            tls: None,
             last_backup: None,
             ..current
         }
@@ -128,9 +129,19 @@ impl Report<'_> {
             service_name: Some(names::client_service(&cluster.name_any())),
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),
-            waiting_for: (!waiting.is_empty()).then(|| waiting.join("; ")),
+            waiting_for: waits(plan, &waiting),
             conditions: conditions::conditions(self, view.as_ref(), &before, now),
             ..EtcdClusterStatus::default()
         }
+    }
+}
+
+/// What is waited for; where only somebody else can go on, that.
+fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
+    let idle = plan.step.is_empty() && !plan.problems.is_empty();
+    match waiting {
+        [] if idle => Some("somebody to put right what the condition Degraded says".to_owned()),
+        [] => None,
+        _ => Some(waiting.join("; ")),
     }
 }

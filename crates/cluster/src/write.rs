@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus};
+use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
 use etcd::{Alarm, AlarmKind, ClusterId, MemberId, Members};
 use jiff::Timestamp;
 use runtime::member::{MetadataPatch, ResourcesPatch};
@@ -15,6 +15,7 @@ use runtime::member::{MetadataPatch, ResourcesPatch};
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
 use crate::observed::{Intent, Role};
+use crate::switch::Way;
 
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,13 @@ pub enum Write {
     },
     /// Writes `status.recovery` and `status.staleApproval`, and the cluster that was recovered.
     RecordRecovery(Box<RecoveryRecord>),
+    /// Writes `status.TLS`: what members are started with from now on.
+    RecordTls {
+        /// What to record.
+        record: Box<TlsStatus>,
+        /// The version of the object it is written over.
+        over: String,
+    },
     /// Applies the headless Service.
     ApplyHeadless,
     /// Applies the client Service.
@@ -253,6 +261,15 @@ pub enum Write {
         member: String,
         /// Without a vote.
         learner: bool,
+    },
+    /// Gives a member other peer URLs: the others dial it there from then on.
+    UpdatePeerUrls {
+        /// Its name, for people.
+        member: String,
+        /// What etcd is told.
+        id: MemberId,
+        /// The URLs.
+        urls: Vec<String>,
     },
     /// Makes a learner a voter.
     Promote {
@@ -421,6 +438,7 @@ impl Write {
             Self::RecordIntent { .. } => "before-record-intent",
             Self::RecordClusterId { .. } => "before-record-cluster-id",
             Self::RecordRecovery(_) => "before-record-recovery",
+            Self::RecordTls { .. } => "before-record-tls",
             Self::ApplyHeadless => "before-apply-headless",
             Self::ApplyClient { .. } => "before-apply-client",
             Self::ApplyBudget { .. } => "before-apply-budget",
@@ -447,6 +465,7 @@ impl Write {
             Self::LabelPod(_) => "before-label-pod",
             Self::LabelDisk(_) => "before-label-disk",
             Self::AddMember { .. } => "before-add-member",
+            Self::UpdatePeerUrls { .. } => "before-update-peer-urls",
             Self::Promote { .. } => "before-promote-member",
             Self::Remove { .. } => "before-remove-member",
             Self::RecordDefragmentation { .. } => "before-record-defragmentation",
@@ -471,6 +490,10 @@ impl fmt::Display for Write {
             }
             Self::RecordClusterId { cluster_id, .. } => write!(f, "record cluster ID {cluster_id}"),
             Self::RecordRecovery(record) => recorded(record, f),
+            Self::RecordTls { record, .. } => {
+                let words = Way::of(record.policy().as_ref()).words();
+                write!(f, "record that members {words}")
+            }
             Self::ApplyHeadless => f.write_str("apply the headless Service"),
             Self::ApplyClient { open: true } => {
                 f.write_str("let clients in through the client Service")
@@ -523,6 +546,9 @@ impl fmt::Display for Write {
                 member,
                 learner: false,
             } => write!(f, "add {member} as a voter"),
+            Self::UpdatePeerUrls { member, urls, .. } => {
+                write!(f, "have {member} dialled at {}", urls.join(", "))
+            }
             Self::Promote { member, .. } => write!(f, "make {member} a voter"),
             Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
             Self::RecordDefragmentation { record, .. } => record_of(record, f),

@@ -477,6 +477,19 @@ impl Etcd for EtcdClient {
         .await
     }
 
+    async fn update_member(
+        &self,
+        via: &[String],
+        id: MemberId,
+        peer_urls: &[String],
+    ) -> Result<(), Error> {
+        self.change(via, |mut client| {
+            let urls = peer_urls.to_vec();
+            async move { client.member_update(id.0, urls).await.map(|_| ()) }
+        })
+        .await
+    }
+
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {

@@ -352,6 +352,24 @@ impl Etcd for FakeEtcd {
         })
     }
 
+    async fn update_member(
+        &self,
+        via: &[String],
+        id: MemberId,
+        peer_urls: &[String],
+    ) -> Result<(), Error> {
+        self.ask(via, true, |state| {
+            let others = state.members.iter().filter(|other| other.member.id != id);
+            let mut taken = others.flat_map(|other| &other.member.peer_urls);
+            if taken.any(|url| peer_urls.contains(url)) {
+                return Err(Error::PeerUrlExists);
+            }
+            let member = state.find(id).ok_or(Error::MemberNotFound)?;
+            member.member.peer_urls = peer_urls.to_vec();
+            Ok(())
+        })
+    }
+
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.ask(via, true, |state| {
             let member = state.find(id).ok_or(Error::MemberNotFound)?;

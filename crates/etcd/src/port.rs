@@ -200,6 +200,13 @@ pub trait Etcd: Send + Sync {
         peer_urls: &[String],
         learner: bool,
     ) -> Result<Added, Error>;
+    /// Gives a member other peer URLs; the others dial it there from then on. Giving it those it has is no error.
+    async fn update_member(
+        &self,
+        via: &[String],
+        id: MemberId,
+        peer_urls: &[String],
+    ) -> Result<(), Error>;
     /// Makes a learner that has caught up a voter.
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
     /// Removes a member; removing one that is not there is `MemberNotFound`.

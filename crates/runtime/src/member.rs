@@ -6,7 +6,7 @@
 //! second. With TLS a member differs in its URLs ([`Members::addresses`]) and in what `tls` adds.
 
 use api::EtcdCluster;
-use api::cluster::{EtcdClusterSpec, TlsPolicy};
+use api::cluster::{EtcdClusterSpec, PeerStage, TlsPolicy, peers_of};
 use api::names::{self, Addresses};
 use api::version::EtcdVersion;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -43,6 +43,7 @@ pub use seed::{
 };
 pub use services::{
     client_service, closed, headless_service, is_closed, member_service, says_the_same,
+    without_second_port,
 };
 pub use volume::volume_claim;
 
@@ -94,9 +95,15 @@ impl<'a> Members<'a> {
             cluster: self.cluster.to_owned(),
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
-            peer_tls: tls.is_some_and(TlsPolicy::encrypts_peers),
-            client_tls: tls.is_some_and(TlsPolicy::encrypts_clients),
+            peer_tls: peers_of(tls).usual().0,
+            // Whoever accepts both is reached by all in the way that everybody speaks.
+            client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
+    }
+
+    /// How members talk to each other.
+    pub fn peers(&self) -> PeerStage {
+        peers_of(self.spec.tls.as_ref())
     }
 
     /// Labels a member's objects carry and, for pods and claims, what finds a cluster again whose object was

@@ -56,6 +56,7 @@ mod tls_generated;
 mod tls_peer_only;
 mod tls_quorum_loss;
 mod tls_static;
+mod tls_switch;
 mod two_operators;
 mod tls_refused;
 mod tls_rotation_static;

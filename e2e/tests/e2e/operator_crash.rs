@@ -515,8 +515,19 @@ fn every_boundary_between_two_writes_is_crashed_at() {
         }
     }
     let stories = [
-        BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, HURRY, VERSIONS,
-        NO_SPACE, LARGER, RECOVERY,
+        BOOTSTRAP,
+        GROWTH,
+        HANDOVER,
+        SHRINKING,
+        REPAIR,
+        SETTINGS,
+        NO_BUDGET,
+        HURRY,
+        VERSIONS,
+        NO_SPACE,
+        LARGER,
+        RECOVERY,
+        crate::tls_switch::CRASHES,
     ];
     let here: BTreeSet<String> = stories.concat().into_iter().map(str::to_owned).collect();
     let elsewhere = crate::crash_access::POINTS.concat().into_iter();

@@ -5,6 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::peers::{PeerStage, peers_of};
+use super::tls::TlsPolicy;
 use super::upkeep::{AlarmStatus, DefragmentationStatus};
 use crate::schema::{is_false, null_as_empty, readable_items};
 use crate::text::text_enum;
@@ -59,8 +61,8 @@ text_enum! {
     }
 }
 
-/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval`, `replaced` and
-/// `defragmentation` all of it is a report that can be rebuilt.
+/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval`, `replaced`,
+/// `defragmentation` and `TLS` all of it is a report that can be rebuilt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
@@ -118,6 +120,9 @@ pub struct EtcdClusterStatus {
     /// The last defragmentation of members, recorded before each is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<DefragmentationStatus>,
+    /// The TLS that members are started with. While `spec.TLS` is another, what is on the way to it.
+    #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsStatus>,
     /// Alarms that etcd has raised.
     #[serde(
         default,
@@ -159,12 +164,52 @@ pub struct EtcdClusterStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The certificate of a cluster that ends first.
+/// The TLS that members are started with: recorded before the first is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TlsStatus {
+    /// Token of the cluster it is about.
+    pub token: String,
+    /// How members talk to each other: `Plain`, `PlainAndTls`, `TlsTwice` or `Tls`.
+    pub peers: String,
+    /// The `spec.TLS` they are started with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<TlsPolicy>,
+}
+
+impl TlsStatus {
+    /// The record of a cluster whose members are started with this.
+    pub fn new(token: &str, policy: Option<&TlsPolicy>) -> Self {
+        Self {
+            token: token.to_owned(),
+            peers: peers_of(policy).word().to_owned(),
+            policy: policy.map(|policy| TlsPolicy {
+                peer_stage: None,
+                ..policy.clone()
+            }),
+        }
+    }
+
+    /// What members are started with, complete.
+    pub fn policy(&self) -> Option<TlsPolicy> {
+        let mut policy = self.policy.clone()?;
+        let stages = PeerStage::ALL.into_iter();
+        let stage = { stages }.find(|stage| stage.word() == self.peers);
+        let between = [PeerStage::PlainAndTls, PeerStage::TlsTwice];
+        policy.peer_stage = stage.filter(|stage| between.contains(stage));
+        Some(policy)
+    }
+}
+
+/// The certificate of a cluster that ends first, an authority's among them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificatesStatus {
     /// Its Secret.
     pub secret: String,
+    /// The key of the Secret it stands under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// Until when it is valid.
     pub not_after: Time,
     /// How little is left, where that is little: `30d`, `7d`, `1d` or `Expired`. Of a generated certificate it is said
@@ -207,9 +252,6 @@ pub struct RecoveryStatus {
     )]
     pub silent_members: Vec<String>,
     /// First member of the new cluster.
-    /// The key of the Secret it stands under.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
     pub member: String,
     /// Token of the new cluster.
     pub token: String,

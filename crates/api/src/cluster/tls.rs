@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use std::time::Duration;
 
+use super::peers::PeerStage;
 use crate::duration::DurationText;
 use crate::names::{self, CertificateUse};
 use crate::schema::{given, null_as_empty, optional_object_name};
@@ -16,7 +17,7 @@ const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
 const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// TLS of a cluster: `static` or `generated`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!(has(self.static) && has(self.generated))",
@@ -29,11 +30,20 @@ pub struct TlsPolicy {
     /// Certificates that the operator makes, renews and replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<GeneratedTls>,
+    /// Members let clients in without TLS, too, on the same port. For the time in which clients are changed, when TLS is
+    /// switched on or off; default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_plaintext: Option<bool>,
+    /// How far members are that change the way they talk to each other. Kept by the operator, and no part of the
+    /// object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub peer_stage: Option<PeerStage>,
 }
 
 /// Certificates that the operator makes: an authority for peers and one for clients, certificates for every member,
 /// one for the operator, and one for clients in the Secret `<cluster>-client-tls`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GeneratedTls {
     /// Whether members talk TLS to each other; default true.
@@ -87,7 +97,7 @@ impl GeneratedTls {
 }
 
 /// Certificates from Secrets. Each Secret has the keys of v1beta2 or `tls.crt`, `tls.key` and `ca.crt`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!(has(self.operatorSecret) && self.operatorSecret != '') || (has(self.member) && has(self.member.serverSecret) && self.member.serverSecret != '')",
@@ -119,7 +129,7 @@ pub enum KeyNames {
 }
 
 /// Certificates of the members.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberTls {
     /// Name of the Secret for TLS between members: `peer.crt`, `peer.key` and `peer-ca.crt`.
@@ -223,5 +233,24 @@ impl TlsPolicy {
     /// Whether members talk TLS to clients.
     pub fn encrypts_clients(&self) -> bool {
         self.server_secret_of("").is_some()
+    }
+
+    /// Whether clients get in with TLS alone.
+    pub fn insists_on_tls(&self) -> bool {
+        self.encrypts_clients() && !self.accepts_plaintext()
+    }
+
+    /// Whether members that talk TLS to clients let them in without it, too.
+    pub fn accepts_plaintext(&self) -> bool {
+        self.encrypts_clients() && self.accept_plaintext == Some(true)
+    }
+
+    /// How members talk to each other.
+    pub fn peers(&self) -> PeerStage {
+        match (self.encrypts_peers(), self.peer_stage) {
+            (false, _) => PeerStage::Plain,
+            (true, None) => PeerStage::Tls,
+            (true, Some(stage)) => stage,
+        }
     }
 }

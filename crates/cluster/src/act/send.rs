@@ -7,6 +7,7 @@ mod membership;
 mod patch;
 mod record;
 mod settings;
+mod switch;
 mod upkeep;
 mod versions;
 
@@ -14,6 +15,7 @@ use api::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
 use runtime::member;
@@ -66,6 +68,7 @@ impl Actor<'_> {
                 Some(claim) => self.create(&claim).await,
                 None => Ok(None),
             },
+            Write::RecordTls { record, over } => self.record_tls(record, over).await,
             Write::GrowDisk { .. }
             | Write::RecordDefragmentation { .. }
             | Write::Defragment { .. }
@@ -88,6 +91,7 @@ impl Actor<'_> {
             Write::LabelPod(label) => self.label::<Pod>(label).await,
             Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
             Write::AddMember { .. }
+            | Write::UpdatePeerUrls { .. }
             | Write::Promote { .. }
             | Write::Remove { .. }
             | Write::MoveLeader { .. }
@@ -103,9 +107,17 @@ impl Actor<'_> {
             .await
             .map_err(|source| failed("read", "PodDisruptionBudget", &name, source))?
         {
-            Some(seen) => self.removed(apply::delete(&api, &seen, None).await?, &name),
-            None => Ok(None),
+            // One that is somebody else's by now is left alone.
+            Some(seen) if !self.is_of_others(seen.meta()) => {
+                self.removed(apply::delete(&api, &seen, None).await?, &name)
+            }
+            _ => Ok(None),
         }
+    }
+
+    fn is_of_others(&self, metadata: &ObjectMeta) -> bool {
+        let uid = self.cluster.uid().unwrap_or_default();
+        crate::observe::is_of_others(metadata, &self.cluster.name_any(), &uid)
     }
 
     /// A write to the Service of one member.
@@ -116,7 +128,8 @@ impl Actor<'_> {
                 started,
                 closed,
             } => {
-                let mut service = member::member_service(&self.members(), member);
+                let service = member::member_service(&self.members(), member);
+                let mut service = member::without_second_port(service);
                 if *closed {
                     service = member::closed(service);
                 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use api::EtcdCluster;
-use api::cluster::MemberAddress;
+use api::cluster::{MemberAddress, TlsPolicy};
 use api::names::{self, Addresses};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -45,35 +45,35 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
         .find(|form| url.contains(&of(form.clone())))
 }
 
+/// What is wrong with certificates that members are to be started with next. Those that the operator makes are made
+/// then.
+pub(super) fn faults_before(
+    cluster: &EtcdCluster,
+    held: &ClusterTls,
+    next: Option<&TlsPolicy>,
+) -> Vec<Fault> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let generated = next.is_some_and(|tls| tls.generated.is_some());
+    let mut faults = held.faults(&addresses, Timestamp::now());
+    faults.retain(|fault| !(generated && fault.code == "SecretMissing"));
+    faults
+}
+
 /// What the planner gets to see.
 pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
     let tls = &look.tls;
     let namespace = look.cluster.namespace().unwrap_or_default();
     let addresses = Members::of(&look.cluster, &namespace, "", None).addresses();
+    let mut faults = tls.faults(&addresses, now);
+    let apart = tls.faults_of_started(&started(look), &faults, now);
+    faults.extend(apart);
     Tls {
         from: used(tls, &addresses),
         faults,
     }
 }
 
-fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
-    let part = |slot: &Option<Slot>, what: &str| {
-        let slot = slot.as_ref()?;
-        Some(format!("{what} by Secret {}", slot.secret))
-    };
-    let parts = [
-        part(&tls.peer, "members talk to each other"),
-        part(&tls.server, "clients are served"),
-        part(&tls.operator, "the operators are clients"),
-    let mut faults = tls.faults(&addresses, now);
-    let apart = tls.faults_of_started(&started(look), &faults, now);
-    faults.extend(apart);
-    ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| {
-        let form = &addresses.member;
-        format!(
-            "{}; members have the {form} form of address",
 /// The authorities the members that run were started with, where that is known.
 fn started(look: &Look) -> BTreeMap<String, Authorities> {
     let observed = &look.without_etcd;
@@ -85,6 +85,21 @@ fn started(look: &Look) -> BTreeMap<String, Authorities> {
     noted.collect()
 }
 
+fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
+    let part = |slot: &Option<Slot>, what: &str| {
+        let slot = slot.as_ref()?;
+        Some(format!("{what} by Secret {}", slot.secret))
+    };
+    let parts = [
+        part(&tls.peer, "members talk to each other"),
+        part(&tls.server, "clients are served"),
+        part(&tls.operator, "the operators are clients"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| {
+        let form = &addresses.member;
+        format!(
+            "{}; members have the {form} form of address",
             parts.join("; ")
         )
     })

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::observed::{Kept, Observed, Pod};
 use crate::plan::{Seat, View};
 use crate::status::{Report, version};
+use crate::switch::Standing;
 
 pub(super) fn conditions(
     report: &Report,
@@ -93,6 +94,12 @@ fn finding(
 /// What the certificates are worth; `None` without TLS.
 fn tls_ready(report: &Report) -> Option<Finding> {
     let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
+    let standing = report.observed.certificates.standing.as_ref();
+    if let Some(text) = standing.and_then(Standing::under_way)
+        && tls.faults.is_empty()
+    {
+        return Some(finding(kind, false, Reason::from("Switching"), text));
+    }
     let from = tls.from.as_ref()?;
     Some(match tls.faults.first() {
         None => finding(kind, true, Reason::CertificatesHold, from.clone()),
@@ -160,6 +167,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service is not there yet"),
+        Kept::Others => return Some("the client Service is somebody else's"),
         Kept::AsMade(false) => return Some("the client Service does not let clients in yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }

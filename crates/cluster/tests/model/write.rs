@@ -22,6 +22,7 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
     matches!(
         write,
         Write::AddMember { .. }
+            | Write::UpdatePeerUrls { .. }
             | Write::Promote { .. }
             | Write::Remove { .. }
             | Write::MoveLeader { .. }
@@ -80,9 +81,10 @@ impl World {
                 Answer::Done(None)
             }
             // etcd's users, the NetworkPolicy, certificates and a container's resources are no part of this world.
-            Write::Access(_) | Write::ResizePod { .. } | Write::Certificate(_) => {
-                Answer::Done(None)
-            }
+            Write::Access(_)
+            | Write::ResizePod { .. }
+            | Write::Certificate(_)
+            | Write::RecordTls { .. } => Answer::Done(None),
             Write::RecordDefragmentation { .. }
             | Write::Compact { .. }
             | Write::Disarm { .. }

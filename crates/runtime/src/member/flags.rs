@@ -2,9 +2,9 @@
 //!
 //! Flag names were read in the sources of etcd 3.5.35, 3.6.16 and 3.7.3.
 
-use api::cluster::EtcdOptions;
+use api::cluster::{EtcdOptions, TlsPolicy};
 use api::duration::DurationText;
-use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT, PEER_PORT};
+use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
 use api::version::EtcdVersion;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
@@ -20,13 +20,12 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let addresses = members.addresses();
     let name = member.name;
     let (peer_url, client_url) = (addresses.peer_url(name), addresses.client_url(name));
-    let (peer, client) = (scheme(addresses.peer_tls), scheme(addresses.client_tls));
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
         // Go listens on IPv6 as well where the system has it.
-        format!("--listen-peer-urls={peer}://0.0.0.0:{PEER_PORT}"),
-        format!("--listen-client-urls={client}://0.0.0.0:{CLIENT_PORT}"),
+        format!("--listen-peer-urls={}", peer_listeners(members)),
+        format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--advertise-client-urls={client_url}"),
     ];
@@ -42,6 +41,22 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
 
 fn scheme(tls: bool) -> &'static str {
     if tls { "https" } else { "http" }
+}
+
+fn peer_listeners(members: &Members<'_>) -> String {
+    let all = members.peers().listeners().iter();
+    let urls = all.map(|(tls, port)| format!("{}://0.0.0.0:{port}", scheme(*tls)));
+    urls.collect::<Vec<_>>().join(",")
+}
+
+/// Plain text and TLS on one port: etcd tells them apart by a connection's first bytes (`serve` in its
+/// `server/embed/serve.go`).
+fn client_listeners(members: &Members<'_>) -> String {
+    let url = |tls| format!("{}://0.0.0.0:{CLIENT_PORT}", scheme(tls));
+    match &members.spec.tls {
+        Some(tls) if tls.accepts_plaintext() => [false, true].map(url).join(","),
+        tls => url(tls.as_ref().is_some_and(TlsPolicy::insists_on_tls)),
+    }
 }
 
 fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
@@ -282,5 +297,42 @@ mod tests {
         let arguments = Fixture::with(extra).arguments();
         assert_eq!(arguments.last().unwrap(), "--log-level=debug");
         assert!(!has(&arguments, "--name=other"));
+    }
+
+    /// Invariant 23.
+    #[test]
+    fn a_member_listens_as_its_stage_says_and_is_dialled_where_it_listens() {
+        let with = |stage: &str, accepts: bool| {
+            Fixture::with(&format!(
+                r#"{{"TLS":{{"static":{{"member":{{"peerSecret":"p","serverSecret":"s"}},"operatorSecret":"o"}},
+                    "acceptPlaintext":{accepts}{stage}}}}}"#
+            ))
+            .arguments()
+        };
+        let opened = with(r#","peerStage":"PlainAndTls""#, true);
+        for flag in [
+            "--listen-peer-urls=http://0.0.0.0:2380,https://0.0.0.0:2382",
+            "--listen-client-urls=http://0.0.0.0:2379,https://0.0.0.0:2379",
+            "--initial-advertise-peer-urls=http://db-aaaaaaaaaa.prod.svc:2380",
+            "--advertise-client-urls=http://db-aaaaaaaaaa.prod.svc:2379",
+            "--peer-client-cert-auth=true",
+            "--client-cert-auth=true",
+        ] {
+            assert!(has(&opened, flag), "{flag}: {opened:?}");
+        }
+        let twice = with(r#","peerStage":"TlsTwice""#, true);
+        for flag in [
+            "--listen-peer-urls=https://0.0.0.0:2380,https://0.0.0.0:2382",
+            "--initial-advertise-peer-urls=https://db-aaaaaaaaaa.prod.svc:2380",
+        ] {
+            assert!(has(&twice, flag), "{flag}: {twice:?}");
+        }
+        let there = with("", false);
+        for flag in [
+            "--listen-peer-urls=https://0.0.0.0:2380",
+            "--listen-client-urls=https://0.0.0.0:2379",
+        ] {
+            assert!(has(&there, flag), "{flag}: {there:?}");
+        }
     }
 }

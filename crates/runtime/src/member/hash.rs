@@ -47,6 +47,8 @@ fn said_of_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({
             "generated": { "peer": generated.peer(), "client": generated.client() },
+            "acceptPlaintext": tls.accept_plaintext,
+            "peerStage": tls.peer_stage,
         }),
         None => serde_json::json!(tls),
     }

@@ -47,11 +47,13 @@ pub fn network_policy(
         clients.extend(access.clients.iter().cloned());
     }
     let metrics = (!access.metrics.is_empty()).then(|| access.metrics.clone());
-    let ingress = vec![
-        rule(names::PEER_PORT, Some(vec![peer])),
+    let listeners = members.peers().listeners().iter();
+    let peers = listeners.map(|(_, port)| rule(*port, Some(vec![peer.clone()])));
+    let mut ingress: Vec<_> = peers.collect();
+    ingress.extend([
         rule(names::CLIENT_PORT, Some(clients)),
         rule(names::METRICS_PORT, metrics),
-    ];
+    ]);
     NetworkPolicy {
         metadata: members.metadata(
             names::network_policy(members.cluster),

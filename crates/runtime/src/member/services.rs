@@ -21,7 +21,7 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
             ip_family_policy: Some(both_families()),
             publish_not_ready_addresses: Some(true),
             selector: Some(labels),
-            ports: Some(vec![client_port(), peer_port()]),
+            ports: Some(ports(members)),
             ..ServiceSpec::default()
         }),
         status: None,
@@ -38,6 +38,17 @@ pub fn closed(mut service: Service) -> Service {
         .and_then(|spec| spec.selector.as_mut());
     if let Some(selector) = selector {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
+    }
+    service
+}
+
+/// The Service as it is created while the way members talk to each other changes: without the second port, which is
+/// applied to it afterwards. What an object was created with an apply does not take away (it is another field manager's),
+/// and that port is to go again.
+#[must_use]
+pub fn without_second_port(mut service: Service) -> Service {
+    if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
+        ports.retain(|port| port.port != i32::from(names::SECOND_PEER_PORT));
     }
     service
 }
@@ -69,7 +80,7 @@ pub fn headless_service(members: &Members<'_>) -> Service {
             ip_family_policy: Some(both_families()),
             publish_not_ready_addresses: Some(true),
             selector: Some(names::cluster_labels(members.cluster)),
-            ports: Some(vec![client_port(), peer_port()]),
+            ports: Some(ports(members)),
             ..ServiceSpec::default()
         }),
         status: None,
@@ -150,8 +161,14 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-fn peer_port() -> ServicePort {
-    port("peer", names::PEER_PORT)
+/// Where a member is reached; where the way members talk to each other changes, on a second port, too.
+fn ports(members: &Members<'_>) -> Vec<ServicePort> {
+    let listeners = members.peers().listeners().iter();
+    let peers = listeners.map(|(_, number)| match *number {
+        names::PEER_PORT => port("peer", names::PEER_PORT),
+        second => port("peer-second", second),
+    });
+    std::iter::once(client_port()).chain(peers).collect()
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
@@ -178,6 +195,29 @@ mod tests {
         assert_eq!(spec.selector.unwrap()["etcd_node"], "db-aaaaaaaaaa");
         let ports: Vec<_> = spec.ports.unwrap().iter().map(|port| port.port).collect();
         assert_eq!(ports, [2379, 2380]);
+    }
+
+    #[test]
+    fn there_is_a_second_port_while_tls_between_members_is_switched() {
+        let ports = |service: Service| -> Vec<i32> {
+            let ports = service.spec.unwrap().ports.unwrap();
+            ports.iter().map(|port| port.port).collect()
+        };
+        for (stage, expected) in [
+            ("PlainAndTls", vec![2379, 2380, 2382]),
+            ("TlsTwice", vec![2379, 2380, 2382]),
+            ("Tls", vec![2379, 2380]),
+        ] {
+            let mut fixture = Fixture::default();
+            let tls =
+                format!(r#"{{"static":{{"member":{{"peerSecret":"p"}}}},"peerStage":"{stage}"}}"#);
+            fixture.spec.tls = serde_json::from_str(&tls).unwrap();
+            let members = fixture.members();
+            assert_eq!(ports(headless_service(&members)), expected);
+            let own = member_service(&members, "db-aaaaaaaaaa");
+            assert_eq!(ports(own.clone()), expected);
+            assert_eq!(ports(without_second_port(own)), [2379, 2380]);
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ impl Actor<'_> {
                     answer => answer.map(|_| ()),
                 }
             }
+            Write::UpdatePeerUrls { id, urls, .. } => self.etcd.update_member(via, *id, urls).await,
             Write::Promote { id, .. } => self.etcd.promote_member(via, *id).await,
             Write::Remove { id, .. } => match self.etcd.remove_member(via, *id).await {
                 Err(etcd::Error::MemberNotFound) => Ok(()),

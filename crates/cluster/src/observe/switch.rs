@@ -1,0 +1,298 @@
+//! Where a cluster stands that is being switched to TLS, or away from it: from the record in its status, and where
+//! there is none, from its pods. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::EtcdCluster;
+use api::cluster::{PeerListener, PeerStage, TlsPolicy};
+use api::names::{self, CertificateUse};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::switch::{Clients, Maker, Next, Standing, Step, Way, next};
+
+/// Where etcd listens for other members.
+const PEERS: &str = "--listen-peer-urls=";
+/// Where etcd listens for clients.
+const CLIENTS: &str = "--listen-client-urls=";
+
+/// etcd's arguments.
+fn arguments(pod: &Pod) -> impl Iterator<Item = &String> {
+    let spec = pod.spec.iter();
+    let containers = spec.flat_map(|spec| &spec.containers);
+    let etcd = containers.filter(|container| container.name == names::CONTAINER_ETCD);
+    etcd.flat_map(|container| container.args.iter().flatten())
+}
+
+/// The policy a pod was made with: it stands on it, and where it does not, its arguments tell of a pod without TLS.
+#[expect(
+    clippy::option_option,
+    reason = "without TLS is something else than unknown"
+)]
+fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
+    if let Some(said) = pod.annotations().get(names::ANNOTATION_TLS) {
+        return serde_json::from_str(said).ok();
+    }
+    let mut urls = arguments(pod)
+        .filter(|argument| argument.starts_with("--listen-"))
+        .peekable();
+    urls.peek()?;
+    urls.all(|argument| argument.contains("=http://"))
+        .then_some(None)
+}
+
+/// How a member talks, as its etcd was told; whoever made the pod.
+fn way(pod: &Pod) -> Option<Way> {
+    let told = |flag: &str| arguments(pod).find_map(|argument| argument.strip_prefix(flag));
+    let listeners = told(PEERS)?
+        .split(',')
+        .map(listener)
+        .collect::<Option<BTreeSet<_>>>()?;
+    let same =
+        |stage: &PeerStage| stage.listeners().iter().copied().collect::<BTreeSet<_>>() == listeners;
+    let peers = PeerStage::ALL.into_iter().find(same)?;
+    let urls = told(CLIENTS)?;
+    let clients = match (urls.contains("http://"), urls.contains("https://")) {
+        (true, true) => Clients::Both,
+        (false, true) => Clients::Tls,
+        _ => Clients::Plain,
+    };
+    let name = pod.name_any();
+    let own = [CertificateUse::Peer, CertificateUse::Server]
+        .map(|used| names::certificate_secret(&name, used));
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let mut secrets = volumes.filter_map(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    let maker = if secrets.any(|secret| own.contains(secret)) {
+        Maker::Operator
+    } else {
+        Maker::Others
+    };
+    let encrypts = peers != PeerStage::Plain || clients != Clients::Plain;
+    Some(Way {
+        peers,
+        clients,
+        maker: encrypts.then_some(maker),
+    })
+}
+
+fn listener(url: &str) -> Option<PeerListener> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (_, port) = rest.rsplit_once(':')?;
+    Some((scheme == "https", port.parse().ok()?))
+}
+
+/// Whether a member lets clients in with TLS alone, as its etcd was told.
+pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
+    let urls = arguments(pod).find_map(|argument| argument.strip_prefix(CLIENTS))?;
+    Some(!urls.contains("http://"))
+}
+
+/// A cluster that runs goes on with the way its members talk until they are brought to another, step by step: what
+/// the spec says is replaced by what members are started with now. The second value: why they are not brought to what
+/// the spec asks for.
+pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Option<String>) {
+    let mut wanted = cluster.spec.tls.take();
+    if let Some(wanted) = &mut wanted {
+        wanted.peer_stage = None;
+    }
+    let uid = cluster.uid().unwrap_or_default();
+    let ours = |pod: &&Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
+    let made: BTreeMap<String, Option<TlsPolicy>> = pods
+        .iter()
+        .filter(ours)
+        .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
+        .collect();
+    let status = cluster.status.as_ref();
+    let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
+    let record = status.and_then(|status| status.tls.as_ref());
+    let record = record.filter(|record| Some(&record.token) == token);
+    let as_wanted =
+        |policy: &&Option<TlsPolicy>| Way::of(policy.as_ref()) == Way::of(wanted.as_ref());
+    let mut at = match record {
+        Some(record) => record.policy(),
+        None if made.is_empty() || made.values().any(|policy| as_wanted(&policy)) => wanted.clone(),
+        None => made.values().next().cloned().flatten(),
+    };
+    let next = next(at.as_ref(), wanted.as_ref());
+    if next == Ok(Next::There) {
+        at.clone_from(&wanted);
+    }
+    let (next, refused) = match next {
+        Ok(Next::There) => (None, None),
+        Ok(Next::Step(to)) => (Some(to), None),
+        Err(why) => (None, Some(why)),
+    };
+    let standing = Standing {
+        recorded: record.is_some_and(|record| record.policy() == at),
+        next: next.map(|to| Step {
+            to,
+            faults: Vec::new(),
+        }),
+        ways: pods
+            .iter()
+            .filter(ours)
+            .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
+            .collect(),
+        at: at.clone(),
+    };
+    cluster.spec.tls = at;
+    (standing, refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::cluster::{BootstrapStatus, EtcdClusterStatus, TlsStatus};
+    use k8s_openapi::api::core::v1::{Container, PodSpec};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+    use super::*;
+
+    const BETWEEN: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
+    const CLIENTS_TOO: &str =
+        r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}"#;
+
+    fn policy(text: &str) -> Option<TlsPolicy> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn cluster(tls: &str) -> EtcdCluster {
+        let spec =
+            serde_json::json!({ "TLS": serde_json::from_str::<serde_json::Value>(tls).unwrap() });
+        let mut cluster = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+        cluster.metadata.uid = Some("uid".into());
+        cluster.status = Some(EtcdClusterStatus {
+            bootstrap: Some(BootstrapStatus {
+                token: "token".into(),
+                members: Vec::new(),
+            }),
+            ..EtcdClusterStatus::default()
+        });
+        cluster
+    }
+
+    fn recorded(wanted: &str, record: Option<&TlsPolicy>, token: &str) -> EtcdCluster {
+        let mut cluster = cluster(wanted);
+        if let Some(status) = &mut cluster.status {
+            status.tls = Some(TlsStatus::new(token, record));
+        }
+        cluster
+    }
+
+    fn pod(said: Option<&str>, scheme: &str) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("db-a".into());
+        pod.metadata.owner_references = Some(vec![OwnerReference {
+            uid: "uid".into(),
+            ..OwnerReference::default()
+        }]);
+        if let Some(said) = said {
+            pod.annotations_mut()
+                .insert(names::ANNOTATION_TLS.into(), said.into());
+        }
+        pod.spec = Some(PodSpec {
+            containers: vec![Container {
+                name: names::CONTAINER_ETCD.into(),
+                args: Some(vec![
+                    format!("--listen-peer-urls={scheme}://0.0.0.0:2380"),
+                    format!("--listen-client-urls={scheme}://0.0.0.0:2379"),
+                ]),
+                ..Container::default()
+            }],
+            ..PodSpec::default()
+        });
+        pod
+    }
+
+    #[test]
+    fn invariant_20_a_cluster_that_runs_is_not_switched_at_once() {
+        for (wanted, said, scheme) in [
+            (CLIENTS_TOO, None, "http"),
+            (r#"{"generated":{}}"#, Some("null"), "http"),
+            ("null", Some(r#"{"generated":{}}"#), "https"),
+            (CLIENTS_TOO, Some(r#"{"generated":{}}"#), "https"),
+        ] {
+            let mut cluster = cluster(wanted);
+            let (standing, refused) = settle(&mut cluster, &[pod(said, scheme)]);
+            assert!(refused.is_some(), "{wanted}");
+            assert_eq!(standing.next, None);
+            let kept = serde_json::to_string(&cluster.spec.tls).unwrap();
+            assert_eq!(kept, said.unwrap_or("null"));
+        }
+    }
+
+    #[test]
+    fn what_members_see_without_a_switch_is_followed() {
+        for (wanted, said, scheme) in [
+            ("null", None, "http"),
+            (
+                r#"{"generated":{"certificateDuration":"5m"}}"#,
+                Some(r#"{"generated":{}}"#),
+                "https",
+            ),
+            // Who knows.
+            (r#"{"generated":{}}"#, None, "https"),
+        ] {
+            let mut cluster = cluster(wanted);
+            let (standing, refused) = settle(&mut cluster, &[pod(said, scheme)]);
+            assert_eq!((standing.next, refused), (None, None));
+            assert_eq!(serde_json::to_string(&cluster.spec.tls).unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn invariant_23_a_cluster_without_pods_comes_back_as_it_was() {
+        for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
+            let mut cluster = recorded(wanted, policy(was).as_ref(), "token");
+            let (standing, _) = settle(&mut cluster, &[]);
+            assert!(standing.recorded);
+            assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
+        }
+        // What is recorded of another cluster, before a restore or a recovery, says nothing of this one.
+        let mut restored = recorded(BETWEEN, None, "before");
+        let (standing, _) = settle(&mut restored, &[]);
+        assert!(!standing.recorded);
+        assert_eq!(restored.spec.tls, policy(BETWEEN));
+    }
+
+    #[test]
+    fn the_record_leads_also_where_pods_are_at_two_stages() {
+        let at = policy(BETWEEN).map(|tls| TlsPolicy {
+            peer_stage: Some(PeerStage::PlainAndTls),
+            ..tls
+        });
+        let mut cluster = recorded(BETWEEN, at.as_ref(), "token");
+        let mut second = pod(None, "http");
+        second.metadata.name = Some("db-b".into());
+        if let Some(spec) = &mut second.spec {
+            spec.containers[0].args = Some(vec![
+                format!("{PEERS}http://0.0.0.0:2380,https://0.0.0.0:2382"),
+                format!("{CLIENTS}http://0.0.0.0:2379"),
+            ]);
+        }
+        let (standing, refused) = settle(&mut cluster, &[pod(None, "http"), second]);
+        assert_eq!((cluster.spec.tls, refused), (at, None));
+        assert_eq!(standing.waits_for(), ["db-a"]);
+        assert!(standing.recorded && standing.next.is_some());
+    }
+
+    #[test]
+    fn a_member_that_accepts_both_is_asked_without_tls() {
+        let with = |urls: &str| {
+            let mut pod = pod(None, "http");
+            if let Some(spec) = &mut pod.spec {
+                spec.containers[0].args = Some(vec![format!("{CLIENTS}{urls}")]);
+            }
+            insists_on_tls(&pod)
+        };
+        assert_eq!(with("http://0.0.0.0:2379"), Some(false));
+        assert_eq!(
+            with("http://0.0.0.0:2379,https://0.0.0.0:2379"),
+            Some(false)
+        );
+        assert_eq!(with("https://0.0.0.0:2379"), Some(true));
+        assert_eq!(insists_on_tls(&Pod::default()), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! TLS switched on or off while members run.
+//!
+//! Invariant 23: every member is dialled where it listens, by members that can dial it. Members are started with the
+//! next stage when all of them run with this one, or with the next already, and when every peer URL in etcd's list
+//! names the listener that both stages have; that decision is recorded in one write before the first is. The rest is
+//! the ordinary way in which running members are changed, and what is recorded holds for every pod that is made.
+
+#[cfg(test)]
+use api::cluster::PeerStage;
+use api::cluster::{PeerListener, TlsPolicy, TlsStatus, peers_of};
+
+use crate::observed::{Intent, Kept, Observed};
+use crate::plan::membership::decide;
+use crate::plan::view::{Data, Seat, View};
+use crate::plan::{BLIND, Draft, SHORTLY};
+use crate::switch::{Standing, Way};
+use crate::write::{Order, Write};
+
+/// Records what members are started with, and takes the next step of a switch.
+pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
+    let Some(standing) = &observed.certificates.standing else {
+        return;
+    };
+    if !standing.recorded {
+        draft.order(record(observed, intent, standing.at.as_ref()));
+        return;
+    }
+    if let Some(text) = standing.under_way() {
+        draft.wait("TLSSwitching", text, BLIND);
+    }
+    let Some(next) = &standing.next else {
+        return;
+    };
+    if !next.faults.is_empty() {
+        for fault in &next.faults {
+            draft.problem(fault.code, fault.message.clone());
+        }
+        return;
+    }
+    if let Some(why) = unsettled(observed, standing, view) {
+        let text = format!("TLS is switched further when {why}");
+        draft.wait("TLSSwitching", text, SHORTLY);
+        return;
+    }
+    // Invariant 2: whoever is being added was given its URL for the stage that is recorded now.
+    if draft.change.is_some() {
+        return;
+    }
+    let (here, there) = (peers_of(standing.at.as_ref()), peers_of(next.to.as_ref()));
+    if let Some(listener) = here.shared_with(there).filter(|_| here != there)
+        && redirect(view, listener, draft)
+    {
+        return;
+    }
+    let words = Way::of(next.to.as_ref()).words();
+    draft.say(format!("start members again so that they {words}"));
+    draft.order(record(observed, intent, next.to.as_ref()));
+}
+
+fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Order {
+    Order::Writes(vec![Write::RecordTls {
+        record: Box::new(TlsStatus::new(&intent.token, policy)),
+        over: observed.resource_version.clone(),
+    }])
+}
+
+/// Why it is too early for the next step.
+fn unsettled(observed: &Observed, standing: &Standing, view: &View) -> Option<String> {
+    let next = standing.next.as_ref()?;
+    let ways = [Way::of(standing.at.as_ref()), Way::of(next.to.as_ref())];
+    // The second port is there before anybody is dialled on it.
+    if observed.shared.headless == Kept::Drifted {
+        return Some("the headless Service is repaired".to_owned());
+    }
+    view.seats.iter().find_map(|seat| {
+        let name = &seat.name;
+        if seat.data == Data::Elsewhere {
+            return Some(format!("{name}, which is somebody else's, is gone"));
+        }
+        if !ways.iter().any(|way| standing.ways.get(name) == Some(way)) {
+            return Some(format!("{name} is started again"));
+        }
+        if !serves(seat) {
+            return Some(format!("{name} serves"));
+        }
+        let service = seat.service.filter(|service| !service.drifted);
+        service
+            .is_none()
+            .then(|| format!("the Service of {name} is repaired"))
+    })
+}
+
+fn serves(seat: &Seat) -> bool {
+    let ready = seat.pod.is_some_and(|pod| pod.ready && pod.stays());
+    ready && seat.is_healthy()
+}
+
+/// Gives the next member, whose peer URL is another, that of this listener; `false` when all have it.
+fn redirect(view: &View, listener: PeerListener, draft: &mut Draft) -> bool {
+    let other = |seat: &&Seat| {
+        let mut urls = seat.member.peer_urls.iter();
+        urls.any(|url| listener_of(url) != Some(listener))
+    };
+    let Some(seat) = view.seats.iter().find(other) else {
+        return false;
+    };
+    let urls = seat.member.peer_urls.iter();
+    let mut urls: Vec<String> = urls.filter_map(|url| at_listener(url, listener)).collect();
+    urls.dedup();
+    let said = format!("have {} dialled at {}", seat.name, urls.join(", "));
+    let write = Write::UpdatePeerUrls {
+        member: seat.name.clone(),
+        id: seat.id(),
+        urls,
+    };
+    draft.wait("TLSSwitching", "peer URLs are being changed", SHORTLY);
+    decide(view, vec![write], None, said, draft)
+}
+
+fn parts(url: &str) -> Option<(bool, &str, u16)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (host, port) = rest.trim_end_matches('/').rsplit_once(':')?;
+    Some((scheme == "https", host, port.parse().ok()?))
+}
+
+/// Which listener a peer URL names.
+fn listener_of(url: &str) -> Option<PeerListener> {
+    parts(url).map(|(tls, _, port)| (tls, port))
+}
+
+/// The same host's URL for another listener.
+fn at_listener(url: &str, (tls, port): PeerListener) -> Option<String> {
+    let (_, host, _) = parts(url)?;
+    let scheme = if tls { "https" } else { "http" };
+    Some(format!("{scheme}://{host}:{port}"))
+}
+
+/// Whether a member at this stage is dialled there.
+#[cfg(test)]
+pub(super) fn listens(stage: PeerStage, url: &str) -> bool {
+    listener_of(url).is_some_and(|listener| stage.listeners().contains(&listener))
+}

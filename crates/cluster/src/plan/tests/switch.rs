@@ -1,0 +1,284 @@
+//! TLS switched on and off while members run, by planners that may die after every write.
+
+use std::collections::BTreeMap;
+
+use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
+use runtime::tls::{Fault, Purpose};
+
+use super::scene::Scene;
+use crate::observed::Seen;
+use crate::plan::switch::listens;
+use crate::switch::{Next, Standing, Step, Way, next};
+use crate::write::Write;
+
+const MEMBERS: [&str; 3] = ["a", "b", "c"];
+const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
+const BOTH: &str = r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"},"acceptPlaintext":true}"#;
+
+fn policy(text: &str) -> Option<TlsPolicy> {
+    serde_json::from_str(text).unwrap()
+}
+
+/// What is there of a cluster that is being switched.
+struct World {
+    scene: Scene,
+    record: Option<TlsStatus>,
+    ways: BTreeMap<String, Way>,
+    wanted: Option<TlsPolicy>,
+    faults: Vec<Fault>,
+}
+
+impl World {
+    fn new(text: &str) -> Self {
+        let policy = policy(text);
+        let way = Way::of(policy.as_ref());
+        let mut world = Self {
+            scene: Scene::formed(&MEMBERS).durable(),
+            record: None,
+            ways: MEMBERS.map(|name| (name.to_owned(), way)).into(),
+            wanted: policy.clone(),
+            faults: Vec::new(),
+        };
+        for name in MEMBERS {
+            world.join(name, peers_of(policy.as_ref()));
+        }
+        world
+    }
+
+    /// A new member takes the place of one, and is given the URL of a stage.
+    fn join(&mut self, name: &str, stage: PeerStage) {
+        let (tls, port) = stage.usual();
+        let scheme = if tls { "https" } else { "http" };
+        *self.urls(name) = vec![format!("{scheme}://{name}.ns.svc:{port}")];
+    }
+
+    fn urls(&mut self, name: &str) -> &mut Vec<String> {
+        let Seen::Known(list) = &mut self.scene.observed.members else {
+            panic!("the list is known");
+        };
+        let mut members = list.members.iter_mut();
+        let member = members.find(|member| member.name == name).unwrap();
+        &mut member.peer_urls
+    }
+
+    /// What members are started with, as the observation finds it: from the record alone.
+    fn at(&self) -> Option<TlsPolicy> {
+        match &self.record {
+            Some(record) => record.policy(),
+            None => self.wanted.clone(),
+        }
+    }
+
+    fn look(&mut self) {
+        let at = self.at();
+        let next = match next(at.as_ref(), self.wanted.as_ref()) {
+            Ok(Next::Step(to)) => Some(Step {
+                to,
+                faults: self.faults.clone(),
+            }),
+            _ => None,
+        };
+        let recorded = self.record.is_some();
+        self.scene.observed.certificates.standing = Some(Standing {
+            at,
+            recorded,
+            next,
+            ways: self.ways.clone(),
+        });
+    }
+
+    /// What the planner would do about TLS now.
+    fn planned(&mut self) -> Vec<Write> {
+        self.look();
+        let all = [self.scene.writes(), self.scene.changes()].concat();
+        let ours = |write: &Write| {
+            matches!(
+                write,
+                Write::RecordTls { .. } | Write::UpdatePeerUrls { .. }
+            )
+        };
+        all.into_iter().filter(ours).collect()
+    }
+
+    fn take(&mut self, write: &Write) {
+        match write {
+            Write::RecordTls { record, over } => {
+                assert_eq!(*over, self.scene.observed.resource_version);
+                self.record = Some((**record).clone());
+            }
+            Write::UpdatePeerUrls { member, urls, .. } => *self.urls(member) = urls.clone(),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Members whose pod is not what it should be.
+    fn outdated(&self) -> Vec<String> {
+        let at = Way::of(self.at().as_ref());
+        let others = self.ways.iter().filter(|(_, way)| **way != at);
+        others.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Invariant 23.
+    fn judge(&mut self) {
+        let ways = self.ways.clone();
+        let at = peers_of(self.at().as_ref());
+        for name in MEMBERS {
+            for url in self.urls(name).clone() {
+                let stage = ways[name].peers;
+                assert!(
+                    listens(stage, &url),
+                    "{name}, {stage:?}, does not listen at {url}"
+                );
+                // Were it started again now, it would, too.
+                assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
+                for (other, way) in &ways {
+                    let dials = !url.starts_with("https") || way.peers > PeerStage::Plain;
+                    assert!(dials, "{other}, {:?}, cannot dial {url}", way.peers);
+                }
+            }
+        }
+    }
+}
+
+/// A number that looks like any other.
+fn drawn(seed: &mut u64) -> usize {
+    *seed = seed
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from(*seed >> 33).unwrap()
+}
+
+/// Members are started again in any order between any two writes, some are followed by new ones, and the spec turns
+/// around at any moment; it ends where it says last.
+#[test]
+fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
+    for mut seed in 0..400 {
+        let (from, to) = if seed % 2 == 0 {
+            ("null", BOTH)
+        } else {
+            (PEERS, "null")
+        };
+        let mut world = World::new(from);
+        let mut turns = drawn(&mut seed) % 4;
+        for round in 0.. {
+            assert!(round < 400, "it does not end");
+            world.judge();
+            if round == 1 {
+                world.wanted = policy(to);
+            }
+            if round > 1 && turns > 0 && drawn(&mut seed) % 5 == 0 {
+                turns -= 1;
+                let other = if world.wanted == policy(to) { from } else { to };
+                world.wanted = policy(other);
+            }
+            let outdated = world.outdated();
+            if !outdated.is_empty() && drawn(&mut seed) % 2 == 0 {
+                let name = outdated[drawn(&mut seed) % outdated.len()].clone();
+                let at = world.at();
+                if drawn(&mut seed) % 2 == 0 {
+                    world.join(&name, peers_of(at.as_ref()));
+                }
+                world.ways.insert(name, Way::of(at.as_ref()));
+                continue;
+            }
+            let writes = world.planned();
+            if let Some(write) = writes.first() {
+                world.take(write);
+            } else if round > 1 && outdated.is_empty() && turns == 0 {
+                assert_eq!(world.at(), world.wanted);
+                break;
+            }
+        }
+    }
+}
+
+/// What TLS asks for first is that a process that dies right now leaves word of how members are started.
+#[test]
+fn what_members_are_started_with_is_recorded_before_it_is_changed() {
+    let mut world = World::new("null");
+    let record = TlsStatus::new("token", None);
+    let writes = world.planned();
+    assert!(
+        matches!(&writes[..], [Write::RecordTls { record: planned, .. }] if **planned == record),
+        "{writes:?}"
+    );
+    world.record = Some(record);
+    assert_eq!(world.planned(), []);
+}
+
+#[test]
+fn nobody_is_started_with_certificates_that_do_not_hold_and_it_is_said() {
+    let mut world = World::new("null");
+    world.record = Some(TlsStatus::new("token", None));
+    world.wanted = policy(BOTH);
+    world.faults = vec![Fault {
+        purpose: Purpose::Peer,
+        code: "SecretMissing",
+        message: "Secret p is not there".into(),
+    }];
+    assert_eq!(world.planned(), []);
+    assert_eq!(world.scene.plan().problems[0].code, "SecretMissing");
+    assert!(world.scene.waits().contains(&"TLSSwitching"));
+    world.faults.clear();
+    assert!(matches!(world.planned()[..], [Write::RecordTls { .. }]));
+}
+
+#[test]
+fn a_switch_waits_for_members_that_do_not_serve_or_are_being_added() {
+    let begun = || {
+        let mut world = World::new("null");
+        world.record = Some(TlsStatus::new("token", None));
+        world.wanted = policy(PEERS);
+        world
+    };
+    assert_eq!(begun().planned().len(), 1);
+    let mut down = begun();
+    down.scene = down.scene.down("b");
+    assert_eq!(down.planned(), []);
+    let mut unknown = begun();
+    unknown.ways.remove("c");
+    assert_eq!(unknown.planned(), []);
+    let mut grows = begun();
+    grows.scene = grows.scene.size(5).reserved("d").reserved("e");
+    grows.look();
+    assert_ne!(grows.scene.changes(), []);
+    assert_eq!(grows.planned(), []);
+}
+
+/// One whose URL has been changed is dialled there at once, so its Service has the second port before.
+#[test]
+fn peer_urls_are_changed_one_at_a_time_when_the_services_have_the_port() {
+    let stage = |stage| {
+        policy(PEERS).map(|tls| TlsPolicy {
+            peer_stage: Some(stage),
+            ..tls
+        })
+    };
+    let mut world = World::new(PEERS);
+    for name in MEMBERS {
+        world.join(name, PeerStage::Plain);
+    }
+    let at = stage(PeerStage::PlainAndTls);
+    world.record = Some(TlsStatus::new("token", at.as_ref()));
+    world.ways = MEMBERS
+        .map(|name| (name.to_owned(), Way::of(at.as_ref())))
+        .into();
+    let drifts = |world: &mut World, drifted| {
+        let service = world.scene.observed.services.get_mut("b").unwrap();
+        service.drifted = drifted;
+    };
+    drifts(&mut world, true);
+    assert_eq!(world.planned(), []);
+    drifts(&mut world, false);
+    for name in MEMBERS {
+        let writes = world.planned();
+        let [Write::UpdatePeerUrls { member, urls, .. }] = &writes[..] else {
+            panic!("{writes:?}");
+        };
+        assert_eq!(member, name);
+        assert_eq!(*urls, [format!("https://{name}.ns.svc:2382")]);
+        world.take(&writes[0]);
+    }
+    let next = TlsStatus::new("token", stage(PeerStage::TlsTwice).as_ref());
+    assert!(matches!(&world.planned()[..], [Write::RecordTls { record, .. }] if **record == next));
+}

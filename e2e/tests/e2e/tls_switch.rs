@@ -1,0 +1,228 @@
+//! TLS switched on and off while members run and clients write: members take both kinds of client, all clients are
+//! changed, and members take one kind. Clients that follow that order are served all along.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::leaks::discreet;
+use e2e::objects::{Kind, await_object, condition, field, has_condition};
+use e2e::tls::Identity;
+use e2e::wait::Look;
+use e2e::{Keyspace, Sandbox, Writer, until};
+use kube::ResourceExt;
+
+use crate::certificates::{arguments, client, make_secrets, of_services};
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::operator_crash::{Victim, is_as_asked_for};
+use crate::tls_generated::client as generated_client;
+
+/// Three times around three members, and where they have no volumes each is followed by another.
+const SWITCHED: Duration = Duration::from_mins(6);
+/// A client's connection to a member ends with it, and a leader hands over.
+const NOTICED: Duration = Duration::from_secs(12);
+
+/// The writes of a switch.
+pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
+
+const STATIC: &str = r#"{"static":{"member":{"peerSecret":"peer","serverSecret":"server"},"operatorSecret":"operator"},"#;
+
+async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
+    let patch = format!(r#"{{"spec":{{"TLS":{tls}}}}}"#);
+    let patch = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&patch).await.map(drop)
+}
+
+/// Waits until every member talks as `spec.TLS` says, as a user does: `TLSReady` of this generation is true, or there is
+/// no TLS.
+async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = format!("members are at {peers}, plain text taken: {accepts}");
+    await_object(&clusters, "c", &what, SWITCHED, |object| {
+        let seen =
+            field(object, "/status/observedGeneration").as_i64() == object.metadata.generation;
+        let ready = match condition(object, "TLSReady") {
+            None => peers == "Plain",
+            Some(_) => has_condition(object, "TLSReady", "True"),
+        };
+        let policy = field(object, "/status/TLS/policy");
+        seen && ready
+            && field(object, "/status/TLS/peers") == peers
+            && (policy["acceptPlaintext"] == true) == accepts
+            && has_condition(object, "Available", "True")
+            && has_condition(object, "Degraded", "False")
+    })
+    .await?;
+    sandbox.await_members("c", 3).await.map(drop)
+}
+
+async fn served(writer: Writer, what: &str) -> Result<()> {
+    let tally = writer.finish(what).await?;
+    ensure!(tally.gap < NOTICED, "{what}: {tally}");
+    Ok(())
+}
+
+/// Every member lets this one in.
+async fn all_let_in(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
+    for pod in sandbox.member_pods("c").await? {
+        let pod = pod.name_any();
+        let identity = Identity {
+            name: format!("{pod}.{}.svc", sandbox.namespace),
+            ..identity.clone()
+        };
+        until(
+            "every member takes TLS",
+            Duration::from_secs(30),
+            async || {
+                let answer =
+                    Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &identity)
+                        .await;
+                Ok(match answer {
+                    Ok(_) => Look::Done(()),
+                    Err(error) => Look::NotYet(format!("{pod}: {error:#}")),
+                })
+            },
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// From plain text to TLS and nothing else: who writes without TLS is changed between the two steps.
+async fn on(
+    sandbox: &Sandbox,
+    tls: &str,
+    identity: impl AsyncFn() -> Result<Identity>,
+) -> Result<()> {
+    let plain = Writer::start(sandbox, "c").await?;
+    set(sandbox, &format!(r#"{tls}"acceptPlaintext":true}}"#)).await?;
+    switched(sandbox, "Tls", true).await?;
+    plain.await_more(1).await?;
+    let identity = identity().await?;
+    all_let_in(sandbox, &identity).await?;
+    served(plain, "without TLS, while it is switched on").await?;
+    let encrypted = Writer::start_tls(sandbox, "c", &identity).await?;
+    set(sandbox, &format!(r#"{tls}"acceptPlaintext":null}}"#)).await?;
+    switched(sandbox, "Tls", false).await?;
+    served(encrypted, "with TLS, when plain text is over").await?;
+    for argument in arguments(sandbox).await? {
+        let listens = argument.starts_with("--listen-") && argument.contains("http://");
+        ensure!(
+            !listens || argument.starts_with("--listen-metrics-urls="),
+            "{argument}"
+        );
+    }
+    Ok(())
+}
+
+/// From TLS to plain text and nothing else.
+async fn off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
+    let encrypted = Writer::start_tls(sandbox, "c", identity).await?;
+    set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
+    switched(sandbox, "Tls", true).await?;
+    served(encrypted, "with TLS, when both are taken").await?;
+    let plain = Writer::start(sandbox, "c").await?;
+    set(sandbox, "null").await?;
+    switched(sandbox, "Plain", false).await?;
+    served(plain, "without TLS, while it is switched off").await?;
+    for argument in arguments(sandbox).await? {
+        ensure!(!argument.contains("https://"), "{argument}");
+    }
+    Ok(())
+}
+
+/// Members keep their volumes, and so their identities.
+#[tokio::test]
+async fn tls_is_switched_on_while_members_run_and_clients_write() {
+    discreet("tls_switch_on", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        let before = sandbox.member_pods("c").await?;
+        on(sandbox, STATIC, async || client(&authority, sandbox, "c")).await?;
+        let names = |pods: Vec<k8s_openapi::api::core::v1::Pod>| -> Vec<String> {
+            pods.iter().map(ResourceExt::name_any).collect()
+        };
+        let after = sandbox.member_pods("c").await?;
+        ensure!(names(before) == names(after), "members were replaced");
+        Ok(())
+    })
+    .await;
+}
+
+/// Members without volumes are followed by others, stage by stage.
+#[tokio::test]
+async fn tls_is_switched_off_while_members_run_and_clients_write() {
+    discreet("tls_switch_off", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+        let tls = crate::certificates::STATIC;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, tls)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        off(sandbox, &client(&authority, sandbox, "c")?).await
+    })
+    .await;
+}
+
+/// A cluster that sleeps while its TLS is switched comes back as it was, and is switched then.
+#[tokio::test]
+async fn a_cluster_that_hibernates_is_switched_when_it_is_back() {
+    discreet("tls_switch_generated", async |sandbox| {
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(&clusters, "c", "it is recorded", SWITCHED, |object| {
+            field(object, "/status/TLS/peers") == "Plain"
+        })
+        .await?;
+        let merge = async |patch: &str| {
+            let patch = ["patch", "etcdcluster", "c", "--type=merge", "-p", patch];
+            sandbox.kubectl(&patch).await.map(drop)
+        };
+        merge(r#"{"spec":{"hibernate":true}}"#).await?;
+        await_object(&clusters, "c", "it hibernates", SWITCHED, |object| {
+            field(object, "/status/phase") == "Hibernated"
+        })
+        .await?;
+        merge(r#"{"spec":{"hibernate":false,"TLS":{"generated":{},"acceptPlaintext":true}}}"#)
+            .await?;
+        switched(sandbox, "Tls", true).await?;
+        let identity = generated_client(sandbox, "c").await?;
+        all_let_in(sandbox, &identity).await.context("generated")
+    })
+    .await;
+}
+
+/// The operator dies before each kind of write of a switch, and goes on from what it finds.
+#[tokio::test]
+async fn an_operator_that_dies_while_it_switches_goes_on() {
+    discreet("crash_tls_switch", async |sandbox| {
+        make_secrets(sandbox, &of_services(sandbox), false).await?;
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        switched(sandbox, "Plain", false).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(CRASHES, async |_| {
+                set(sandbox, r#"{"static":{"member":{"peerSecret":"peer"}}}"#).await
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == CRASHES.len());
+        switched(sandbox, "Tls", false).await?;
+        is_as_asked_for(sandbox, "c", 3).await?;
+        writer
+            .finish("crashes while TLS is switched")
+            .await
+            .map(drop)
+    })
+    .await;
+}
