@@ -23,6 +23,17 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     }
 }
 
+/// Whether an object that has the name of one of the cluster's is somebody else's: another one owns it, or nobody does
+/// and it does not carry the cluster's label.
+pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
+    let labels = metadata.labels.as_ref();
+    let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
+    match owner(metadata) {
+        Some(owner) => owner != uid,
+        None => label.is_none_or(|of| of != cluster),
+    }
+}
+
 fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     owners
@@ -93,9 +104,12 @@ pub(super) fn member_service(
     service: &Service,
     uid: &str,
 ) -> Option<observed::Service> {
-    let member = service.labels().get(names::LABEL_MEMBER)?;
+    let name = service.name_any();
+    let unlabelled = || names::cluster_of_member(&name) == Some(members.cluster);
+    let member = service.labels().get(names::LABEL_MEMBER);
+    let member = member.or(Some(&name).filter(|_| unlabelled()))?;
     let owner = owner(&service.metadata);
-    if *member != service.name_any() || owner.is_some_and(|owner| owner != uid) {
+    if *member != name || owner.is_some_and(|owner| owner != uid) {
         return None;
     }
     Some(observed::Service {
@@ -115,11 +129,14 @@ pub(super) fn shared(
     members: &Members,
     services: &[Service],
     budget: Option<&PodDisruptionBudget>,
+    uid: &str,
 ) -> Shared {
     let named = |name: &str| services.iter().find(|service| service.name_any() == name);
+    let others = |service: &Service| is_of_others(&service.metadata, members.cluster, uid);
     let headless = member::headless_service(members);
     let headless = match named(&headless.name_any()) {
         None => Kept::Missing,
+        Some(service) if others(service) => Kept::Others,
         Some(service) if drifted(&headless, service) => Kept::Drifted,
         Some(_) => Kept::AsMade(()),
     };
@@ -131,6 +148,7 @@ pub(super) fn shared(
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let client = match named(&client(true).name_any()) {
         None => Kept::Missing,
+        Some(service) if others(service) => Kept::Others,
         // A selector is compared whole: a label more in it would keep clients out.
         Some(service) => match [true, false]
             .into_iter()
@@ -148,7 +166,10 @@ pub(super) fn shared(
     Shared {
         headless,
         client,
-        budget: budget_kept(members, budget),
+        budget: match budget {
+            Some(one) if is_of_others(&one.metadata, members.cluster, uid) => Kept::Others,
+            budget => budget_kept(members, budget),
+        },
     }
 }
 

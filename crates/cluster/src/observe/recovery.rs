@@ -1,5 +1,6 @@
 //! What is read when no quorum answers: who the members say the members are, and the seed of a recovery.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use api::EtcdCluster;
@@ -38,6 +39,7 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
             .filter(|condition| condition.status == "False" && !is_of_hibernation(condition))
             .map(|condition| condition.last_transition_time.0),
         last_backup: status.last_backup.as_ref().map(backup),
+        named_before: named_before(status),
         ..Recovery::default()
     }
 }
@@ -55,6 +57,15 @@ pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
     if under_way { UNDER_WAY } else { Duration::MAX }
+}
+
+/// What coreos/etcd-operator wrote names members in this way alone; every report of this operator says more of each, and
+/// one of those may be of an object before that had the same name.
+fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
+    let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
+    let members = status.members.iter().filter(|_| !ours);
+    let names = members.flat_map(|members| members.ready.iter().chain(&members.unready));
+    names.cloned().collect()
 }
 
 fn backup(last: &LastBackup) -> String {

@@ -75,6 +75,15 @@ pub(crate) fn look() -> Look {
     made(durable()).look()
 }
 
+/// The same of a cluster whose status names its member.
+pub(crate) fn made_durable() -> Objects {
+    let mut objects = made(durable());
+    let status = objects.cluster.status.as_mut().unwrap();
+    let member = json!({ "name": MEMBER, "role": "Leader", "healthy": true });
+    status.member_details = vec![serde_json::from_value(member).unwrap()];
+    objects
+}
+
 fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
     let mut objects = made(durable());
     mend(&mut objects);
@@ -346,4 +355,74 @@ fn what_the_object_says_of_a_recovery_is_read() {
     assert_eq!(recovery.stale_approval.as_deref(), Some("c0ffee"));
     let since = recovery.unavailable_since.unwrap();
     assert_eq!(since.to_string(), "2026-01-01T00:00:07Z");
+}
+
+/// What somebody has taken the labels of is ours all the same, and gets them back.
+#[test]
+fn a_member_without_its_labels_is_not_owned_until_it_has_them_again() {
+    let owned = |label: &'static str| {
+        let observed = seen(|objects| {
+            let pod = objects.pods[0].metadata.labels.as_mut().unwrap();
+            pod.remove(label);
+            let claim = objects.claims[0].metadata.labels.as_mut().unwrap();
+            claim.remove(label);
+        });
+        (observed.pods[MEMBER].owned, observed.disks[MEMBER].owned)
+    };
+    assert_eq!(owned("none"), (true, true));
+    assert_eq!(owned("etcd_cluster"), (false, false));
+    assert_eq!(owned("etcd_node"), (false, false));
+    assert_eq!(owned("etcd.database.coreos.com/token"), (false, true));
+    let service = seen(|objects| {
+        let labels = &mut objects.services[2].metadata.labels;
+        labels.as_mut().unwrap().remove("etcd_node");
+    });
+    assert!(service.services[MEMBER].drifted);
+}
+
+#[test]
+fn what_has_the_name_of_one_of_the_clusters_objects_and_is_not_its_own_is_told_apart() {
+    let shared =
+        |mend: &dyn Fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta)| {
+            let observed = seen(|objects| {
+                mend(&mut objects.services[0].metadata);
+                mend(&mut objects.services[1].metadata);
+                mend(&mut objects.budget.as_mut().unwrap().metadata);
+            });
+            let shared = observed.shared;
+            let all = [
+                shared.headless == Kept::Others,
+                shared.client == Kept::Others,
+                shared.budget == Kept::Others,
+            ];
+            assert!(all.iter().all(|one| *one == all[0]), "{shared:?}");
+            all[0]
+        };
+    assert!(!shared(&|_| ()));
+    // The headless Service of a cluster called `db-client` has the name of the client Service of `db`.
+    assert!(shared(&|metadata| {
+        metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();
+    }));
+    assert!(shared(&|metadata| {
+        metadata.owner_references = None;
+        metadata.labels = None;
+    }));
+    // Left behind by an object that was deleted without what it owns.
+    assert!(!shared(&|metadata| metadata.owner_references = None));
+}
+
+/// Invariant 7: a cluster of coreos/etcd-operator of which nothing is left is not begun anew in silence.
+#[test]
+fn members_in_the_status_of_the_old_operator_tell_that_there_was_a_cluster() {
+    let named = |status: serde_json::Value| {
+        let observed = seen(|objects| {
+            objects.cluster.status = Some(serde_json::from_value(status).unwrap());
+        });
+        observed.recovery.named_before
+    };
+    let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
+    assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
+    // A late report about an object before that had this name.
+    let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
+    assert_eq!(named(ours), [].into());
 }

@@ -96,6 +96,10 @@ fn answer<'a>(
 }
 
 /// The token follows from the cluster's ID: two operators that record it at once write the same (invariant 11).
+pub(super) fn token(observed: &Observed, cluster_id: ClusterId) -> String {
+    format!("{}-{cluster_id}", observed.cluster)
+}
+
 fn record(
     observed: &Observed,
     list: &Members,
@@ -106,7 +110,7 @@ fn record(
     draft.say(said);
     draft.order(Order::Writes(vec![Write::RecordIntent {
         intent: Intent {
-            token: format!("{}-{}", observed.cluster, list.cluster_id),
+            token: token(observed, list.cluster_id),
             members,
         },
         cluster_id: Some(list.cluster_id),

@@ -99,7 +99,7 @@ pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft)
     match (desired.access.network, observed.access.network) {
         (true, Kept::Missing | Kept::Drifted) => order(AccessWrite::ApplyNetwork, draft),
         (false, Kept::Drifted | Kept::AsMade(())) => order(AccessWrite::DeleteNetwork, draft),
-        (true, Kept::AsMade(())) | (false, Kept::Missing) => {}
+        (true, Kept::AsMade(())) | (false, Kept::Missing) | (_, Kept::Others) => {}
     }
 }
 

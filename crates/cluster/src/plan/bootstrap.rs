@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, objects};
+use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
 use crate::write::{Order, Start, State, Write};
 
 /// How long first members' Services stay without endpoints when none of the members is seen running.
@@ -35,11 +35,18 @@ pub(super) fn unrecorded(
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and disks tells that there is a cluster; it is recorded again.
         draft.say(format!("record the cluster found on {}", join(members)));
+        let cluster_id = recorded.or(*found);
+        // What was joined has no first members, and goes on to be asked for elsewhere.
+        let joined = !observed.join.is_empty()
+            && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
             token: token.clone(),
-            members: members.clone(),
+            members: if joined {
+                BTreeSet::new()
+            } else {
+                members.clone()
+            },
         };
-        let cluster_id = recorded.or(*found);
         let over = observed.resource_version.clone();
         draft.order(Order::Writes(vec![Write::RecordIntent {
             intent,
@@ -61,6 +68,16 @@ pub(super) fn unrecorded(
         let text = format!(
             "the status does not say how this cluster began and the cluster cannot be told from what is there ({what}); \
              restore it from a backup with an EtcdRestore, or delete what is not wanted"
+        );
+        draft.problem("IdentityUnknown", text);
+        return;
+    }
+    if !observed.recovery.named_before.is_empty() {
+        // Invariant 7: that nothing is left of a cluster does not mean that there was none.
+        let text = format!(
+            "the status names members ({}), and nothing is left of them: restore the cluster from a backup with an \
+             EtcdRestore, or delete the object and make it anew",
+            join(&observed.recovery.named_before)
         );
         draft.problem("IdentityUnknown", text);
         return;
@@ -135,7 +152,8 @@ pub(super) fn unformed(
         return;
     }
     objects::shared_services(observed, false, draft);
-    if desired.budget && observed.shared.budget != Kept::AsMade(quorum) {
+    let kept = observed.shared.budget;
+    if desired.budget && kept != Kept::AsMade(quorum) && kept != Kept::Others {
         draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
     }
     discard_others(observed, intent, draft);
@@ -266,12 +284,23 @@ fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft)
     begin(desired, observed, draft);
 }
 
-/// Removes what an abandoned bootstrap left behind.
+/// Removes what an abandoned bootstrap left behind. Every pod and claim of one carries its token; what carries none is
+/// of somebody else, and may serve (invariant 7).
 fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
     for name in objects::all_names(observed) {
-        if !intent.members.contains(&name) {
-            objects::discard(observed, &name, draft);
+        if intent.members.contains(&name) {
+            continue;
         }
+        let pod = observed.pods.get(&name).map(|pod| &pod.token);
+        let disk = observed.disks.get(&name).map(|disk| &disk.token);
+        if pod.into_iter().chain(disk).any(Option::is_none) {
+            let text = format!(
+                "{name} was not made by this operator and is left alone; delete it if it is not wanted"
+            );
+            draft.problem("ForeignObjects", text);
+            continue;
+        }
+        objects::discard(observed, &name, draft);
     }
 }
 
@@ -301,7 +330,11 @@ fn start_first(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        version: desired.version.clone(),
+        // What lies on a disk is of the version that used it last.
+        version: match observed.disks.get(name) {
+            Some(disk) => versions::noted(desired, observed, Some(disk)),
+            None => desired.version.clone(),
+        },
         token: intent.token.clone(),
         cluster_id: None,
     };
@@ -321,6 +354,7 @@ fn start_first(
         }
         Data::There => {
             objects::serve(name, service, open, draft);
+            ended::clear(observed, [&name.to_owned()], draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
                 draft.order(objects::pod_on_disk(service, start));
@@ -354,7 +388,7 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, 
     let first = intent.members.len();
     draft.wait(
         "Bootstrapping",
-        format!("{running} of {first} first members run; {quorum} form the cluster"),
+        format!("{running} of {first} first members run; the cluster forms when {quorum} do"),
         look_again,
     );
 }

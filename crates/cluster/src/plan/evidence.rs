@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use api::names::member_of_url;
 use etcd::{ClusterId, Members, Status};
 
 use crate::observed::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
@@ -157,21 +156,22 @@ fn is_of_former_cluster(observed: &Observed, report: &BTreeSet<String>) -> bool 
 
 fn voters(list: &Members) -> BTreeSet<String> {
     let voters = list.members.iter().filter(|member| !member.is_learner);
-    let name = |member: &etcd::Member| {
-        let named = member.peer_urls.iter().find_map(|url| member_of_url(url));
-        named.unwrap_or(&member.name).to_owned()
-    };
-    voters.map(name).collect()
+    voters.map(view::name_of).collect()
+}
+
+/// One whose token somebody has taken away counts as ours: only another token says that it is not.
+fn is_ours(token: Option<&String>, intent: &Intent) -> bool {
+    token.is_none_or(|token| *token == intent.token)
 }
 
 fn pod<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Pod> {
-    let ours = |pod: &&Pod| pod.token.as_ref() == Some(&intent.token);
-    observed.pods.get(name).filter(ours)
+    let pod = observed.pods.get(name);
+    pod.filter(|pod| is_ours(pod.token.as_ref(), intent))
 }
 
 fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Disk> {
-    let ours = |disk: &&Disk| disk.token.as_ref() == Some(&intent.token);
-    observed.disks.get(name).filter(ours)
+    let disk = observed.disks.get(name);
+    disk.filter(|disk| is_ours(disk.token.as_ref(), intent))
 }
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
@@ -180,10 +180,13 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// A pod that is being deleted may stand for a container that runs, on a node that does not answer.
+/// A pod that is being deleted may stand for a container that runs, on a node that does not answer. Of a member that
+/// somebody else runs nothing is in Kubernetes at all, and it may be part of a quorum that serves.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
-    pod.is_some() || disk(observed, intent, name).is_some()
+    let strange = |other: &String| other.split(' ').next_back() == Some(name);
+    let elsewhere = view::is_elsewhere(observed, name) || observed.strangers.iter().any(strange);
+    pod.is_some() || disk(observed, intent, name).is_some() || elsewhere
 }
 
 fn member(observed: &Observed, cluster_id: ClusterId, name: &str) -> Member {

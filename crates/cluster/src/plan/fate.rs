@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use api::version::EtcdVersion;
 use jiff::Timestamp;
 
 use crate::observed::{Cause, Changed, Desired, Ending, Pod};
@@ -105,8 +106,15 @@ fn unusable(
     };
     // It has not come back from another image: that is put right by setting the version back, not by a new member.
     // One that was set back already has nothing more to wait for.
+    // Nor has one whose data etcd itself calls damaged, and goes on to: no release of the same minor reads it
+    // otherwise.
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
-    if pod.changed.as_ref().is_some_and(other) {
+    let again = |changed: &Changed| {
+        let begun = pod.restarts >= changed.restarts + DAMAGED_RESTARTS;
+        begun && matches!(cause, Cause::Data(_)) && is_same_minor(pod, &changed.from)
+    };
+    let to_blame = |changed: &Changed| other(changed) && !again(changed);
+    if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
     // It has not been ready since before it ended, so this is not the end of a long and healthy life.
@@ -129,6 +137,12 @@ fn unusable(
         }
         _ => (Fate::Stays, None),
     }
+}
+
+fn is_same_minor(pod: &Pod, from: &str) -> bool {
+    let minor = |version: &str| EtcdVersion::parse(version).ok().map(|it| it.minor());
+    let runs = pod.version.as_deref().and_then(minor);
+    runs.is_some() && runs == minor(from)
 }
 
 /// All other voters are healthy, and one of them runs with the same image and settings.

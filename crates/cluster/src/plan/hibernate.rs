@@ -51,6 +51,10 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         draft.problem("HibernationRefused", text);
         return false;
     }
+    // With no volume left there is nothing to come back: that is a lost quorum, and is called so.
+    if observed.disks.values().all(|disk| disk.terminating) {
+        return false;
+    }
     let open = recovery::lets_clients_in(observed, intent);
     objects::shared_services(observed, open, draft);
     // All together: whoever stayed would be without a quorum all the same.

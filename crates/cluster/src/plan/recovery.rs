@@ -288,7 +288,8 @@ impl Scene<'_> {
             return (self.how(), None);
         }
         let why = if !self.evidence.is_lost_for_sure {
-            "waits until nothing is left of the lost members in Kubernetes: a pod that is being deleted may still run"
+            "waits until nothing is left of the lost members in Kubernetes: a pod that is being deleted may still run, \
+             and so may a member that somebody else runs"
                 .to_owned()
         } else if !silent.is_empty() {
             format!("waits for {}", said(&silent))

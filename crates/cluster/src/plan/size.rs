@@ -209,7 +209,10 @@ pub(super) fn promote(
             }
         }
     }
-    let voters = view.voters().filter(|seat| !seat.leaves()).count();
+    let voters = view
+        .voters()
+        .filter(|seat| !seat.leaves() && seat.data != Data::Elsewhere)
+        .count();
     let Some(seat) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
@@ -253,7 +256,8 @@ pub(super) fn grow(
     let there = if comes_first(desired, view) {
         view.staying().count()
     } else {
-        view.seats.len()
+        let ours = |seat: &&Seat| seat.data != Data::Elsewhere;
+        view.seats.iter().filter(ours).count()
     };
     let missing = desired.size.saturating_sub(there);
     let count = if rules.several_learners {

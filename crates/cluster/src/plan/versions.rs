@@ -66,7 +66,12 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
+    // Members that somebody else runs and this cluster joins: whoever joins them has to start beside them.
+    let elsewhere = observed.elsewhere.keys();
+    let answers = elsewhere.filter_map(|name| observed.statuses.get(name)?.known());
+    let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
     pods.filter_map(|(name, pod)| runs(observed, name, pod))
+        .chain(answers)
         .collect()
 }
 
@@ -176,7 +181,10 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
 /// takes the place of a member whose pod cannot change to the target gets the target.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view.seats.iter().any(|seat| seat.followed && seat.leaves());
-    let target = course(desired, observed).target.filter(|_| follows);
+    let course = course(desired, observed);
+    // Back by a minor release nobody joins before etcd lets the members go there.
+    let settled = course.way != Some(Way::Down) || downgrade(&course, observed) == Downgrade::Ready;
+    let target = course.target.filter(|_| follows && settled);
     target.map_or_else(
         || current_version(desired, observed),
         |version| version.to_string(),

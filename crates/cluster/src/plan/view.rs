@@ -117,7 +117,8 @@ impl Seat<'_> {
     /// it compares the two once, at its first start, and its flags do not change. One that was started as a first
     /// member compares nothing.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
-        let stale = |pod: &Pod| pod.restarts > 0 && pod.joins && pod.initial != *names;
+        let stale =
+            |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
         !self.joined() && !self.serves() && self.pod.is_some_and(stale)
     }
 }
@@ -197,9 +198,12 @@ impl<'a> View<'a> {
         self.seats.iter().filter(|seat| !seat.votes())
     }
 
-    /// The members that stay or are yet to be started: those that are to be replaced do not count.
+    /// The members of ours that stay or are yet to be started: those that are to be replaced do not count. Nor do those
+    /// that somebody else has added: none of ours leaves for them.
     pub fn staying(&self) -> impl Iterator<Item = &Seat<'a>> {
-        self.seats.iter().filter(|seat| seat.fate == Fate::Stays)
+        let ours = |seat: &&Seat| seat.data != Data::Elsewhere;
+        let all = self.seats.iter().filter(ours);
+        all.filter(|seat| seat.fate == Fate::Stays)
     }
 
     /// The quorum guard.
@@ -217,7 +221,11 @@ impl<'a> View<'a> {
 }
 
 /// What a member is called here: the first label of its peer URL, else its own name, else its ID.
+/// Of one of ours that has started etcd's own name is the pod's, whatever somebody has changed its peer URLs to.
 pub(crate) fn name_of(member: &Member) -> String {
+    if cluster_of_member(&member.name).is_some() {
+        return member.name.clone();
+    }
     let urls = member.peer_urls.iter();
     let named = { urls }.find_map(|url| member_of_url(url));
     match named.unwrap_or(&member.name) {
@@ -226,15 +234,33 @@ pub(crate) fn name_of(member: &Member) -> String {
     }
 }
 
+/// Whether nothing in Kubernetes belongs to a member, and its name is not one of ours.
+pub(super) fn is_elsewhere(observed: &Observed, name: &str) -> bool {
+    !is_known(observed, name) && cluster_of_member(name) != Some(&observed.cluster)
+}
+
+fn is_known(observed: &Observed, name: &str) -> bool {
+    observed.pods.contains_key(name)
+        || observed.disks.contains_key(name)
+        || observed.services.contains_key(name)
+}
+
+/// The name under which there is something of a member: its own, or one its peer URLs tell.
+fn known_as(member: &Member, observed: &Observed) -> Option<String> {
+    let urls = member.peer_urls.iter();
+    let told = urls.filter_map(|url| member_of_url(url));
+    let mut all = std::iter::once(member.name.as_str()).chain(told);
+    all.find(|name| is_known(observed, name)).map(str::to_owned)
+}
+
 fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
-    let name = name_of(member);
+    let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
     let service = observed.services.get(&name);
     let health = health(member, &name, pod, observed);
     let joined = !member.client_urls.is_empty();
-    let unknown_here = pod.is_none() && disk.is_none() && service.is_none();
-    let data = if unknown_here && cluster_of_member(&name) != Some(&observed.cluster) {
+    let data = if is_elsewhere(observed, &name) {
         Data::Elsewhere
     } else {
         data(pod, disk, service, joined || is_first(observed, &name))

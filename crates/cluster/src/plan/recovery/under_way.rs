@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
-use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
+use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, ended, objects};
 use crate::write::{Order, RecoveryRecord, Start, State, Write};
 
 /// A recovery is under way: the seed is made, and recorded when it answers.
@@ -142,16 +142,21 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
         cluster_id: None,
     };
     let service = observed.services.get(name);
-    let (pod, disk) = (
-        observed.pods.contains_key(name),
-        observed.disks.contains_key(name),
-    );
-    if pod {
+    let disk = observed.disks.contains_key(name);
+    if let Some(pod) = observed.pods.get(name) {
+        // Until it is recorded it may begin anew: the survivor has all it had.
+        if ended::has_ended(pod) {
+            ended::delete(name, pod, draft);
+            return;
+        }
         objects::serve(name, service, true, draft);
         return;
     }
     // Invariant 16: whatever happened to the client Service, it is closed before the seed can be ready.
-    let mut writes = vec![Write::ApplyClient { open: false }];
+    let mut writes = Vec::new();
+    if observed.shared.client != Kept::Others {
+        writes.push(Write::ApplyClient { open: false });
+    }
     match service {
         None => writes.push(Write::CreateService {
             member: name.clone(),

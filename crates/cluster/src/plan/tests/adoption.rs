@@ -81,6 +81,16 @@ fn pods_without_a_token_are_never_bootstrapped_beside() {
     assert!(scene.writes().is_empty() && !begins(&scene));
 }
 
+/// Invariant 7: that nothing is left of a cluster does not mean that there was none.
+#[test]
+fn a_cluster_of_which_nothing_is_left_is_not_begun_anew_in_silence() {
+    let mut scene = Scene::nothing(3);
+    assert!(begins(&scene));
+    scene.observed.recovery.named_before = ["a".to_owned()].into();
+    assert!(scene.writes().is_empty() && !begins(&scene));
+    assert_eq!(scene.plan().problems[0].code, "IdentityUnknown");
+}
+
 #[test]
 fn two_clusters_under_one_name_are_left_to_people() {
     let mut scene = left_by_another();
@@ -204,6 +214,49 @@ fn members_join_as_learners_before_anybody_leaves() {
         "one at a time: nobody knows how many learners members take that somebody else started"
     );
     assert_eq!(joined(&["a", "b"]).changes(), []);
+}
+
+/// Somebody deletes the object without its pods and makes it anew: the other cluster is asked for all the same.
+#[test]
+fn a_cluster_that_is_joined_is_found_again_as_one_that_is_joined() {
+    let mut scene = joined(&["a"]);
+    let token = format!("db-{CLUSTER}");
+    for pod in scene.observed.pods.values_mut() {
+        pod.token = Some(token.clone());
+    }
+    (scene.observed.intent, scene.observed.cluster_id) = (None, None);
+    let members = |scene: &Scene| match recorded(scene) {
+        Some(Write::RecordIntent { intent, .. }) => intent.members.len(),
+        _ => panic!("nothing is recorded"),
+    };
+    assert_eq!(members(&scene), 0);
+    // One that began here, whatever its annotation says.
+    for pod in scene.observed.pods.values_mut() {
+        pod.token = Some("db-0123456789abcdef".to_owned());
+    }
+    assert_eq!(members(&scene), 1);
+}
+
+/// Invariant 18: whoever joins has to be able to start beside those that are there.
+#[test]
+fn members_join_with_a_version_the_other_cluster_can_have_beside_it() {
+    let started = |theirs: &str, wanted: &str| {
+        let mut scene = joined(&[]).version(theirs).reserved("a").added("a");
+        (scene.desired.version, scene.desired.image) = (wanted.into(), format!("etcd:v{wanted}"));
+        let mut writes = scene.writes().into_iter();
+        writes.find_map(|write| match write {
+            Write::CreatePod(start) => Some(start.version),
+            _ => None,
+        })
+    };
+    for (theirs, wanted, starts) in [
+        ("3.6.16", "3.5.35", "3.6.16"),
+        ("3.5.35", "3.6.16", "3.6.16"),
+        ("3.4.40", "3.6.16", "3.4.40"),
+        ("3.6.11", "3.6.16", "3.6.16"),
+    ] {
+        assert_eq!(started(theirs, wanted).as_deref(), Some(starts), "{theirs}");
+    }
 }
 
 /// Invariant 3.

@@ -1,17 +1,18 @@
 //! Lost quorums: what is said, what is waited for, and how a new cluster begins with what is left.
 
-use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus};
+use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::observed::{Intent, Kept, SeedAnswer, Seen};
+use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
 use crate::write::{Order, RecoveryRecord, State, Write};
 
-const NEW: ClusterId = ClusterId(0xbeef);
+pub(super) const NEW: ClusterId = ClusterId(0xbeef);
 
-fn at(seconds: i64) -> Timestamp {
+pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
@@ -24,7 +25,7 @@ fn loss(all: &[&str], left: &[&str]) -> Scene {
     leaderless(scene)
 }
 
-fn leaderless(mut scene: Scene) -> Scene {
+pub(super) fn leaderless(mut scene: Scene) -> Scene {
     for seen in scene.observed.statuses.values_mut() {
         if let Seen::Known(status) = seen {
             status.leader = None;
@@ -39,7 +40,7 @@ fn one_left() -> Scene {
     loss(&["a", "b", "c"], &["a"])
 }
 
-fn approved(mut scene: Scene) -> Scene {
+pub(super) fn approved(mut scene: Scene) -> Scene {
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     scene
 }
@@ -57,7 +58,7 @@ fn index(mut scene: Scene, member: &str, index: u64) -> Scene {
 }
 
 /// A list as a member has it: names, and whether they are learners.
-fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
+pub(super) fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
     let members = members.iter().map(|(name, is_learner)| Member {
         id: MemberId(u64::from(name.as_bytes()[0])),
         name: (*name).to_owned(),
@@ -71,7 +72,7 @@ fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
     }
 }
 
-fn begun(scene: &Scene) -> Option<RecoveryStatus> {
+pub(super) fn begun(scene: &Scene) -> Option<RecoveryStatus> {
     let orders = scene.plan().step.orders;
     orders.into_iter().find_map(|order| match order {
         Order::Recover(record) => record.recovery,
@@ -79,7 +80,7 @@ fn begun(scene: &Scene) -> Option<RecoveryStatus> {
     })
 }
 
-fn recorded(scene: &Scene) -> Option<RecoveryRecord> {
+pub(super) fn recorded(scene: &Scene) -> Option<RecoveryRecord> {
     scene.writes().into_iter().find_map(|write| match write {
         Write::RecordRecovery(record) => Some(*record),
         _ => None,
@@ -93,7 +94,7 @@ fn problem(scene: &Scene, code: &str) -> String {
     found.unwrap_or_else(|| panic!("no {code} in {problems:?}"))
 }
 
-fn destroys(writes: &[Write]) -> bool {
+pub(super) fn destroys(writes: &[Write]) -> bool {
     writes.iter().any(|write| {
         matches!(
             write,
@@ -335,7 +336,7 @@ fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
 
 // ---- on the way ----
 
-fn record(phase: RecoveryPhase) -> RecoveryStatus {
+pub(super) fn record(phase: RecoveryPhase) -> RecoveryStatus {
     RecoveryStatus {
         phase,
         approved_by: RecoveryApproval::Annotation,
@@ -480,204 +481,4 @@ fn a_survivor_lost_on_the_way_gives_place_to_another() {
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);
     assert!(problem(&last, "SurvivorLost").contains("EtcdRestore"));
-}
-
-// ---- afterwards ----
-
-/// The new cluster answers; what is left of the old one: the survivor with its disk, and another disk.
-fn recovered() -> Scene {
-    let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
-    scene = scene.with_disk("a").with_disk("b");
-    let complete = RecoveryStatus {
-        to_cluster_id: Some(NEW.to_string()),
-        ..record(RecoveryPhase::Complete)
-    };
-    scene.observed.recovery.record = Some(complete);
-    scene.observed.cluster_id = Some(NEW);
-    scene.observed.intent = Some(Intent {
-        token: "new".into(),
-        members: ["n".to_owned()].into(),
-    });
-    scene.observed.members = Seen::Known(list(NEW, &[("n", false)]));
-    if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("n") {
-        status.cluster_id = NEW;
-    }
-    for (name, pod) in &mut scene.observed.pods {
-        let (token, id) = if name == "n" {
-            ("new", NEW)
-        } else {
-            ("token", CLUSTER)
-        };
-        (pod.token, pod.cluster_id) = (Some(token.into()), Some(id));
-    }
-    for (name, disk) in &mut scene.observed.disks {
-        let (token, id) = if name == "n" {
-            ("new", NEW)
-        } else {
-            ("token", CLUSTER)
-        };
-        (disk.token, disk.cluster_id) = (Some(token.into()), Some(id));
-    }
-    scene.observed.shared.client = Kept::AsMade(false);
-    scene
-}
-
-/// Invariant 9: the old disks stay until the new cluster is at its size.
-#[test]
-fn old_pods_go_and_old_disks_stay_until_the_new_cluster_is_at_its_size() {
-    let mut scene = recovered();
-    let writes = scene.writes();
-    assert!(writes.contains(&scene::delete_pod("a")));
-    let deletes_disk = |writes: &[Write]| {
-        writes
-            .iter()
-            .filter(|write| matches!(write, Write::DeleteDisk { .. }))
-            .count()
-    };
-    assert_eq!(deletes_disk(&writes), 0);
-    assert!(scene.plan().problems.is_empty(), "none is foreign");
-    scene.desired.size = 1;
-    assert_eq!(deletes_disk(&scene.writes()), 2);
-}
-
-/// Whoever finds the cluster again without its status must find the new one.
-#[test]
-fn nothing_of_the_old_cluster_goes_before_the_new_one_carries_its_id() {
-    let mut scene = recovered();
-    scene.observed.pods.get_mut("n").unwrap().cluster_id = None;
-    let writes = scene.writes();
-    assert!(!destroys(&writes));
-    assert!(
-        writes
-            .iter()
-            .any(|write| matches!(write, Write::LabelPod(_)))
-    );
-}
-
-/// Invariant 16.
-#[test]
-fn clients_are_let_in_when_no_old_pod_can_be_reached() {
-    let open = Write::ApplyClient { open: true };
-    let mut scene = recovered();
-    assert!(!scene.writes().contains(&open));
-    let old = scene.observed.pods.get_mut("a").unwrap();
-    old.terminating = true;
-    assert!(!scene.writes().contains(&open), "it is still ready");
-    scene.observed.pods.get_mut("a").unwrap().ready = false;
-    // However long its node holds it.
-    assert!(scene.writes().contains(&open));
-    // Nor the seed of a recovery that was given up before this one.
-    let mut given_up = scene.clone().leftover("x");
-    let seed = given_up.observed.pods.get_mut("x").unwrap();
-    (seed.token, seed.cluster_id) = (Some("given up".into()), None);
-    assert!(!given_up.writes().contains(&open));
-    assert!(given_up.writes().contains(&scene::delete_pod("x")));
-    scene.observed.pods.remove("a");
-    assert!(scene.writes().contains(&open));
-}
-
-/// Invariant 7: the old disks belong to another cluster now.
-#[test]
-fn no_pod_is_put_on_an_old_disk() {
-    let mut scene = recovered();
-    scene.observed.members = Seen::Unknown("no answer".into());
-    scene.observed.pods.remove("a");
-    let writes = scene.writes();
-    assert!(!writes.iter().any(|write| makes_pod(write, "a")));
-    assert!(!destroys(&writes));
-}
-
-/// The annotation that approved the recovery stays, and names the old cluster.
-#[test]
-fn an_old_approval_recovers_nothing_twice() {
-    let scene = approved(recovered());
-    assert_eq!((begun(&scene), recorded(&scene)), (None, None));
-    let mut lost = leaderless(scene).without_pod("n");
-    lost.observed.disks.remove("n");
-    lost.observed.reported_voters = ["n".to_owned()].into();
-    assert_eq!((begun(&lost), recorded(&lost)), (None, None));
-    let codes: Vec<_> = lost.plan().problems.iter().map(|one| one.code).collect();
-    assert_eq!(codes, ["QuorumLost"], "it is no mistake either");
-}
-
-// ---- what a restore has replaced ----
-
-/// The seed of a restore in place serves; the members before it are stopped, their disks are there.
-fn replaced(keep_until: Option<i64>) -> Scene {
-    let mut scene = recovered();
-    scene.observed.recovery.record = None;
-    scene.observed.recovery.replaced = Some(ReplacedStatus {
-        restore: "again".into(),
-        from_cluster_id: Some(CLUSTER.to_string()),
-        members: vec!["a".into(), "b".into()],
-        time: Some(Time(at(990))),
-        keep_data_until: keep_until.map(|until| Time(at(until))),
-    });
-    scene
-}
-
-/// Invariant 9: the disks of a cluster that was restored over stay until the new one is complete, and as long as
-/// the user wants.
-#[test]
-fn what_a_restore_replaced_goes_when_the_new_cluster_is_complete_and_not_before_it_may() {
-    let deletes_disk = |scene: &Scene| {
-        let writes = scene.writes();
-        let disks = writes.iter();
-        disks
-            .filter(|write| matches!(write, Write::DeleteDisk { .. }))
-            .count()
-    };
-    for (size, keep_until, gone) in [
-        (3, None, 0),
-        (1, None, 2),
-        (1, Some(1001), 0),
-        (1, Some(999), 2),
-    ] {
-        let mut scene = replaced(keep_until);
-        scene.desired.size = size;
-        assert!(scene.writes().contains(&scene::delete_pod("a")));
-        assert_eq!(
-            deletes_disk(&scene),
-            gone,
-            "size {size}, kept until {keep_until:?}"
-        );
-        assert!(scene.plan().problems.is_empty(), "none is foreign");
-    }
-}
-
-/// Invariant 16.
-#[test]
-fn clients_are_let_in_when_no_member_that_was_restored_over_can_be_reached() {
-    let open = Write::ApplyClient { open: true };
-    let mut scene = replaced(None);
-    assert!(!scene.writes().contains(&open));
-    let old = scene.observed.pods.get_mut("a").unwrap();
-    (old.terminating, old.ready) = (true, false);
-    assert!(scene.writes().contains(&open));
-}
-
-/// Invariant 1: the report of the members that were restored over says nothing about the new cluster.
-#[test]
-fn a_restored_cluster_that_does_not_answer_is_not_lost_by_the_report_of_the_one_before() {
-    let mut scene = leaderless(replaced(None));
-    scene.observed.statuses.clear();
-    scene.observed.reported_voters = ["a".to_owned(), "b".to_owned()].into();
-    let plan = scene.plan();
-    assert!(
-        plan.problems
-            .iter()
-            .all(|problem| problem.code != "QuorumLost"),
-        "{plan:?}"
-    );
-    assert!(!destroys(&scene.writes()));
-}
-
-/// The disks of a cluster before say nothing about the version the new one runs.
-#[test]
-fn the_version_of_what_was_restored_over_does_not_count() {
-    let mut scene = replaced(None);
-    scene.observed.pods.get_mut("n").unwrap().version = Some("3.6.16".into());
-    scene.observed.pods.get_mut("a").unwrap().version = Some("3.5.35".into());
-    let version = crate::plan::current_version(&scene.desired, &scene.observed);
-    assert_eq!(version, "3.6.16");
 }

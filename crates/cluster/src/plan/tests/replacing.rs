@@ -271,6 +271,7 @@ fn before_3_4_it_is_said_what_a_joining_voter_risks() {
 fn told(scene: Scene, member: &str, joins: bool) -> Scene {
     let mut scene = scene.added_with_vote(member).starts(member).down(member);
     let pod = scene.observed.pods.get_mut(member).unwrap();
+    pod.ready = false;
     (pod.restarts, pod.joins, pod.initial) =
         (2, joins, ["a".to_owned(), "d".into(), "z".into()].into());
     scene

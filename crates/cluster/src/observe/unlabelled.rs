@@ -1,0 +1,141 @@
+//! Objects whose labels somebody has taken away: found by their names, so that nobody takes a member for lost whose pod
+//! or claim is there all the same (invariant 1).
+//!
+//! What a cluster has is listed by its labels. So what its status names and no list shows is asked for by name: at rest
+//! nothing is, and a member that is really gone costs three requests until it is replaced.
+
+use std::collections::BTreeSet;
+
+use api::EtcdCluster;
+use api::names;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+use super::children::annotation;
+
+/// What is asked for by name.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Missing {
+    pods: Vec<String>,
+    claims: Vec<String>,
+    services: Vec<String>,
+}
+
+type Objects<'a> = (
+    &'a mut Vec<Pod>,
+    &'a mut Vec<PersistentVolumeClaim>,
+    &'a mut Vec<Service>,
+);
+
+/// Completes the lists.
+pub(super) async fn complete(
+    client: &Client,
+    cluster: &EtcdCluster,
+    (pods, claims, services): Objects<'_>,
+) -> Result<(), kube::Error> {
+    let missing = missing(cluster, (pods, claims, services));
+    let namespace = cluster.namespace().unwrap_or_default();
+    pods.extend(find(client, &namespace, &missing.pods).await?);
+    claims.extend(find(client, &namespace, &missing.claims).await?);
+    services.extend(find(client, &namespace, &missing.services).await?);
+    Ok(())
+}
+
+async fn find<K>(client: &Client, namespace: &str, names: &[String]) -> Result<Vec<K>, kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api = Api::<K>::namespaced(client.clone(), namespace);
+    let mut found = Vec::new();
+    for name in names {
+        found.extend(api.get_opt(name).await?);
+    }
+    Ok(found)
+}
+
+/// The members the status names, as far as there is nothing of them; and the Services of the whole cluster.
+fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
+    let Some(status) = cluster.status.as_ref() else {
+        return Missing::default();
+    };
+    let details = status.member_details.iter().map(|one| one.name.clone());
+    let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
+        (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
+        _ => details.collect(),
+    };
+    // What somebody else runs has no objects here.
+    let name = cluster.name_any();
+    let ours = |member: &&String| names::cluster_of_member(member) == Some(name.as_str());
+    let members = || members.iter().filter(ours).cloned();
+    fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
+        let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
+        names.filter(|name| !there.contains(name)).collect()
+    }
+    let durable = cluster.spec.is_durable() || !claims.is_empty();
+    let shared = [names::headless_service(&name), names::client_service(&name)];
+    Missing {
+        pods: absent(pods, members()),
+        claims: if durable {
+            absent(claims, members())
+        } else {
+            Vec::new()
+        },
+        services: absent(services, members().chain(shared)),
+    }
+}
+
+/// Whether an object of a member carries the labels by which it is found, and by which Services lead to it.
+pub(super) fn is_labelled(metadata: &ObjectMeta, cluster: &str, member: &str) -> bool {
+    let has = metadata.labels.as_ref();
+    let mut wanted = names::member_labels(cluster, member).into_iter();
+    wanted.all(|(key, value)| has.is_some_and(|labels| labels.get(&key) == Some(&value)))
+}
+
+/// Whether the client Service finds a pod that carries a token.
+pub(super) fn is_led_to(metadata: &ObjectMeta) -> bool {
+    let token = annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN);
+    let label = metadata.labels.as_ref();
+    let label = label.and_then(|labels| labels.get(names::LABEL_TOKEN));
+    token.is_none_or(|token| label.is_some_and(|label| label == names::token_label(&token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::tests::made_durable;
+
+    #[test]
+    fn what_the_status_names_and_no_list_shows_is_asked_for_by_name() {
+        let asked = |mend: &dyn Fn(&mut crate::observe::Objects)| {
+            let mut objects = made_durable();
+            mend(&mut objects);
+            missing(
+                &objects.cluster,
+                (
+                    &mut objects.pods,
+                    &mut objects.claims,
+                    &mut objects.services,
+                ),
+            )
+        };
+        assert_eq!(asked(&|_| ()), Missing::default(), "at rest nothing");
+        let member = vec!["db-aaaaaaaaaa".to_owned()];
+        let missing = asked(&|objects| objects.pods.clear());
+        assert_eq!(missing.pods, member);
+        let missing = asked(&|objects| objects.claims.clear());
+        assert_eq!(missing.claims, member);
+        let missing = asked(&|objects| objects.services.clear());
+        assert_eq!(missing.services, ["db-aaaaaaaaaa", "db", "db-client"]);
+        let elsewhere = asked(&|objects| {
+            let status = objects.cluster.status.as_mut().unwrap();
+            status.member_details[0].name = "etcd-0".to_owned();
+        });
+        assert_eq!(elsewhere, Missing::default(), "members of others");
+    }
+}
