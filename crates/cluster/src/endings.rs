@@ -14,6 +14,8 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 /// A cluster that is well answers in much less, whatever becomes of one pod.
 const PROMPT: Duration = Duration::from_millis(300);
+/// The same when something is to be done that would be done with any answer.
+const URGENT: Duration = Duration::from_millis(100);
 
 /// The looks that are under way, by the cluster's UID.
 #[derive(Default)]
@@ -53,7 +55,7 @@ impl Heed {
         urgent: bool,
     ) -> Option<T> {
         let overtaken = async {
-            tokio::time::sleep(PROMPT).await;
+            tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
                 // Nobody is left who could tell.
                 std::future::pending::<()>().await;
