@@ -125,11 +125,22 @@ impl Transfer {
         });
         let mut answers = Vec::new();
         let mut silent = Vec::new();
+        let mut denied = None;
         for (url, status) in join_all(asked).await {
             match status {
                 Ok(status) => answers.push(Candidate { url, status }),
-                Err(error) => silent.push(error.to_string()),
+                Err(error) => {
+                    silent.push(error.to_string());
+                    if matches!(error, etcd::Error::AccessDenied(_)) {
+                        denied.get_or_insert(error);
+                    }
+                }
             }
+        }
+        if answers.is_empty()
+            && let Some(error) = denied
+        {
+            return Err(in_etcd(&error));
         }
         if answers.is_empty() {
             return Err(Trouble::new(
