@@ -80,6 +80,19 @@ pub fn summary(problems: &[Problem]) -> String {
     lines.join("; ")
 }
 
+/// The fields that are set, of those that stand beside whether they are.
+pub(crate) fn those_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
+    let set = fields.into_iter().filter(|(set, _)| *set);
+    set.map(|(_, field)| field.to_owned()).collect()
+}
+
+/// The fields that have problems, in their order.
+#[cfg(test)]
+pub(crate) fn fields(problems: &[Problem]) -> Vec<&str> {
+    let fields = problems.iter().map(|problem| problem.field.as_str());
+    fields.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::store_in_effect;
-use crate::problem::Problem;
+use crate::problem::{Problem, those_set};
 use crate::storage::StorageType;
 
 /// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
@@ -98,27 +98,22 @@ impl BackupPolicy {
 
 /// The fields of a spec that are accepted and have no effect in this release.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    let mut fields = Vec::new();
-    let mut note = |set: bool, field: &str| {
-        if set {
-            fields.push(field.to_owned());
-        }
-    };
     // One backup has nothing to keep or to make up.
-    if let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) {
-        let prefix = "spec.backupPolicy";
-        note(
+    let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
+        return Vec::new();
+    };
+    those_set([
+        (
             policy.max_backups.is_some_and(|count| count > 0),
-            &format!("{prefix}.maxBackups"),
-        );
-        note(
+            "spec.backupPolicy.maxBackups",
+        ),
+        (
             policy.starting_deadline_seconds.is_some(),
-            &format!("{prefix}.startingDeadlineSeconds"),
-        );
-        note(policy.max_age.is_some(), &format!("{prefix}.maxAge"));
-        note(policy.retention.is_some(), &format!("{prefix}.retention"));
-    }
-    fields
+            "spec.backupPolicy.startingDeadlineSeconds",
+        ),
+        (policy.max_age.is_some(), "spec.backupPolicy.maxAge"),
+        (policy.retention.is_some(), "spec.backupPolicy.retention"),
+    ])
 }
 
 /// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: no
@@ -141,16 +136,10 @@ pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<P
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::fields;
 
     fn backup(spec: &str) -> EtcdBackup {
         EtcdBackup::new("nightly", serde_json::from_str(spec).unwrap())
-    }
-
-    fn fields(problems: &[Problem]) -> Vec<&str> {
-        problems
-            .iter()
-            .map(|problem| problem.field.as_str())
-            .collect()
     }
 
     #[test]

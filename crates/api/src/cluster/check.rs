@@ -7,7 +7,7 @@ use super::{
     RecoveryPolicy, TlsPolicy,
 };
 use crate::names::{is_reserved_annotation, is_reserved_label};
-use crate::problem::Problem;
+use crate::problem::{Problem, those_set};
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
 
@@ -215,26 +215,15 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
 
 /// The fields of a spec that are accepted and have no effect in this release.
 pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
-    let mut fields = Vec::new();
-    let mut note = |set: bool, field: &str| {
-        if set {
-            fields.push(field.to_owned());
-        }
+    let Some(pod) = &spec.pod else {
+        return Vec::new();
     };
-    if let Some(pod) = &spec.pod {
-        note(
-            pod.dns_timeout_in_second
-                .is_some_and(|seconds| seconds != 0),
-            "spec.pod.DNSTimeoutInSecond",
-        );
-        note(
-            pod.busybox_image
-                .as_ref()
-                .is_some_and(|image| !image.is_empty()),
-            "spec.pod.busyboxImage",
-        );
-    }
-    fields
+    let timeout = pod.dns_timeout_in_second.unwrap_or_default();
+    let image = pod.busybox_image.as_deref().unwrap_or_default();
+    those_set([
+        (timeout != 0, "spec.pod.DNSTimeoutInSecond"),
+        (!image.is_empty(), "spec.pod.busyboxImage"),
+    ])
 }
 
 /// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: the
@@ -255,16 +244,10 @@ mod tests {
     use super::*;
     use crate::cluster::{MemberTls, Recovery, StaticTls};
     use crate::duration::DurationText;
+    use crate::problem::fields;
 
     fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
         EtcdCluster::new("main", spec)
-    }
-
-    fn fields(problems: &[Problem]) -> Vec<&str> {
-        problems
-            .iter()
-            .map(|problem| problem.field.as_str())
-            .collect()
     }
 
     #[test]

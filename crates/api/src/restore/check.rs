@@ -3,7 +3,7 @@
 use super::{EtcdRestore, EtcdRestoreSpec};
 use crate::backup::store_problem;
 use crate::cluster::{self, store_in_effect, validate_spec};
-use crate::problem::Problem;
+use crate::problem::{Problem, those_set};
 use crate::storage::StorageType;
 
 /// Where the template's spec stands in a restore.
@@ -65,18 +65,11 @@ fn in_template(problem: Problem) -> Problem {
 
 /// The fields of a spec that are accepted and have no effect in this release.
 pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
-    let mut fields = Vec::new();
-    let mut note = |set: bool, field: &str| {
-        if set {
-            fields.push(field.to_owned());
-        }
-    };
-    note(
-        spec.backup_storage_type
-            .as_ref()
-            .is_some_and(|kind| !store_in_effect(kind)),
+    let kind = spec.backup_storage_type.as_ref();
+    let mut fields = those_set([(
+        kind.is_some_and(|kind| !store_in_effect(kind)),
         "spec.backupStorageType",
-    );
+    )]);
     if let Some(template) = &spec.etcd_cluster.template {
         fields.extend(
             cluster::not_in_effect(&template.spec)
@@ -113,16 +106,10 @@ pub fn unreachable(kind: &StorageType) -> Option<Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::fields;
 
     fn restore(spec: &str) -> EtcdRestore {
         EtcdRestore::new("again", serde_json::from_str(spec).unwrap())
-    }
-
-    fn fields(problems: &[Problem]) -> Vec<&str> {
-        problems
-            .iter()
-            .map(|problem| problem.field.as_str())
-            .collect()
     }
 
     #[test]
