@@ -6,10 +6,14 @@ use e2e::objects::{Kind, await_object, condition};
 use e2e::sandbox::RELEASE;
 use e2e::{PATIENCE, Sandbox, chart, kubectl, scenario};
 use kube::api::DynamicObject;
+use tokio::sync::Mutex;
 
 use crate::fixtures::cluster;
 
 const SCOPE: &str = "etcd.database.coreos.com/scope";
+
+/// Held by a test while its cluster-wide operators run: they would take each other's objects.
+pub(crate) static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// A cluster of one member, annotated or not.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
@@ -113,6 +117,7 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
 
 #[tokio::test]
 async fn every_object_has_one_manager_by_its_annotation_or_says_that_it_has_none() {
+    let _one = ONE_AT_A_TIME.lock().await;
     scenario("clusterwide_own", async |namespaced| {
         let wide = Sandbox::create("clusterwide").await?;
         let empty = Sandbox::create("clusterwide_none").await?;

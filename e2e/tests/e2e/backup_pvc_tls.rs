@@ -1,0 +1,84 @@
+//! A backup beside a claim of a cluster that asks for certificates and for passwords: the pod that makes it has both
+//! from Secrets, and nobody else sees them.
+
+use anyhow::ensure;
+use e2e::leaks::nothing_leaks;
+use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
+use e2e::tls;
+use e2e::{Keyspace, PATIENCE, scenario};
+
+use crate::certificates::{STATIC, client, make_secrets, of_pods};
+use crate::fixtures::cluster_with;
+use crate::restore_sources::{CLAIM, on_claim};
+
+const KEYS: usize = 200;
+const PASSWORD: &str = "correct-horse-battery";
+
+#[tokio::test]
+async fn backup_pvc_of_a_cluster_with_tls_and_passwords_is_made_and_restored() {
+    scenario("backup_pvc_tls", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        let root = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: root}}\ntype: kubernetes.io/basic-auth\nstringData: \
+             {{username: root, password: {PASSWORD}}}\n"
+        );
+        sandbox.apply(&root).await?;
+        sandbox.apply(CLAIM).await?;
+        let more = format!("{STATIC}  auth: {{secret: root, enabled: true}}\n");
+        let manifest = cluster_with(&sandbox.env, "c", 1, &more)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 1).await?;
+        let identity = client(&authority, sandbox, "c")?;
+        let reached = async || {
+            let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+            Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, ("root", PASSWORD)).await
+        };
+        let keys = reached().await?;
+        let written = keys.fill("kept/", KEYS, |_| ()).await?;
+
+        // By the cluster's name, with its own Secrets; and by an endpoint, with those the EtcdBackup names.
+        let backups = sandbox.objects(Kind::EtcdBackup);
+        sandbox.apply(&on_claim("by-name", "")).await?;
+        let signed = authority.client()?;
+        let secret = tls::secret("backup-client", tls::USUAL, &signed, &authority.pem);
+        sandbox.apply(&secret).await?;
+        let endpoint = format!(
+            "etcdEndpoints: [\"https://c-client.{}.svc:2379\"]\n  clientTLSSecret: backup-client",
+            sandbox.namespace
+        );
+        let by_endpoint = |name: &str, more: &str| {
+            on_claim(name, more).replace("etcdCluster: {name: c}", &endpoint)
+        };
+        let with_password = by_endpoint("by-endpoint", "  authSecret: root\n");
+        sandbox.apply(&with_password).await?;
+        for name in ["by-name", "by-endpoint"] {
+            let done = await_complete(&backups, name, PATIENCE).await?;
+            ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
+        }
+        // A certificate alone opens nothing, and what the pod has found out is said.
+        sandbox.apply(&by_endpoint("refused", "")).await?;
+        await_object(&backups, "refused", "etcd's refusal", PATIENCE, |object| {
+            let said = conditions_line(object);
+            said.contains("AccessDenied") || said.contains("EtcdUnreachable")
+        })
+        .await?;
+        sandbox
+            .kubectl(&["delete", "etcdbackup", "refused"])
+            .await?;
+        nothing_leaks(sandbox).await?;
+
+        keys.fill("later/", 10, |_| ()).await?;
+        drop(keys);
+        let over = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: over}\nspec:\n  \
+                    etcdCluster: {name: c}\n  overwrite: true\n  backupStorageType: PVC\n  \
+                    pvc: {claimName: backups, path: etcd/by-endpoint}\n";
+        sandbox.apply(over).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        sandbox.await_members("c", 1).await?;
+        let keys = reached().await?;
+        ensure!(keys.verify("kept/", KEYS).await? >= written);
+        keys.verify("later/", 0).await?;
+        Ok(())
+    })
+    .await;
+}
