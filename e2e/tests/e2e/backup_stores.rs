@@ -3,9 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::objects::{Kind, await_complete, field};
+use e2e::picture::Picture;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 
 use crate::fixtures::cluster;
+use crate::restore_sources::compare;
 
 fn variable(name: &str) -> Result<String> {
     std::env::var(name)
@@ -48,18 +50,16 @@ async fn and_restored(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()
     sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
     sandbox.await_members("c", 1).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let written = keys.fill("kept/", 200, |_| ()).await?;
+    keys.paint("painted/", 60).await?;
+    let before = Picture::now(&keys).await?;
     drop(keys);
     backed_up(sandbox, block, scheme).await?;
     sandbox.delete_cluster("c").await?;
     let restore = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: back}\nspec:\n  \
                    etcdCluster: {name: c}\n  backup: {name: again}\n";
     sandbox.apply(restore).await?;
-    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
-    sandbox.await_members("c", 1).await?;
-    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    ensure!(keys.verify("kept/", 200).await? >= written);
-    Ok(())
+    compare(sandbox, "back", "c", &before).await?;
+    sandbox.await_members("c", 1).await.map(drop)
 }
 
 #[tokio::test]

@@ -4,35 +4,39 @@ use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, field};
+use e2e::picture::Picture;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{cluster, newest_version};
+use crate::restore_sources::compare;
 
 const KEYS: usize = 300;
 
-async fn filled(sandbox: &Sandbox) -> Result<(Bucket, Keyspace, i64)> {
+async fn filled(sandbox: &Sandbox) -> Result<(Bucket, Keyspace, Picture)> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
     sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
     sandbox.await_members("c", 1).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let written = keys.fill("kept/", KEYS, |_| ()).await?;
-    Ok((bucket, keys, written))
+    keys.fill("kept/", KEYS, |_| ()).await?;
+    keys.paint("painted/", 40).await?;
+    let picture = Picture::now(&keys).await?;
+    Ok((bucket, keys, picture))
 }
 
-async fn came_back(sandbox: &Sandbox, name: &str, size: usize, written: i64) -> Result<()> {
-    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+async fn came_back(sandbox: &Sandbox, name: &str, size: usize, before: &Picture) -> Result<()> {
+    compare(sandbox, "back", name, before).await?;
     sandbox.await_members(name, size).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
-    ensure!(keys.verify("kept/", KEYS).await? >= written);
+    keys.verify("kept/", KEYS).await?;
     keys.fill("after/", 20, |_| ()).await.map(drop)
 }
 
 #[tokio::test]
 async fn restore_new_name_makes_a_cluster_of_another_name() {
     scenario("restore_new_name", async |sandbox| {
-        let (bucket, keys, written) = filled(sandbox).await?;
+        let (bucket, keys, before) = filled(sandbox).await?;
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
@@ -40,7 +44,7 @@ async fn restore_new_name_makes_a_cluster_of_another_name() {
         let path = format!("{}/etcd.backup", bucket.name);
         let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
         sandbox.apply(&manifest).await?;
-        came_back(sandbox, "d", 1, written).await?;
+        came_back(sandbox, "d", 1, &before).await?;
         // The first one is another cluster and knows nothing of it.
         keys.verify("after/", 0).await?;
         let (c, d) = (
@@ -56,7 +60,7 @@ async fn restore_new_name_makes_a_cluster_of_another_name() {
 #[tokio::test]
 async fn restore_other_namespace_makes_a_cluster_there() {
     scenario("restore_other_namespace", async |sandbox| {
-        let (bucket, _keys, written) = filled(sandbox).await?;
+        let (bucket, _keys, before) = filled(sandbox).await?;
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
@@ -68,7 +72,7 @@ async fn restore_other_namespace_makes_a_cluster_there() {
             let path = format!("{}/etcd.backup", bucket.name);
             let manifest = restore_with(other.env.s3()?, "back", "{name: c}", &path, "");
             other.apply(&manifest).await?;
-            came_back(&other, "c", 1, written).await
+            came_back(&other, "c", 1, &before).await
         }
         .await;
         if outcome.is_err() {
@@ -84,7 +88,7 @@ async fn restore_other_namespace_makes_a_cluster_there() {
 #[tokio::test]
 async fn restore_hand_made_snapshot_with_a_template() {
     scenario("restore_hand_made", async |sandbox| {
-        let (bucket, keys, written) = filled(sandbox).await?;
+        let (bucket, keys, before) = filled(sandbox).await?;
         bucket.write("by-hand.db", keys.snapshot().await?).await?;
         let version = newest_version(&sandbox.env)?;
         let target =
@@ -92,7 +96,7 @@ async fn restore_hand_made_snapshot_with_a_template() {
         let path = format!("{}/by-hand.db", bucket.name);
         let manifest = restore_with(sandbox.env.s3()?, "back", &target, &path, "");
         sandbox.apply(&manifest).await?;
-        came_back(sandbox, "d", 3, written).await
+        came_back(sandbox, "d", 3, &before).await
     })
     .await;
 }
