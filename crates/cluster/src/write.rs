@@ -4,11 +4,13 @@
 //! to its own world, so both go through the same halves of the same steps. Drawing names is here too, because
 //! the planner may not.
 
+mod words;
+
 use std::collections::BTreeSet;
 use std::fmt;
 
-use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
-use etcd::{Alarm, AlarmKind, ClusterId, MemberId, Members};
+use api::cluster::{DefragmentationStatus, RecoveryStatus, TlsStatus};
+use etcd::{Alarm, ClusterId, MemberId, Members};
 use jiff::Timestamp;
 use runtime::member::{MetadataPatch, ResourcesPatch};
 
@@ -16,6 +18,7 @@ use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
 use crate::observed::{Intent, Role};
 use crate::switch::Way;
+use words::{alarm_of, record_of, recorded};
 
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -559,55 +562,5 @@ impl fmt::Display for Write {
             Self::Disarm { alarm, .. } => write!(f, "take back {}", alarm_of(*alarm)),
             Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),
         }
-    }
-}
-
-fn alarm_of(alarm: Alarm) -> String {
-    let kind = match alarm.kind {
-        AlarmKind::NoSpace => "NOSPACE",
-        AlarmKind::Corrupt => "CORRUPT",
-    };
-    format!("the alarm {kind} of {}", alarm.member)
-}
-
-fn record_of(record: &DefragmentationStatus, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let Some(last) = record.members.last() else {
-        return write!(f, "begin to defragment ({})", record.cause);
-    };
-    if record.completion_time.is_some() {
-        return write!(f, "the defragmentation is over ({})", record.cause);
-    }
-    match (&last.completion_time, &last.error, last.size_after) {
-        (None, ..) => write!(f, "{} is going to be defragmented", last.name),
-        (_, Some(error), _) => write!(f, "{} was not defragmented: {error}", last.name),
-        (_, None, after) => write!(
-            f,
-            "{} was defragmented: {} bytes before, {} after",
-            last.name,
-            last.size_before,
-            after.unwrap_or_default()
-        ),
-    }
-}
-
-fn recorded(record: &RecoveryRecord, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let Some(recovery) = &record.recovery else {
-        return f.write_str("record which approval counts");
-    };
-    let RecoveryStatus {
-        phase,
-        survivor,
-        revision,
-        from_cluster_id,
-        message,
-        ..
-    } = recovery;
-    match (phase, message) {
-        (RecoveryPhase::InProgress, _) => write!(
-            f,
-            "recover cluster {from_cluster_id} from {survivor}, which is at revision {revision}"
-        ),
-        (phase, Some(message)) => write!(f, "recovery {phase}: {message}"),
-        (phase, None) => write!(f, "recovery {phase}"),
     }
 }

@@ -99,14 +99,19 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
         wanted.peer_stage = None;
     }
     let uid = cluster.uid().unwrap_or_default();
-    let ours = |pod: &&Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
+    let status = cluster.status.as_ref();
+    let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
+    // Those of a cluster that was here before, and was recovered or restored, say nothing of this one.
+    let ours = |pod: &&Pod| {
+        let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
+        let owned = pod.owner_references().iter().any(|owner| owner.uid == uid);
+        owned && of.is_none_or(|of| Some(of) == token)
+    };
     let made: BTreeMap<String, Option<TlsPolicy>> = pods
         .iter()
         .filter(ours)
         .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
         .collect();
-    let status = cluster.status.as_ref();
-    let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
     let record = status.and_then(|status| status.tls.as_ref());
     let record = record.filter(|record| Some(&record.token) == token);
     let as_wanted =
@@ -252,7 +257,10 @@ mod tests {
         }
         // What is recorded of another cluster, before a restore or a recovery, says nothing of this one.
         let mut restored = recorded(BETWEEN, None, "before");
-        let (standing, _) = settle(&mut restored, &[]);
+        let mut old = pod(Some("null"), "http");
+        old.annotations_mut()
+            .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "before".into());
+        let (standing, _) = settle(&mut restored, &[old]);
         assert!(!standing.recorded);
         assert_eq!(restored.spec.tls, policy(BETWEEN));
     }

@@ -153,7 +153,7 @@ fn drawn(seed: &mut u64) -> usize {
 #[test]
 fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
     for mut seed in 0..400 {
-        let (from, to) = if seed % 2 == 0 {
+        let (from, to) = if seed.is_multiple_of(2) {
             ("null", BOTH)
         } else {
             (PEERS, "null")
@@ -166,16 +166,16 @@ fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
             if round == 1 {
                 world.wanted = policy(to);
             }
-            if round > 1 && turns > 0 && drawn(&mut seed) % 5 == 0 {
+            if round > 1 && turns > 0 && drawn(&mut seed).is_multiple_of(5) {
                 turns -= 1;
                 let other = if world.wanted == policy(to) { from } else { to };
                 world.wanted = policy(other);
             }
             let outdated = world.outdated();
-            if !outdated.is_empty() && drawn(&mut seed) % 2 == 0 {
+            if !outdated.is_empty() && drawn(&mut seed).is_multiple_of(2) {
                 let name = outdated[drawn(&mut seed) % outdated.len()].clone();
                 let at = world.at();
-                if drawn(&mut seed) % 2 == 0 {
+                if drawn(&mut seed).is_multiple_of(2) {
                     world.join(&name, peers_of(at.as_ref()));
                 }
                 world.ways.insert(name, Way::of(at.as_ref()));
