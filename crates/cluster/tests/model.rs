@@ -9,6 +9,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+#[path = "model/converge.rs"]
+mod converge;
 #[path = "model/etcd.rs"]
 mod etcd_model;
 #[path = "model/event.rs"]
@@ -21,6 +23,12 @@ mod invariants;
 mod mistakes;
 #[path = "model/mutation.rs"]
 mod mutation;
+#[path = "model/others.rs"]
+mod others;
+#[path = "model/oversights.rs"]
+mod oversights;
+#[path = "model/owner.rs"]
+mod owner;
 #[path = "model/plans.rs"]
 mod plans;
 #[path = "model/read.rs"]
@@ -157,6 +165,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         slow: 0,
         automatic: false,
         two: false,
+        begun: others::Begun::Here,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::others::Begun;
+
 /// What a run begins with.
 #[allow(clippy::struct_excessive_bools)] // Each is a choice of its own.
 #[derive(Clone, Debug)]
@@ -23,6 +25,7 @@ pub(crate) struct Setup {
     /// `recovery.policy: Automatic`.
     pub(crate) automatic: bool,
     pub(crate) two: bool,
+    pub(crate) begun: Begun,
 }
 
 /// Numbers choose among what there is at that moment.
@@ -114,6 +117,20 @@ pub(crate) enum Event {
     Fill,
     /// etcd says of a member that its data differs from the others': CORRUPT.
     Mistrust(u8),
+    /// A pod ends for good, and stays as an object.
+    EndPod(u8),
+    /// The owner pauses the operator, or lets it go on.
+    Pause,
+    /// The object is deleted, and a new one of its name is made when all is gone.
+    DeleteCluster,
+    /// The user wants volumes of another class or size.
+    Volumes(u8),
+    /// A Secret with certificates is missing, expired or replaced.
+    SpoilSecret(u8),
+    /// Somebody adds a member with etcd's own tool, and never starts it.
+    AddByHand(u8),
+    /// Somebody removes a member with etcd's own tool.
+    RemoveByHand(u8),
     /// The second operator reads another part of the world; the third time it plans.
     SecondLooks,
     /// The second operator does one write of its step.
@@ -211,13 +228,18 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         slow: dice.small(4),
         automatic: dice.below(3) == 0,
         two,
+        begun: match dice.below(8) {
+            0 => Begun::Old,
+            1 => Begun::Elsewhere,
+            _ => Begun::Here,
+        },
     }
 }
 
 /// How often a kind of fault comes, if it comes at all, and how one is made.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
-const KINDS: [Kind; 41] = [
+const KINDS: [Kind; 48] = [
     (4, |dice| Event::Crash {
         after: dice.small(12),
     }),
@@ -281,6 +303,13 @@ const KINDS: [Kind; 41] = [
     (2, |_| Event::Hibernate),
     (2, |_| Event::Fill),
     (1, |dice| Event::Mistrust(dice.byte())),
+    (2, |dice| Event::EndPod(dice.byte())),
+    (2, |_| Event::Pause),
+    (1, |_| Event::DeleteCluster),
+    (2, |dice| Event::Volumes(dice.byte())),
+    (2, |dice| Event::SpoilSecret(dice.byte())),
+    (2, |dice| Event::AddByHand(dice.byte())),
+    (2, |dice| Event::RemoveByHand(dice.byte())),
 ];
 
 impl fmt::Display for Setup {
@@ -298,10 +327,11 @@ impl fmt::Display for Setup {
             (true, false) => "on volumes",
             (true, true) => "on local volumes",
         };
-        let begins = if self.seed {
-            "from a seed"
-        } else {
-            "all at once"
+        let begins = match (self.begun, self.seed) {
+            (Begun::Old, _) => "by the old operator",
+            (Begun::Elsewhere, _) => "by somebody else, elsewhere",
+            (Begun::Here, true) => "from a seed",
+            (Begun::Here, false) => "all at once",
         };
         let recovers = if self.automatic {
             "Automatic"

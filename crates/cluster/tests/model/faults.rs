@@ -1,11 +1,14 @@
 //! Faults strike the world.
 
+use std::collections::BTreeSet;
+
 use cluster::observed::Kept;
 use etcd::ClusterId;
 
 use cluster::write::Draw;
 
 use crate::event::Event;
+use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
 
 impl World {
@@ -21,6 +24,11 @@ impl World {
             Event::ChangeSettings | Event::Hibernate | Event::Fill | Event::Mistrust(_) => {
                 self.wish(event);
             }
+            Event::Pause | Event::DeleteCluster | Event::Volumes(_) | Event::SpoilSecret(_) => {
+                self.owner_does(event);
+            }
+            Event::AddByHand(which) => self.add_by_hand(which),
+            Event::RemoveByHand(which) => self.remove_by_hand(which),
             Event::Deafen => {
                 self.faults.deaf = true;
                 tell!(self, "the operators hear nothing of etcd");
@@ -40,7 +48,8 @@ impl World {
             Event::Foreign => self.find_foreign(),
             Event::Partition(sides) => self.partition(sides),
             Event::DeletePods => {
-                for pod in self.pods.values_mut() {
+                let ours = |name: &String| !is_elsewhere(name);
+                for (_, pod) in self.pods.iter_mut().filter(|(name, _)| ours(name)) {
                     pod.ends_in = pod.ends_in.or(Some(1));
                 }
                 tell!(self, "somebody deletes all pods");
@@ -77,11 +86,21 @@ impl World {
         | Event::Hide(which)
         | Event::Lag(which)
         | Event::Hold(which)
+        | Event::EndPod(which)
         | Event::MoveLeader(which)) = event
         else {
             return;
         };
-        let Some(name) = pick(self.pods.keys(), which) else {
+        // What somebody else runs is theirs to lose; it is cut off like any other.
+        let anybody = matches!(
+            event,
+            Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
+        );
+        let names = self.pods.keys();
+        let names: Vec<&String> = names
+            .filter(|name| anybody || !is_elsewhere(name))
+            .collect();
+        let Some(name) = pick(names.into_iter(), which) else {
             return;
         };
         match event {
@@ -93,6 +112,7 @@ impl World {
             Event::LosePod(_) => {
                 self.lose_pod(&name);
             }
+            Event::EndPod(_) => self.end_for_good(&name),
             Event::Corrupt(_) => {
                 if let Some(data) = self.data_mut(&name) {
                     data.corrupt = true;
@@ -242,6 +262,7 @@ impl World {
         self.nodes[node].power = Power::Off;
         for pod in self.pods.values_mut().filter(|pod| pod.node == Some(node)) {
             pod.running = false;
+            pod.ended |= pod.old;
         }
     }
 
@@ -267,7 +288,12 @@ impl World {
     }
 
     fn partition(&mut self, sides: u8) {
-        let names: Vec<String> = self.services.keys().cloned().collect();
+        let names: BTreeSet<String> = self
+            .services
+            .keys()
+            .chain(self.pods.keys())
+            .cloned()
+            .collect();
         for (at, name) in names.into_iter().enumerate() {
             if sides >> (at % 8) & 1 == 1 {
                 self.faults.cut.insert(name, 1);
@@ -291,13 +317,15 @@ impl World {
     }
 
     fn find_foreign(&mut self) {
-        if self.cluster_id.is_none() {
+        if self.cluster_id.is_none() || self.deleting {
             return;
         }
         let name = self.member();
         let disk = WorldDisk {
+            marked: true,
+            volume: self.wishes.volume,
             uid: self.next(),
-            initial: std::collections::BTreeSet::new(),
+            initial: BTreeSet::new(),
             token: "another".to_owned(),
             cluster_id: Some(ClusterId(0xf00)),
             owned: false,
@@ -315,10 +343,8 @@ impl World {
     /// Only where the cluster can be told from what is left: one token, or one that carries the cluster ID. While two
     /// operators act, one of whom may have looked before, only a cluster that was formed can be.
     fn forget_status(&mut self) {
-        let pods = self
-            .pods
-            .values()
-            .map(|pod| (&pod.start.token, pod.cluster_id));
+        let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
+        let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));
         let disks = self
             .disks
             .values()
@@ -338,10 +364,21 @@ impl World {
         {
             return;
         }
-        self.forget(unmarked);
+        if self.deleting {
+            return;
+        }
+        self.forget(unmarked && self.others.is_none());
+        // It was deleted without what it owns.
+        self.pods.values_mut().for_each(|pod| pod.owned = false);
+        self.disks.values_mut().for_each(|disk| disk.owned = false);
+        for service in self.services.values_mut() {
+            service.owned = false;
+        }
         self.intent = None;
         self.cluster_id = None;
         self.wishes.record = None;
+        self.reported_voters.clear();
+        self.named_before.clear();
         self.recovery = crate::recovery::Recorded {
             approval: self.recovery.approval.take(),
             ..Default::default()

@@ -307,7 +307,12 @@ impl World {
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        let bound = !records && (self.memory.fresh || !is_for_etcd(write));
+        // Whose claim somebody has deleted keeps its data as long as its pod; that was another matter when an operator
+        // that hibernates asked for the end of the pod.
+        let late = self.memory.second
+            && matches!(write, Write::DeletePod { member, .. }
+            if self.disks.get(member).is_some_and(|disk| disk.terminating));
+        let bound = !records && !late && (self.memory.fresh || !is_for_etcd(write));
         let lost = could && bound && !self.can_come_back();
         demand!(
             self,

@@ -91,10 +91,37 @@ pub(crate) enum Mutation {
     LeavesMembersOut,
     /// All members are taken out of the client Service together.
     TakesAllOut,
+    /// The operator goes on while it is paused.
+    IgnoresThePause,
+    /// A cluster whose object is being deleted is cared for.
+    ActsOnADeletedObject,
+    /// Members are started and ended whatever their certificates are worth.
+    IgnoresCertificates,
+    /// Volumes of another class are deleted for new ones to be made.
+    DeletesUnfitVolumes,
+    /// Members on volumes of another class are removed all at once.
+    RemovesUnfitTogether,
+    /// Pods of the old operator are no cluster.
+    BootstrapsBesideOldPods,
+    /// All pods of the old operator are deleted for new ones to be made.
+    ReplacesOldPodsAtOnce,
+    /// A cluster that is to be joined is begun anew.
+    BootstrapsInsteadOfJoining,
+    /// Members that somebody else runs are removed before enough of ours vote.
+    RemovesTheirsEarly,
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 40] = [
+    pub(crate) const ALL: [Self; 49] = [
+        Self::IgnoresThePause,
+        Self::ActsOnADeletedObject,
+        Self::IgnoresCertificates,
+        Self::DeletesUnfitVolumes,
+        Self::RemovesUnfitTogether,
+        Self::BootstrapsBesideOldPods,
+        Self::ReplacesOldPodsAtOnce,
+        Self::BootstrapsInsteadOfJoining,
+        Self::RemovesTheirsEarly,
         Self::ChangesAllImages,
         Self::ChangesTheLeadersImage,
         Self::SkipsAMinor,
@@ -219,7 +246,13 @@ impl Mutation {
         observed: &Observed,
         now: Timestamp,
     ) -> Plan {
+        let (desired, observed) = &self.overlooks(desired, observed);
         let mut planned = plan(desired, observed, now);
+        // Each mistake is to be found by what it does, and not because it is made at such a time.
+        if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
+            return planned;
+        }
+        self.mistakes_an_owner((desired, observed, now), &mut planned);
         self.mistakes_a_wish((desired, observed, now), &mut planned);
         self.mistakes_a_version(desired, observed, &mut planned);
         match self {

@@ -6,6 +6,7 @@ use cluster::write::{Order, Write};
 
 use crate::etcd_model::{Cluster, Member};
 use crate::invariants::{demand, is_lost};
+use crate::others::is_elsewhere;
 use crate::run::said;
 use crate::world::{Power, World};
 
@@ -13,6 +14,7 @@ impl World {
     /// `atomic`: the world has not moved while it was read.
     pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         self.judge_caution(observed, plan);
+        self.judge_owner(observed, plan);
         if atomic {
             self.judge_recovery(plan);
             self.judge_roll(plan);
@@ -68,8 +70,17 @@ impl World {
             said(plan)
         );
         // What is stopped on purpose keeps its disk, which is judged with the write.
-        let stops =
-            |write: &Write| self.wishes.hibernate && matches!(write, Write::DeletePod { .. });
+        // One that has ended for good holds nothing where there is a disk.
+        let holds_nothing = |member: &String| {
+            let record = observed.recovery.record.as_ref();
+            let begins = record.is_some_and(|record| record.member == *member);
+            let pod = observed.pods.get(member);
+            pod.is_some_and(|pod| pod.failed && (pod.durable || begins))
+        };
+        let stops = |write: &Write| match write {
+            Write::DeletePod { member, .. } => self.wishes.hibernate || holds_nothing(member),
+            _ => false,
+        };
         let destroys = plan.step.orders.iter().any(|order| match order {
             Order::Writes(writes) => writes.iter().any(|one| destroys(one) && !stops(one)),
             Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,
@@ -145,12 +156,16 @@ impl World {
             pod.shown.failing || pod.shown.lost_since.is_some() || self.power(pod) != Power::On
         };
         let replaced = |pod: &crate::world::WorldPod| {
-            !pod.start.durable && pod.settings != self.wishes.settings
+            !pod.start.durable && (pod.old || pod.settings != self.wishes.settings)
         };
+        if is_elsewhere(name) {
+            return self.ours_are_enough();
+        }
         let distrusted = self.recorded().and_then(|all| all.by_name(name));
         pod.is_some_and(fails)
             || pod.is_some_and(replaced)
             || distrusted.is_some_and(|id| self.is_mistrusted(id))
+            || self.has_unfit_volume(name)
             || self.data(name).is_some_and(|data| data.corrupt)
             || self.disks.get(name).is_some_and(|disk| disk.terminating)
     }

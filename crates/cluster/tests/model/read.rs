@@ -8,6 +8,7 @@ use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
 
 use crate::etcd_model::Config;
+use crate::others::is_elsewhere;
 use crate::world::{End, World, WorldPod};
 
 impl World {
@@ -16,7 +17,7 @@ impl World {
             let seen = Service {
                 uid: service.uid.to_string(),
                 resource_version: service.version.to_string(),
-                owned: true,
+                owned: service.owned,
                 started: service.started,
                 drifted: service.drifted,
                 closed: service.closed,
@@ -28,10 +29,11 @@ impl World {
     }
 
     pub(crate) fn read_pods(&self) -> BTreeMap<String, Pod> {
-        let pods = self.pods.iter();
+        let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let read = |name: &String, pod: &WorldPod| {
             let mut seen = read_pod(name, pod);
             self.show_image(pod, &mut seen);
+            self.show_old(pod, &mut seen);
             (name.clone(), seen)
         };
         pods.map(|(name, pod)| read(name, pod)).collect()
@@ -48,19 +50,19 @@ impl World {
             let seen = Disk {
                 uid: disk.uid.to_string(),
                 owned: disk.owned,
-                token: Some(disk.token.clone()),
+                token: disk.marked.then(|| disk.token.clone()),
                 cluster_id: disk.cluster_id,
                 version: Some(self.setup.version.to_owned()),
                 initial: disk.initial.clone(),
                 terminating: disk.terminating,
-                claim: cluster::observed::Claim::default(),
+                claim: disk.volume.claim(),
             };
             (name.clone(), seen)
         });
         let mut observed = Observed {
             cluster: "db".to_owned(),
             resource_version: self.object_version.to_string(),
-            deleting: false,
+            deleting: self.deleting,
             claimed_by: None,
             intent: self.intent.clone(),
             cluster_id: self.cluster_id,
@@ -72,7 +74,7 @@ impl World {
             strangers: Vec::new(),
             shared: self.read_shared(),
             members: Seen::Unknown("no member runs".to_owned()),
-            join: Vec::new(),
+            join: self.joins(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
             hashes: BTreeMap::new(),
@@ -99,14 +101,21 @@ impl World {
     }
 
     fn ask_etcd(&self, observed: &mut Observed) {
-        let Some(token) = observed.intent.as_ref().map(|intent| intent.token.clone()) else {
+        if self.see_certificates(observed) {
+            return;
+        }
+        let Some((token, elsewhere)) = self.asked_token(observed) else {
             return;
         };
+        let intended = observed.intent.as_ref().map(|intent| &intent.token);
+        let is_recorded = observed.cluster_id.is_some();
+        let taken_over = |pod: &Pod| pod.owned && pod.token.is_none() && is_recorded;
+        let ours = |pod: &Pod| pod.token.as_ref() == intended || taken_over(pod);
         let asked = observed.pods.iter();
-        let asked = asked
-            .filter(|(_, pod)| pod.addressed && pod.stays() && pod.token.as_ref() == Some(&token));
+        let asked = asked.filter(|(_, pod)| pod.addressed && pod.stays() && ours(pod));
         let names: Vec<String> = asked.map(|(name, _)| name.clone()).collect();
-        if let Some(list) = self.read_list(&token, &names) {
+        let everybody = [names.as_slice(), &elsewhere].concat();
+        if let Some(list) = self.read_list(&token, &everybody) {
             observed.members = Seen::Known(list);
         }
         for name in names {
@@ -114,6 +123,7 @@ impl World {
             let seen = answer.map_or(Seen::Unknown("no answer".to_owned()), Seen::Known);
             observed.statuses.insert(name, seen);
         }
+        self.ask_elsewhere(&token, observed);
         if observed.cluster_id.is_some() && observed.members.known().is_none() {
             let answered = observed
                 .statuses
@@ -209,7 +219,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         grace: pod
             .ends_in
             .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
-        failed: false,
+        failed: pod.ended,
         nudged: pod.nudged,
         addressed: shown.addressed,
         running: shown.running_since.is_some(),

@@ -52,6 +52,7 @@ impl World {
         } = self.recovery.clone();
         let unavailable_since = unavailable_since.map(seconds);
         Recovery {
+            named_before: self.named_before.clone(),
             record,
             approval,
             stale_approval,

@@ -2,23 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use cluster::observed::{Kept, Observed, Pod, Seen, Service};
+use cluster::observed::{Observed, Pod, Seen, Service};
 use cluster::plan::{Plan, Reason, plan};
 use cluster::write::{Change, Write, chains};
-use etcd::ClusterId;
 
-use crate::etcd_model::voters;
 use crate::event::Event;
 pub(crate) use crate::event::Setup;
-use crate::invariants::is_lost;
 use crate::mutation::Mutation;
+use crate::others::is_elsewhere;
 use crate::read::seconds;
 use crate::world::{Late, World, tell};
 use crate::write::{Answer, is_for_etcd};
 
 /// What an operator has read so far, and what it still means to write.
 #[derive(Default)]
-struct Second {
+pub(crate) struct Second {
     services: Option<BTreeMap<String, Service>>,
     pods: Option<BTreeMap<String, Pod>>,
     planned: Option<(Observed, Plan)>,
@@ -26,18 +24,20 @@ struct Second {
     marked: BTreeMap<String, u64>,
     /// What there was when it looked.
     seen: u64,
+    /// The object it looked at.
+    lives: u64,
 }
 
 pub(crate) struct Run {
     pub(crate) world: World,
-    second: Option<Second>,
+    pub(crate) second: Option<Second>,
     mutation: Option<Mutation>,
     rounds: usize,
 }
 
 /// What goes wrong in a round.
 #[derive(Clone, Copy, Default)]
-struct Fault {
+pub(crate) struct Fault {
     crash_after: Option<usize>,
     lose_reply: Option<usize>,
     delay: Option<(usize, u8)>,
@@ -60,6 +60,7 @@ impl Run {
     pub(crate) fn new(setup: &Setup, mutation: Option<Mutation>, telling: bool) -> Self {
         let mut world = World::new(setup);
         world.telling = telling;
+        world.begin_elsewhere();
         world.memory.second = setup.two;
         let second = setup.two.then(Second::default);
         Self {
@@ -94,7 +95,12 @@ impl Run {
                     crash_after: at(after),
                     ..none
                 });
-                let newest = self.world.pods.iter().max_by_key(|(_, pod)| pod.uid);
+                let ours = self
+                    .world
+                    .pods
+                    .iter()
+                    .filter(|(name, _)| !is_elsewhere(name));
+                let newest = ours.max_by_key(|(_, pod)| pod.uid);
                 let newest = newest.map(|(name, _)| name.clone());
                 self.ticks(ticks);
                 if let Some(name) = newest {
@@ -150,7 +156,7 @@ impl Run {
     }
 
     /// One round of the first operator.
-    fn round(&mut self, fault: Fault) -> Option<Plan> {
+    pub(crate) fn round(&mut self, fault: Fault) -> Option<Plan> {
         self.rounds += 1;
         if self.world.api_is_away() {
             tell!(
@@ -160,11 +166,13 @@ impl Run {
             );
             return None;
         }
+        let lives = self.world.lives;
         let services = self.world.read_services();
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        if self.world.api_is_away() {
+        // What belongs to an object that is gone is nobody's, and waited for.
+        if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }
         let mut observed = self.world.observe(services, pods);
@@ -174,6 +182,9 @@ impl Run {
         }
         let plan = self.plan(&observed, fault.slow_look == 0);
         self.ticks(fault.slow_act.unwrap_or_default());
+        if self.world.lives != lives {
+            return None;
+        }
         self.world.memory.seen = seen;
         self.world.memory.fresh =
             fault.slow_act.is_none() && fault.slow_look == 0 && self.second.is_none();
@@ -396,8 +407,23 @@ impl Run {
         }
     }
 
+    /// Its part of the second operator; what it read of an object that is gone is of no use.
+    fn take_second(&mut self) -> Option<Second> {
+        let second = self.second.take()?;
+        let lives = self.world.lives;
+        let fresh = || Second {
+            lives,
+            ..Second::default()
+        };
+        Some(if second.lives == lives {
+            second
+        } else {
+            fresh()
+        })
+    }
+
     fn second_looks(&mut self) {
-        let Some(mut second) = self.second.take() else {
+        let Some(mut second) = self.take_second() else {
             return;
         };
         if self.world.api_is_away() {
@@ -421,6 +447,7 @@ impl Run {
                 planned,
                 chains,
                 seen,
+                lives: second.lives,
                 ..Second::default()
             };
         }
@@ -428,7 +455,7 @@ impl Run {
     }
 
     fn second_writes(&mut self, which: usize) {
-        let Some(mut second) = self.second.take() else {
+        let Some(mut second) = self.take_second() else {
             return;
         };
         second.chains.retain(|chain| !chain.is_empty());
@@ -444,134 +471,7 @@ impl Run {
         }
         self.second = Some(second);
     }
-
-    /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
-    pub(crate) fn converges(&mut self) {
-        self.world.heal();
-        self.world.be_content();
-        self.world.want_what_runs();
-        self.second = None;
-        let mut last = None;
-        for _ in 0..ROUNDS {
-            if self.broken().is_some() {
-                return;
-            }
-            // Whoever sets a version back may be too late, and sees that.
-            self.world.want_what_runs();
-            let plan = self.round(Fault::default());
-            if let Some(plan) = plan {
-                if plan.step.is_empty() && self.rests(&plan) {
-                    return;
-                }
-                last = Some(plan);
-            }
-            self.world.tick();
-        }
-        let text = last.as_ref().map(said).unwrap_or_default();
-        self.world
-            .broke(format!("does not converge within {ROUNDS} rounds: {text}"));
-    }
-
-    /// The cluster is as it should be, or cannot be and says so.
-    fn rests(&mut self, plan: &Plan) -> bool {
-        if !self.world.late.is_empty() {
-            return false;
-        }
-        if self.is_converged() {
-            return true;
-        }
-        let says = |code: &str| plan.problems.iter().any(|problem| problem.code == code);
-        if self.world.recovers_by_itself() && !self.is_converged() {
-            return false;
-        }
-        // The status was thrown away and a write of the past came afterwards: nobody can tell the clusters apart, and
-        // nothing is done until somebody has.
-        let memory = &self.world.memory;
-        if memory.thrown && memory.second && says("IdentityUnknown") {
-            return true;
-        }
-        let serves = self
-            .world
-            .recorded()
-            .is_some_and(|cluster| cluster.serving().is_some());
-        if serves || self.world.can_come_back() {
-            return false;
-        }
-        if !says("QuorumLost") && !self.looks_recoverable() {
-            let text = crate::run::said(plan);
-            self.world
-                .broke(format!("a lost quorum is not called so: {text}"));
-        }
-        true
-    }
-
-    /// As far as an operator can know, a quorum of the voters may come back: their volumes are there, whatever lies on
-    /// them and wherever they are. Known are the report and what members say, which may differ.
-    fn looks_recoverable(&self) -> bool {
-        let left = |names: &mut dyn Iterator<Item = &String>| {
-            let (all, left) = names.fold((0, 0), |(all, left), name| {
-                (all + 1, left + usize::from(!is_lost(&self.world, name)))
-            });
-            left > all / 2 || all == 0
-        };
-        let cluster = self.world.recorded();
-        let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
-        if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
-            return true; // The report is of the cluster before the recovery.
-        }
-        // Somebody may know an older list.
-        let lists = cluster.into_iter().flat_map(|all| {
-            let token = self
-                .world
-                .intent
-                .as_ref()
-                .map_or("", |intent| intent.token.as_str());
-            self.world
-                .all_data(token)
-                .map(|(_, data)| voters(&all.configs[data.config]))
-        });
-        let mut lists = lists.map(|list| left(&mut list.map(|(_, member)| &member.name)));
-        left(&mut self.world.reported_voters.iter()) || lists.any(|left| left)
-    }
-
-    fn is_converged(&self) -> bool {
-        let world = &self.world;
-        let Some(cluster) = world.recorded() else {
-            return false;
-        };
-        let members = cluster.members();
-        let listed = |name: &String| cluster.by_name(name).is_some();
-        // What another cluster left is nobody's to clear away.
-        let foreign = |name: &String| {
-            let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
-            let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
-            let other = |id: ClusterId| {
-                Some(id) != world.cluster_id && world.former() != Some(&id.to_string())
-            };
-            [pod, disk].into_iter().flatten().any(other)
-        };
-        let known = |name: &String| listed(name) || foreign(name);
-        world.cluster_id.is_some()
-            && members.len() == world.size
-            && members
-                .iter()
-                .all(|(id, member)| !member.learner && cluster.is_up(*id))
-            && members.values().all(|member| {
-                world.pods.contains_key(&member.name) && world.services.contains_key(&member.name)
-            })
-            && world.is_content()
-            && world.pods.keys().all(known)
-            && world.services.keys().all(known)
-            && world.disks.keys().all(known)
-            && world.runs_what_is_wanted()
-            && world.shared.client == Kept::AsMade(true)
-            && world.shared.headless == Kept::AsMade(())
-            && world.shared.budget == Kept::AsMade(world.size / 2 + 1)
-    }
 }
-
-/// So many rounds after the last fault a cluster is as it should be.
-const ROUNDS: usize = 450;
 
 fn via(plan: &Plan, write: &Write) -> Vec<String> {
     match &plan.step.change {

@@ -4,12 +4,14 @@ use cluster::observed::Kept;
 use cluster::write::{Start, State};
 
 use crate::etcd_model::{Cluster, Config, Data, Logs, Member, Moved, Process};
+use crate::others::is_elsewhere;
 use crate::world::{End, Late, Power, World, WorldPod, tell};
 
 impl World {
     pub(crate) fn tick(&mut self) {
         self.now += 1;
         self.move_nodes();
+        self.collect_garbage();
         if !self.api_is_away() {
             self.end_pods();
         }
@@ -104,11 +106,15 @@ impl World {
     fn run_pod(&mut self, name: &str) {
         let pod = &self.pods[name];
         let off = matches!(self.power(pod), Power::Off | Power::Gone);
-        if off {
+        if off || pod.ended {
             self.pods.get_mut(name).unwrap().running = false;
             return;
         }
-        if pod.node.is_none() && !self.schedule(name) {
+        if pod.node.is_none() && !is_elsewhere(name) && !self.schedule(name) {
+            return;
+        }
+        // A container whose certificates are not there is not made.
+        if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
         let (api_is_away, power) = (self.api_is_away(), self.power(&self.pods[name]));
@@ -127,6 +133,10 @@ impl World {
         let is_told = !api_is_away && power == Power::On;
         if runs && !was {
             self.note_what_runs(name);
+        }
+        if was && !runs && self.pods[name].old && !is_elsewhere(name) {
+            self.end_for_good(name);
+            return;
         }
         let pod = self.pods.get_mut(name).unwrap();
         pod.running = runs;
@@ -376,7 +386,9 @@ impl World {
         let serves =
             |pod: &WorldPod| pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token;
         let selected = self.client_token.as_deref() == Some(token);
-        selected && self.shared.client == Kept::AsMade(true) && self.pods.values().any(serves)
+        // One that is not as it was made is that of the old operator.
+        let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
+        selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }
 
     fn tell_move(&mut self, cluster: &Cluster, moved: &Moved) {

@@ -13,7 +13,9 @@ use jiff::Timestamp;
 use crate::etcd_model::Cluster;
 use crate::event::Event;
 use crate::invariants::demand;
-use crate::world::{World, tell};
+use crate::others::is_elsewhere;
+use crate::owner::Volume;
+use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
 /// The quota of a database here.
@@ -28,6 +30,10 @@ pub(crate) struct Wishes {
     pub(crate) settings: u8,
     /// `spec.hibernate`.
     pub(crate) hibernate: bool,
+    /// `spec.paused`.
+    pub(crate) paused: bool,
+    /// What volume claims are to ask for.
+    pub(crate) volume: Volume,
     /// The alarms that are raised, and in which cluster, by its token.
     alarms: Vec<Alarm>,
     alarmed: String,
@@ -153,7 +159,7 @@ impl World {
 
     /// Nobody wishes anything more, and a person decides about members that etcd distrusts.
     pub(crate) fn be_content(&mut self) {
-        self.wishes.hibernate = false;
+        (self.wishes.hibernate, self.wishes.paused) = (false, false);
         self.wishes
             .alarms
             .retain(|alarm| alarm.kind == AlarmKind::NoSpace);
@@ -164,7 +170,8 @@ impl World {
     pub(crate) fn is_content(&self) -> bool {
         let settings = self.wishes.settings;
         let over = |record: &DefragmentationStatus| record.completion_time.is_some();
-        self.pods.values().all(|pod| pod.settings == settings)
+        let ours = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
+        { ours }.all(|(_, pod)| pod.settings == settings)
             && self.alarms().is_empty()
             && self.wishes.record.as_ref().is_none_or(over)
     }
@@ -172,8 +179,8 @@ impl World {
     /// What an operator sees of it.
     pub(crate) fn see_wishes(&self, observed: &mut Observed) {
         for (name, pod) in &mut observed.pods {
-            let made = self.pods.get(name).map_or(0, |pod| pod.settings);
-            if made != self.wishes.settings {
+            let differs = |pod: &WorldPod| pod.old || pod.settings != self.wishes.settings;
+            if self.pods.get(name).is_some_and(differs) {
                 pod.difference.pod = Some("its settings differ".to_owned());
             }
         }

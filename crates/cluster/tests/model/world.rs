@@ -10,6 +10,7 @@ use etcd::ClusterId;
 
 use crate::etcd_model::{Cluster, Data};
 use crate::invariants::Memory;
+use crate::owner::Volume;
 use crate::recovery::Recorded;
 use crate::run::Setup;
 use crate::versions::Versions;
@@ -50,6 +51,12 @@ pub(crate) struct WorldPod {
     pub(crate) settings: u8,
     /// Its kubelet was asked to look at it again.
     pub(crate) nudged: bool,
+    /// It ended for good; nothing starts it again.
+    pub(crate) ended: bool,
+    /// Another operator made it, or it is a machine somewhere else.
+    pub(crate) old: bool,
+    /// It carries the cluster's token.
+    pub(crate) marked: bool,
 }
 
 /// A pod's status in the API server.
@@ -89,12 +96,16 @@ pub(crate) struct WorldDisk {
     /// The node it can be used on, where volumes are local.
     pub(crate) node: Option<usize>,
     pub(crate) data: Option<Data>,
+    /// It carries the cluster's token.
+    pub(crate) marked: bool,
+    pub(crate) volume: Volume,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct WorldService {
     pub(crate) uid: u64,
     pub(crate) version: u64,
+    pub(crate) owned: bool,
     pub(crate) started: bool,
     pub(crate) drifted: bool,
     pub(crate) closed: bool,
@@ -145,6 +156,10 @@ pub(crate) struct Faults {
     pub(crate) crashing: BTreeSet<String>,
     /// etcd does not answer the operators.
     pub(crate) deaf: bool,
+    /// The members' certificates do not hold: nobody who starts finds them.
+    pub(crate) member_secret: bool,
+    /// The operators' certificate does not hold.
+    pub(crate) operator_secret: bool,
     /// Nobody reaches the API server until then.
     pub(crate) api_away: u64,
 }
@@ -170,6 +185,14 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     pub(crate) wishes: Wishes,
     pub(crate) versions: Versions,
+    /// The token of the cluster that somebody else began.
+    pub(crate) others: Option<String>,
+    /// The members in the status as the old operator left it.
+    pub(crate) named_before: BTreeSet<String>,
+    /// The object is being deleted.
+    pub(crate) deleting: bool,
+    /// How many objects of this name were deleted.
+    pub(crate) lives: u64,
     pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
     pub(crate) drawn: u64,
@@ -197,7 +220,8 @@ pub(crate) fn member_name(at: u64) -> String {
 
 /// The number a name was drawn with.
 pub(crate) fn place(name: &str) -> usize {
-    let (letter, round) = name.trim_start_matches("db-").split_at(1);
+    let drawn = name.trim_start_matches("db-").trim_start_matches("vm-");
+    let (letter, round) = drawn.split_at(1);
     usize::from(letter.as_bytes()[0] - b'a') + 26 * round.parse::<usize>().unwrap()
 }
 
@@ -230,6 +254,10 @@ impl World {
             faults: Faults::default(),
             wishes: Wishes::default(),
             versions: Versions::default(),
+            others: None,
+            named_before: BTreeSet::new(),
+            deleting: false,
+            lives: 0,
             late: Vec::new(),
             counter: 0,
             drawn: 0,
@@ -249,7 +277,7 @@ impl World {
             size: self.size,
             first: if self.setup.seed { 1 } else { self.size },
             durable: self.setup.durable,
-            claim: None,
+            claim: self.setup.durable.then(|| self.wishes.volume.claim()),
             hibernate: self.wishes.hibernate,
             upkeep: rule(),
             version: self.wanted_version().to_owned(),
@@ -261,7 +289,7 @@ impl World {
                 automatic: self.setup.automatic,
                 after: Duration::from_secs(self.setup.patience * 3),
             },
-            paused: false,
+            paused: self.wishes.paused,
             budget: true,
             access: cluster::access::AccessRule::default(),
             invalid: None,
@@ -310,7 +338,9 @@ impl World {
         if self.nodes[node].power == Power::Cut {
             return 100 + node;
         }
+        let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
+            None if has_address => self.faults.cut.get(name).copied().unwrap_or_default(),
             // Nobody finds it, and it is alone.
             None => 1000 + place(name),
             Some(service) if service.closed => 1000 + place(name),
@@ -320,7 +350,8 @@ impl World {
 
     /// The operators get an answer from a member of this group.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
-        !self.faults.deaf && !self.faults.hidden.contains(name) && self.group(name) == 0
+        let heard = !self.faults.deaf && !self.faults.operator_secret;
+        heard && !self.faults.hidden.contains(name) && self.group(name) == 0
     }
 }
 

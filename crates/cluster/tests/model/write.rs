@@ -94,6 +94,7 @@ impl World {
                 Answer::Done(None)
             }
             Write::CreateDisk(start) => self.create_disk(start),
+            Write::GrowDisk { member, uid, size } => self.grow_disk(member, uid, size),
             Write::DeleteDisk { member, uid } => self.delete_disk(member, uid),
             Write::CreatePod(start) => self.create_pod(start),
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
@@ -114,7 +115,7 @@ impl World {
                     return Answer::Failed;
                 };
                 pod.role = label.role.unwrap_or(pod.role);
-                (pod.cluster_id, pod.owned) = (label.cluster_id, true);
+                (pod.cluster_id, pod.owned, pod.marked) = (label.cluster_id, true, true);
                 Answer::Done(None)
             }
             Write::LabelDisk(label) => {
@@ -122,7 +123,7 @@ impl World {
                 let Some(disk) = disk.filter(|disk| disk.uid.to_string() == label.uid) else {
                     return Answer::Failed;
                 };
-                (disk.cluster_id, disk.owned) = (label.cluster_id, true);
+                (disk.cluster_id, disk.owned, disk.marked) = (label.cluster_id, true, true);
                 Answer::Done(None)
             }
             _ => self.write_service(write),
@@ -154,6 +155,7 @@ impl World {
         let version = self.next();
         let (uid, created, drifted) = (version, self.now, false);
         let service = WorldService {
+            owned: true,
             uid,
             version,
             started,
@@ -180,6 +182,7 @@ impl World {
                     return Answer::Failed;
                 };
                 (service.version, service.drifted, service.closed) = (version, false, false);
+                service.owned = true;
                 Answer::Done(Some(version))
             }
             Write::MarkService {
@@ -215,8 +218,17 @@ impl World {
         if self.disks.contains_key(&start.member) {
             return Answer::Failed;
         }
+        let disk = self.new_disk(start);
+        self.disks.insert(start.member.clone(), disk);
+        self.note_disk(&start.member, &start.version);
+        Answer::Done(None)
+    }
+
+    pub(crate) fn new_disk(&mut self, start: &Start) -> WorldDisk {
         let first = start.state == State::New;
-        let disk = WorldDisk {
+        WorldDisk {
+            marked: true,
+            volume: self.wishes.volume,
             uid: self.next(),
             initial: if first {
                 start.initial.clone()
@@ -229,10 +241,7 @@ impl World {
             terminating: false,
             node: None,
             data: None,
-        };
-        self.disks.insert(start.member.clone(), disk);
-        self.note_disk(&start.member, &start.version);
-        Answer::Done(None)
+        }
     }
 
     fn delete_disk(&mut self, member: &str, uid: &str) -> Answer {
@@ -252,8 +261,17 @@ impl World {
             return Answer::Failed;
         }
         let uid = self.next();
+        let pod = self.new_pod(uid, start);
+        self.pods.insert(start.member.clone(), pod);
+        Answer::Done(None)
+    }
+
+    pub(crate) fn new_pod(&self, uid: u64, start: &Start) -> WorldPod {
         let slow = u64::from(self.setup.slow) + 1;
-        let pod = WorldPod {
+        WorldPod {
+            ended: false,
+            old: false,
+            marked: true,
             uid,
             start: start.clone(),
             role: start.role,
@@ -271,9 +289,7 @@ impl World {
             starts_in: u8::try_from(uid * 7 % slow).unwrap(),
             settings: self.wishes.settings,
             nudged: false,
-        };
-        self.pods.insert(start.member.clone(), pod);
-        Answer::Done(None)
+        }
     }
 
     fn delete_pod(&mut self, member: &str, uid: &str) -> Answer {

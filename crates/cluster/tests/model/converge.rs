@@ -1,0 +1,149 @@
+//! The faults stop: the cluster becomes what the spec asks for, or says why not.
+
+use cluster::observed::Kept;
+use cluster::plan::Plan;
+use etcd::ClusterId;
+
+use crate::etcd_model::voters;
+use crate::invariants::is_lost;
+use crate::others::is_elsewhere;
+use crate::run::{Fault, Run, said};
+
+/// So many rounds after the last fault a cluster is as it should be.
+const ROUNDS: usize = 450;
+
+impl Run {
+    /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
+    pub(crate) fn converges(&mut self) {
+        self.world.heal();
+        self.world.be_content();
+        self.world.want_what_runs();
+        self.second = None;
+        let mut last = None;
+        for _ in 0..ROUNDS {
+            if self.broken().is_some() {
+                return;
+            }
+            // Whoever sets a version back may be too late, and sees that.
+            self.world.want_what_runs();
+            self.world.tidy_by_hand();
+            let plan = self.round(Fault::default());
+            if let Some(plan) = plan {
+                if plan.step.is_empty() && self.rests(&plan) {
+                    return;
+                }
+                last = Some(plan);
+            }
+            self.world.tick();
+        }
+        let text = last.as_ref().map(said).unwrap_or_default();
+        self.world
+            .broke(format!("does not converge within {ROUNDS} rounds: {text}"));
+    }
+
+    /// The cluster is as it should be, or cannot be and says so.
+    fn rests(&mut self, plan: &Plan) -> bool {
+        if !self.world.late.is_empty() || self.world.deleting {
+            return false;
+        }
+        if self.is_converged() {
+            return true;
+        }
+        let says = |code: &str| plan.problems.iter().any(|problem| problem.code == code);
+        if self.world.is_given_up_by_others(plan) {
+            return true;
+        }
+        if self.world.recovers_by_itself() && !self.is_converged() {
+            return false;
+        }
+        // The status was thrown away and a write of the past came afterwards: nobody can tell the clusters apart, and
+        // nothing is done until somebody has.
+        let memory = &self.world.memory;
+        if memory.thrown && memory.second && says("IdentityUnknown") {
+            return true;
+        }
+        let serves = self
+            .world
+            .recorded()
+            .is_some_and(|cluster| cluster.serving().is_some());
+        if serves || self.world.can_come_back() {
+            return false;
+        }
+        if !says("QuorumLost") && !self.looks_recoverable() {
+            let text = said(plan);
+            self.world
+                .broke(format!("a lost quorum is not called so: {text}"));
+        }
+        true
+    }
+
+    /// As far as an operator can know, a quorum of the voters may come back: their volumes are there, whatever lies on
+    /// them and wherever they are. Known are the report and what members say, which may differ.
+    fn looks_recoverable(&self) -> bool {
+        let left = |names: &mut dyn Iterator<Item = &String>| {
+            let (all, left) = names.fold((0, 0), |(all, left), name| {
+                (all + 1, left + usize::from(!is_lost(&self.world, name)))
+            });
+            left > all / 2 || all == 0
+        };
+        let cluster = self.world.recorded();
+        let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
+        if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
+            return true; // The report is of the cluster before the recovery.
+        }
+        // Somebody may know an older list.
+        let lists = cluster.into_iter().flat_map(|all| {
+            let token = self
+                .world
+                .intent
+                .as_ref()
+                .map_or("", |intent| intent.token.as_str());
+            self.world
+                .all_data(token)
+                .map(|(_, data)| voters(&all.configs[data.config]))
+        });
+        let mut lists = lists.map(|list| left(&mut list.map(|(_, member)| &member.name)));
+        left(&mut self.world.reported_voters.iter()) || lists.any(|left| left)
+    }
+
+    fn is_converged(&self) -> bool {
+        let world = &self.world;
+        let Some(cluster) = world.recorded() else {
+            return false;
+        };
+        let members = cluster.members();
+        let listed = |name: &String| cluster.by_name(name).is_some();
+        // What another cluster left is nobody's to clear away.
+        let foreign = |name: &String| {
+            let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
+            let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
+            let other = |id: ClusterId| {
+                Some(id) != world.cluster_id && world.former() != Some(&id.to_string())
+            };
+            [pod, disk].into_iter().flatten().any(other)
+        };
+        let known = |name: &String| listed(name) || foreign(name);
+        world.cluster_id.is_some()
+            && members.len() == world.size
+            && members
+                .iter()
+                .all(|(id, member)| !member.learner && cluster.is_up(*id))
+            && members.values().all(|member| {
+                world.pods.contains_key(&member.name) && world.services.contains_key(&member.name)
+            })
+            && world.is_content()
+            && world.is_all_ours()
+            && world.has_wanted_volumes()
+            && world
+                .pods
+                .keys()
+                .filter(|name| !is_elsewhere(name))
+                .all(known)
+            && world.services.keys().all(known)
+            && world.disks.keys().all(known)
+            && world.runs_what_is_wanted()
+            && world.shared.client == Kept::AsMade(true)
+            && world.shared.headless == Kept::AsMade(())
+            && world.shared.budget == Kept::AsMade(world.size / 2 + 1)
+    }
+}

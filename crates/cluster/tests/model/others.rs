@@ -1,0 +1,290 @@
+//! Clusters that somebody else began: pods as coreos/etcd-operator left them, which are taken over, and members that
+//! run outside of Kubernetes, which this cluster joins and takes the place of (ADR 15). And what people do with etcd's
+//! own tool.
+
+use std::collections::BTreeSet;
+
+use cluster::observed::{Kept, Observed, Pod, Role, Seen};
+use cluster::plan::Plan;
+use cluster::write::{Draw, Start, State};
+use etcd::ClusterId;
+
+use crate::etcd_model::{Cluster, Config, Data, Member};
+use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
+
+/// Who began the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// This operator.
+    Here,
+    /// The old operator: its pods carry no mark, are never started again, and need no Service of their own.
+    Old,
+    /// Somebody else, on machines of their own.
+    Elsewhere,
+}
+
+/// How members somebody else runs are called.
+const ELSEWHERE: &str = "vm-";
+
+pub(crate) fn is_elsewhere(name: &str) -> bool {
+    name.starts_with(ELSEWHERE)
+}
+
+impl World {
+    /// The cluster is there before the operator is.
+    pub(crate) fn begin_elsewhere(&mut self) {
+        let begun = self.setup.begun;
+        if begun == Begun::Here {
+            return;
+        }
+        let id = self.next() + 0xc000;
+        let token = format!("db-{}", ClusterId(id));
+        let mut config = Config::new();
+        for _ in 0..self.setup.size {
+            let name = self.member();
+            let name = match begun {
+                Begun::Elsewhere => name.replace("db-", ELSEWHERE),
+                _ => name,
+            };
+            let member = Member {
+                name,
+                learner: false,
+                joined: true,
+            };
+            config.insert(self.next(), member);
+        }
+        for (member, one) in &config {
+            let data = Data::empty(&token, *member, 0);
+            self.settle_member(&one.name, &token, data);
+        }
+        self.clusters
+            .insert(token.clone(), Cluster::new(id, config));
+        self.others = Some(token.clone());
+        self.memory.know(&token, self.pods.keys());
+        let old = self.pods.keys().filter(|name| !is_elsewhere(name));
+        self.named_before = old.cloned().collect();
+        if begun == Begun::Old {
+            // A Service that leads to every pod.
+            self.shared.client = Kept::Drifted;
+            self.client_token = Some(token);
+        }
+        self.run_clusters();
+        tell!(self, "the cluster was begun by somebody else: {begun:?}");
+    }
+
+    fn settle_member(&mut self, name: &str, token: &str, data: Data) {
+        let uid = self.next();
+        let ours = !is_elsewhere(name);
+        let durable = self.setup.durable && ours;
+        let start = Start {
+            member: name.to_owned(),
+            state: State::New,
+            initial: BTreeSet::new(),
+            role: Role::Voter,
+            durable,
+            version: self.setup.version.to_owned(),
+            token: token.to_owned(),
+            cluster_id: None,
+        };
+        let node = ours.then(|| usize::try_from(uid).unwrap() % self.nodes.len());
+        let mut pod = WorldPod {
+            old: true,
+            marked: false,
+            node,
+            running: true,
+            starts_in: 0,
+            shown: Shown {
+                addressed: true,
+                running_since: Some(0),
+                ready: true,
+                ..Shown::default()
+            },
+            ..self.new_pod(uid, &start)
+        };
+        if durable {
+            let disk = WorldDisk {
+                marked: false,
+                node: node.filter(|_| self.setup.local),
+                data: Some(data),
+                ..self.new_disk(&start)
+            };
+            self.disks.insert(name.to_owned(), disk);
+            self.note_disk(name, self.setup.version);
+        } else {
+            pod.data = Some(data);
+        }
+        self.pods.insert(name.to_owned(), pod);
+        self.note_what_runs(name);
+    }
+
+    /// As the API server shows what the old operator made.
+    pub(crate) fn show_old(&self, pod: &WorldPod, seen: &mut Pod) {
+        if !pod.marked {
+            seen.token = None;
+        }
+        if pod.old {
+            seen.role = pod.marked.then_some(pod.role);
+            seen.flags.clear();
+            (seen.readyz, seen.spec_hash) = (false, None);
+        }
+    }
+
+    /// The token of the cluster to ask, and whom besides our own pods.
+    pub(crate) fn asked_token(&self, observed: &Observed) -> Option<(String, Vec<String>)> {
+        let intent = observed.intent.as_ref();
+        let token = intent.map(|intent| intent.token.clone());
+        let token = token.or_else(|| self.others.clone())?;
+        let joined = intent.is_none_or(|intent| intent.members.is_empty());
+        let elsewhere = self.pods.keys().filter(|name| is_elsewhere(name));
+        let elsewhere: Vec<String> = elsewhere.filter(|_| joined).cloned().collect();
+        Some((token, elsewhere))
+    }
+
+    /// What members somebody else runs say of themselves, as far as they are listed.
+    pub(crate) fn ask_elsewhere(&self, token: &str, observed: &mut Observed) {
+        let Seen::Known(list) = &observed.members else {
+            return;
+        };
+        let names = list.members.iter().map(|one| one.name.clone());
+        let names: Vec<String> = names.filter(|name| is_elsewhere(name)).collect();
+        for name in names {
+            let answer = self.status(token, &name);
+            let seen = answer.map_or(Seen::Unknown("no answer".to_owned()), Seen::Known);
+            observed.statuses.insert(name.clone(), seen);
+            let url = format!("http://{name}.ns.svc:2379");
+            observed.elsewhere.insert(name, url);
+        }
+    }
+
+    pub(crate) fn joins(&self) -> Vec<String> {
+        let there = self.setup.begun == Begun::Elsewhere;
+        there
+            .then(|| "http://vm:2379".to_owned())
+            .into_iter()
+            .collect()
+    }
+
+    /// Clients know the addresses of the machines elsewhere.
+    pub(crate) fn clients_elsewhere(&self, token: &str) -> bool {
+        let members = self.clusters.get(token).map(Cluster::members);
+        self.pods.iter().any(|(name, pod)| {
+            let listed = || members.is_some_and(|all| all.values().any(|one| one.name == *name));
+            is_elsewhere(name) && pod.running && pod.start.token == token && listed()
+        })
+    }
+
+    /// As many of ours vote as the spec asks for.
+    pub(crate) fn ours_are_enough(&self) -> bool {
+        let voters = self.recorded().into_iter().flat_map(Cluster::voters);
+        voters.filter(|(_, one)| !is_elsewhere(&one.name)).count() >= self.size
+    }
+
+    /// Nothing of the old form, and nobody else's, is left among the members.
+    pub(crate) fn is_all_ours(&self) -> bool {
+        let members = self
+            .recorded()
+            .into_iter()
+            .flat_map(|all| all.members().values());
+        let mut names = members.map(|member| &member.name);
+        names.all(|name| {
+            self.pods
+                .get(name)
+                .is_some_and(|pod| !pod.old && pod.marked)
+        })
+    }
+
+    /// Whoever began the cluster has lost its quorum before it was recorded: that is said, and nothing is done.
+    pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
+        let serves = |token: &String| self.clusters[token].serving().is_some();
+        let all = || plan.waiting_for.iter().chain(&plan.problems);
+        let says = |codes: &[&str]| all().any(|reason| codes.contains(&reason.code));
+        // Members elsewhere are nobody's to recover from.
+        let lost = !self.can_come_back() && says(&["JoinWaits"]);
+        let before =
+            self.intent.is_none() && says(&["AdoptionWaits", "JoinWaits", "IdentityUnknown"]);
+        let silent = self.others.as_ref().is_some_and(|token| !serves(token));
+        silent && (lost || before)
+    }
+
+    // ---- etcdctl ----
+
+    /// Somebody adds a member with etcd's own tool and never starts it.
+    pub(crate) fn add_by_hand(&mut self, which: u8) {
+        // Not one that alone is the quorum: that is not the operator's to survive.
+        if self.recorded().is_none_or(|all| all.voters().count() < 2) {
+            return;
+        }
+        let name = self.member().replace("db-", "by-hand-");
+        let learner = which.is_multiple_of(2) && self.knows_learners();
+        let most = self.most_learners();
+        tell!(self, "somebody adds {name} to etcd");
+        self.by_hand(|cluster, config, (group, now, new)| {
+            let refused = cluster.refuses_addition(config, group, (learner, most), now);
+            let member = Member {
+                name,
+                learner,
+                joined: false,
+            };
+            config.insert(new, member);
+            refused
+        });
+    }
+
+    /// Somebody removes a member with etcd's own tool.
+    pub(crate) fn remove_by_hand(&mut self, which: u8) {
+        tell!(self, "somebody removes a member from etcd");
+        self.by_hand(|cluster, config, (group, now, _)| {
+            let at = usize::from(which) % config.len();
+            let id = *config.keys().nth(at)?;
+            let refused = cluster.refuses_removal(config, (id, 0), group, now);
+            config.remove(&id);
+            refused
+        });
+    }
+
+    /// Whoever added members takes them away again.
+    pub(crate) fn tidy_by_hand(&mut self) {
+        let foreign = |config: &Config| {
+            let mut all = config.iter();
+            let found = all.find(|(_, one)| one.name.starts_with("by-hand-"));
+            found.map(|(id, _)| *id)
+        };
+        if self
+            .recorded()
+            .is_none_or(|all| foreign(all.members()).is_none())
+        {
+            return;
+        }
+        self.by_hand(|cluster, config, (group, now, _)| {
+            let Some(id) = foreign(config) else {
+                return Some("nobody's");
+            };
+            let refused = cluster.refuses_removal(config, (id, 0), group, now);
+            config.remove(&id);
+            refused
+        });
+    }
+
+    fn by_hand(
+        &mut self,
+        change: impl FnOnce(&Cluster, &mut Config, (usize, u64, u64)) -> Option<&'static str>,
+    ) {
+        let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
+        let Some(token) = recorded.map(|intent| intent.token.clone()) else {
+            return;
+        };
+        let Some(mut cluster) = self.clusters.remove(&token) else {
+            return;
+        };
+        let (now, new) = (self.now, self.next());
+        if let Some(leader) = cluster.leader(0) {
+            let lagging = self.lagging(&cluster);
+            let mut logs = self.logs(&token);
+            let mut config = cluster.configs[logs[&leader].config].clone();
+            if change(&cluster, &mut config, (0, now, new)).is_none() {
+                cluster.append(leader, &mut logs, &lagging, Some(config));
+            }
+        }
+        self.clusters.insert(token, cluster);
+    }
+}

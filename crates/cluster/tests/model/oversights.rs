@@ -1,0 +1,99 @@
+//! Deliberate mistakes about what the owner does, and about clusters that somebody else began.
+
+use cluster::observed::{Desired, Observed, Pod, Seen};
+use cluster::plan::{Data, Plan, View};
+use cluster::write::{Change, Order, Write};
+use jiff::Timestamp;
+
+use crate::mutation::Mutation;
+
+impl Mutation {
+    /// What the planner is not told.
+    pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
+        let (mut desired, mut observed) = (desired.clone(), observed.clone());
+        match self {
+            Self::IgnoresThePause => desired.paused = false,
+            Self::ActsOnADeletedObject => observed.deleting = false,
+            Self::IgnoresCertificates => observed.tls.faults.clear(),
+            _ => {}
+        }
+        (desired, observed)
+    }
+
+    /// What it plans besides.
+    pub(crate) fn mistakes_an_owner(
+        self,
+        (desired, observed, now): (&Desired, &Observed, Timestamp),
+        planned: &mut Plan,
+    ) {
+        let untold = observed.pods.values().all(|pod| pod.token.is_none());
+        let unrecorded = observed.intent.is_none() && observed.cluster_id.is_none();
+        let begins = match self {
+            Self::BootstrapsBesideOldPods => unrecorded && untold && !observed.pods.is_empty(),
+            Self::BootstrapsInsteadOfJoining => unrecorded && !observed.join.is_empty(),
+            _ => false,
+        };
+        if begins {
+            let over = observed.resource_version.clone();
+            planned.step.orders = vec![Order::Begin {
+                count: desired.first,
+                over,
+            }];
+            return;
+        }
+        let (Seen::Known(list), false) = (&observed.members, desired.hibernate) else {
+            return;
+        };
+        let view = View::new(list, (desired, observed, now));
+        let wanted = desired.claim.as_ref();
+        let class = wanted.and_then(|claim| claim.class.as_ref());
+        let unfit = view.voters().filter(|seat| {
+            let disk = seat.disk.filter(|disk| !disk.terminating);
+            disk.is_some_and(|disk| disk.claim.class.as_ref() != class)
+        });
+        let theirs = view
+            .voters()
+            .find(|seat| seat.data == Data::Elsewhere && seat.joined());
+        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+            member: seat.name.clone(),
+            id: seat.id(),
+        };
+        let old = |pod: &&Pod| pod.spec_hash.is_none() && pod.stays();
+        let removals: Vec<Write> = match self {
+            Self::DeletesUnfitVolumes => {
+                let disks = unfit.filter_map(|seat| Some((seat.name.clone(), seat.disk?)));
+                let deletions = disks.map(|(member, disk)| Write::DeleteDisk {
+                    member,
+                    uid: disk.uid.clone(),
+                });
+                let orders = deletions.map(|write| Order::Writes(vec![write]));
+                planned.step.orders.extend(orders);
+                return;
+            }
+            Self::ReplacesOldPodsAtOnce => {
+                let seats = view
+                    .voters()
+                    .filter_map(|seat| Some((seat, seat.pod.filter(old)?)));
+                let deletions = seats.map(|(seat, pod)| Write::DeletePod {
+                    member: seat.name.clone(),
+                    uid: pod.uid.clone(),
+                });
+                let orders = deletions.map(|write| Order::Writes(vec![write]));
+                planned.step.orders.extend(orders);
+                return;
+            }
+            Self::RemovesUnfitTogether => unfit.map(remove).collect(),
+            Self::RemovesTheirsEarly if !observed.join.is_empty() => {
+                theirs.map(remove).into_iter().collect()
+            }
+            _ => return,
+        };
+        if !removals.is_empty() {
+            planned.step.change = Some(Change {
+                writes: removals,
+                via: view.via(None),
+                planned_from: view.list.clone(),
+            });
+        }
+    }
+}

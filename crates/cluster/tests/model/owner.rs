@@ -1,0 +1,258 @@
+//! What the owner of a cluster does at any moment besides changing its size and version: pauses the operator, deletes
+//! the object, wants other volumes, spoils a Secret with certificates. And pods that end for good.
+
+use cluster::observed::{Claim, Observed, Seen};
+use cluster::plan::Plan;
+use cluster::write::{Order, Write};
+use runtime::tls::{Fault, Purpose};
+
+use crate::event::Event;
+use crate::invariants::demand;
+use crate::others::is_elsewhere;
+use crate::run::said;
+use crate::world::{Power, World, tell};
+use crate::write::Answer;
+
+/// What a volume claim asks for: a storage class and a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Volume {
+    class: u8,
+    size: u64,
+}
+
+impl Default for Volume {
+    fn default() -> Self {
+        Self { class: 0, size: 2 }
+    }
+}
+
+impl Volume {
+    pub(crate) fn claim(self) -> Claim {
+        let bytes = self.size << 30;
+        Claim {
+            class: Some(format!("class-{}", self.class)),
+            requested: Some(bytes),
+            text: format!("{}Gi", self.size),
+            capacity: Some(bytes),
+            resizing: None,
+        }
+    }
+
+    /// It cannot become the other one: it would have to shrink, or to change its class.
+    pub(crate) fn is_unfit_for(self, wanted: Self) -> bool {
+        self.class != wanted.class || self.size > wanted.size
+    }
+}
+
+impl World {
+    pub(crate) fn owner_does(&mut self, event: Event) {
+        match event {
+            Event::Pause => {
+                self.wishes.paused = !self.wishes.paused;
+                self.object_version += 1;
+                tell!(self, "the operator is paused: {}", self.wishes.paused);
+            }
+            Event::Volumes(which) => {
+                self.wishes.volume = Volume {
+                    class: which / 3 % 2,
+                    size: 1 + u64::from(which % 3),
+                };
+                self.object_version += 1;
+                tell!(
+                    self,
+                    "the user wants other volumes: {:?}",
+                    self.wishes.volume
+                );
+            }
+            Event::SpoilSecret(which) => {
+                self.faults.member_secret |= which % 3 != 1;
+                self.faults.operator_secret |= which % 3 != 0;
+                tell!(
+                    self,
+                    "certificates do not hold any more, the members' {}, the operator's {}",
+                    self.faults.member_secret,
+                    self.faults.operator_secret
+                );
+            }
+            Event::DeleteCluster => self.delete_cluster(),
+            _ => {}
+        }
+    }
+
+    /// Not one that joins another: what is left of that nobody could tell from a new one. Nor beside what a cluster of
+    /// this name has left.
+    fn delete_cluster(&mut self) {
+        let foreign = self.disks.values().any(|disk| disk.token == "another");
+        if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
+            return;
+        }
+        self.deleting = true;
+        self.object_version += 1;
+        tell!(self, "somebody deletes the object; what it owns goes first");
+    }
+
+    /// The garbage collector takes what a deleted object owns, one after the other. When all is gone somebody makes a
+    /// new object of the same name.
+    pub(crate) fn collect_garbage(&mut self) {
+        if !self.deleting || self.api_is_away() {
+            return;
+        }
+        if let Some(pod) = self.pods.values_mut().find(|pod| pod.ends_in.is_none()) {
+            pod.ends_in = Some(1);
+            return;
+        }
+        if let Some(name) = self.services.keys().next().cloned() {
+            self.services.remove(&name);
+        }
+        for disk in self.disks.values_mut() {
+            disk.terminating = true;
+        }
+        let pods = &self.pods;
+        self.disks.retain(|name, _| pods.contains_key(name));
+        if self.pods.is_empty() && self.disks.is_empty() && self.services.is_empty() {
+            self.be_born_again();
+        }
+    }
+
+    fn be_born_again(&mut self) {
+        let fresh = Self::new(&self.setup);
+        self.deleting = false;
+        self.lives += 1;
+        (self.intent, self.cluster_id, self.others) = (None, None, None);
+        (self.recovery, self.shared) = (fresh.recovery, fresh.shared);
+        (self.client_token, self.wishes.record) = (None, None);
+        self.reported_voters.clear();
+        self.named_before.clear();
+        // A process throws away what it has planned ten seconds ago; what it makes for an object that is gone is
+        // collected.
+        self.late.clear();
+        self.memory.forget_all();
+        self.want_first_version();
+        self.object_version += 1;
+        tell!(
+            self,
+            "the object is gone, and a new one of the same name is there"
+        );
+    }
+
+    /// A pod has ended for good: evicted, or refused by a kubelet. The object stays.
+    pub(crate) fn end_for_good(&mut self, name: &str) {
+        let now = self.now;
+        let Some(pod) = self.pods.get_mut(name) else {
+            return;
+        };
+        (pod.ended, pod.running) = (true, false);
+        let shown = &mut pod.shown;
+        (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
+        tell!(self, "the pod of {name} has ended for good");
+    }
+
+    /// What the operator sees of the certificates. `true`: it cannot ask anybody.
+    pub(crate) fn see_certificates(&self, observed: &mut Observed) -> bool {
+        let fault = |purpose| Fault {
+            purpose,
+            code: "CertificateExpired",
+            message: "it has expired".to_owned(),
+        };
+        let faults = &self.faults;
+        let member = faults.member_secret.then(|| fault(Purpose::Peer));
+        let operator = faults.operator_secret.then(|| fault(Purpose::Operator));
+        observed.tls.faults = member.into_iter().chain(operator).collect();
+        if faults.operator_secret {
+            observed.members = Seen::Unknown("the certificate has expired".to_owned());
+        }
+        faults.operator_secret
+    }
+
+    pub(crate) fn grow_disk(&mut self, member: &str, uid: &str, text: &str) -> Answer {
+        let disk = self.disks.get_mut(member);
+        let Some(disk) = disk.filter(|disk| disk.uid.to_string() == *uid) else {
+            return Answer::Failed;
+        };
+        let size: u64 = text.trim_end_matches("Gi").parse().unwrap();
+        if size < disk.volume.size {
+            self.broke(format!("the volume of {member} is to shrink"));
+            return Answer::Failed;
+        }
+        disk.volume.size = size;
+        Answer::Done(None)
+    }
+
+    /// A volume that cannot become what is wanted.
+    pub(crate) fn has_unfit_volume(&self, name: &str) -> bool {
+        let disk = self.disks.get(name);
+        disk.is_some_and(|disk| disk.volume.is_unfit_for(self.wishes.volume))
+    }
+
+    /// The volumes of all members are as they are wanted.
+    pub(crate) fn has_wanted_volumes(&self) -> bool {
+        let members = self
+            .recorded()
+            .into_iter()
+            .flat_map(|all| all.members().values());
+        let mut disks = members.filter_map(|member| self.disks.get(&member.name));
+        disks.all(|disk| disk.volume == self.wishes.volume)
+    }
+
+    // ---- what may not happen ----
+
+    /// Nothing is done to a cluster whose owner has paused the operator or deletes the object; and nobody is started,
+    /// ended or given up for certificates that do not hold.
+    pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan) {
+        let still = observed.deleting || self.wishes.paused;
+        demand!(
+            self,
+            !still || plan.step.is_empty(),
+            "a cluster that is paused or deleted is changed: {}",
+            said(plan)
+        );
+        let faults = &observed.tls.faults;
+        let begins = plan
+            .step
+            .orders
+            .iter()
+            .any(|order| matches!(order, Order::Recover(_)));
+        demand!(
+            self,
+            faults.is_empty() || !begins,
+            "invariant 20: a recovery begins, and it is certificates that keep everybody from answering: {}",
+            said(plan)
+        );
+        if observed
+            .tls
+            .in_the_way(observed.cluster_id.is_some())
+            .next()
+            .is_none()
+        {
+            return;
+        }
+        let orders = plan.step.orders.iter().flat_map(|order| match order {
+            Order::Writes(writes) => &writes[..],
+            _ => &[],
+        });
+        let changes = plan.step.change.iter().flat_map(|change| &change.writes);
+        let serves = |member: &String| {
+            if is_elsewhere(member) {
+                return !self.ours_are_enough();
+            }
+            let pod = self.pods.get(member);
+            pod.is_some_and(|pod| {
+                let there = pod.ends_in.is_none() && !pod.ended;
+                pod.shown.ready && there && self.power(pod) == Power::On
+            })
+        };
+        let hibernates = self.wishes.hibernate;
+        let wrong = orders.chain(changes).find(|write| match write {
+            Write::CreatePod(_) | Write::AddMember { .. } | Write::PatchImage { .. } => true,
+            Write::DeletePod { member, .. } => serves(member) && !hibernates,
+            Write::Remove { member, .. } => serves(member),
+            _ => false,
+        });
+        let wrong = wrong.map(ToString::to_string);
+        demand!(
+            self,
+            wrong.is_none(),
+            "invariant 20: {wrong:?} while certificates do not hold"
+        );
+    }
+}
