@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use e2e::objects::{Kind, await_object, field};
-use e2e::{Keyspace, Sandbox, Writer};
+use e2e::wait::Look;
+use e2e::{Keyspace, Sandbox, Writer, until};
 use kube::api::{Patch, PatchParams};
 use serde::Serialize;
 use serde_json::json;
@@ -131,5 +132,14 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    keys.compact(revision).await
+    // It may take longer than a client waits; the operator begins when it has freed enough.
+    until("what was deleted is forgotten", WITHIN, async || {
+        let outcome = keys.compact(revision).await;
+        let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");
+        Ok(match outcome {
+            Err(error) if !was(&error) => Look::NotYet(format!("{error:#}")),
+            _ => Look::Done(()),
+        })
+    })
+    .await
 }
