@@ -60,7 +60,7 @@ use story::{explore, hunt, play, play_seed, tell};
 /// How many rounds each of the two tests plays in an ordinary run.
 const ROUNDS: usize = 150_000;
 /// Within how many rounds each mistake has to be found.
-const HUNT: usize = 300_000;
+const HUNT: usize = 600_000;
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
