@@ -152,6 +152,18 @@ impl Session {
         self.credentials.is_some()
     }
 
+    /// Which login is known, without asking anybody.
+    pub(crate) fn known(&self) -> Option<u64> {
+        let known = self.found();
+        known.usable(None).map(|(_, number)| number)
+    }
+
+    /// Shows no token any more, so that etcd looks at the certificate.
+    pub(crate) fn drop_token(&self) {
+        self.found().found = None;
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Whether it shows a certificate beside its token.
     pub(crate) fn is_certified(&self) -> bool {
         self.certified
@@ -227,11 +239,9 @@ impl Session {
             return settled(self.keep(login));
         }
         // Nobody gives one out: the one that is known is shown all the same, or the call is made without.
-        let mut known = self.found();
-        known.silent = Some(Instant::now());
+        self.found().silent = Some(Instant::now());
         if self.certified && stale.is_some() {
-            known.found = None;
-            *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
+            self.drop_token();
         }
         Ok(None)
     }

@@ -133,6 +133,20 @@ async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
     .await;
 }
 
+/// Waits until etcd lets root in with this password, and has everything.
+async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
+    until("etcd takes the password", PATIENCE, async || {
+        Ok(if lets_in(sandbox, "c", password).await? {
+            Look::Done(())
+        } else {
+            Look::NotYet("it does not let root in".to_owned())
+        })
+    })
+    .await?;
+    let keys = keys_as(sandbox, "c", password).await?;
+    keys.verify("kept/", KEYS).await.map(drop)
+}
+
 #[tokio::test]
 async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
     discreet("crash_access", async |sandbox| {
@@ -158,15 +172,7 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
         victim
             .dies_at(PASSWORD, async |_| {
                 // What is changed before it is on is no change to etcd.
-                let before = password(round.get());
-                until("authentication is on", PATIENCE, async || {
-                    Ok(if lets_in(sandbox, "c", &before).await? {
-                        Look::Done(())
-                    } else {
-                        Look::NotYet("it does not let root in".to_owned())
-                    })
-                })
-                .await?;
+                await_password(sandbox, &password(round.get())).await?;
                 round.set(round.get() + 1);
                 sandbox.apply(&secret(&password(round.get()))).await?;
                 // A Secret is not watched.
@@ -180,11 +186,6 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
                 patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
             })
             .await?;
-        let now = password(round.get());
-        keys_as(sandbox, "c", &now)
-            .await?
-            .verify("kept/", KEYS)
-            .await?;
         victim
             .dies_at(NO_POLICY, async |_| {
                 patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
@@ -192,6 +193,7 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
             .await?;
         victim
             .dies_at(TURNING_OFF, async |_| {
+                await_password(sandbox, &password(round.get())).await?;
                 patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
             })
             .await?;
