@@ -152,7 +152,7 @@ fn drawn(seed: &mut u64) -> usize {
 /// around at any moment; it ends where it says last.
 #[test]
 fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
-    for mut seed in 0..400 {
+    for mut seed in 0..400_u64 {
         let (from, to) = if seed.is_multiple_of(2) {
             ("null", BOTH)
         } else {
