@@ -74,11 +74,12 @@ fn pod(old: Old, number: usize) -> Value {
         let peer = "/etc/etcdtls/member/peer-tls";
         let server = "/etc/etcdtls/member/server-tls";
         let client = "/etc/etcdtls/operator/etcd-tls";
-        command += &format!(
+        let flags = format!(
             " --peer-client-cert-auth=true --peer-trusted-ca-file={peer}/peer-ca.crt --peer-cert-file={peer}/peer.crt \
              --peer-key-file={peer}/peer.key --client-cert-auth=true --trusted-ca-file={server}/server-ca.crt \
              --cert-file={server}/server.crt --key-file={server}/server.key"
         );
+        command.push_str(&flags);
         etcdctl = format!(
             "ETCDCTL_API=3 etcdctl --endpoints=https://localhost:2379 --cert={client}/etcd-client.crt \
              --key={client}/etcd-client.key --cacert={client}/etcd-client-ca.crt endpoint status"

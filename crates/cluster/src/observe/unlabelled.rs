@@ -73,10 +73,6 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
     let name = cluster.name_any();
     let ours = |member: &&String| names::cluster_of_member(member) == Some(name.as_str());
     let members = || members.iter().filter(ours).cloned();
-    fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
-        let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
-        names.filter(|name| !there.contains(name)).collect()
-    }
     let durable = cluster.spec.is_durable() || !claims.is_empty();
     let shared = [names::headless_service(&name), names::client_service(&name)];
     Missing {
@@ -88,6 +84,12 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
         },
         services: absent(services, members().chain(shared)),
     }
+}
+
+/// The names that are not in a list.
+fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
+    let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
+    names.filter(|name| !there.contains(name)).collect()
 }
 
 /// Whether an object of a member carries the labels by which it is found, and by which Services lead to it.

@@ -26,11 +26,11 @@ const UNPLACED: Duration = Duration::from_mins(1);
 pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
     match observed.shared.headless {
         Kept::AsMade(()) => {}
-        Kept::Others => taken("Service", headless_service(&observed.cluster), draft),
+        Kept::Others => taken("Service", &headless_service(&observed.cluster), draft),
         Kept::Missing | Kept::Drifted => draft.order(Order::Writes(vec![Write::ApplyHeadless])),
     }
     if observed.shared.client == Kept::Others {
-        taken("Service", client_service(&observed.cluster), draft);
+        taken("Service", &client_service(&observed.cluster), draft);
         return;
     }
     // Clients of a cluster that is taken over go on through the Service as it is.
@@ -67,7 +67,7 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
     match observed.shared.budget {
         Kept::Others if desired.budget => {
             let name = disruption_budget(&observed.cluster);
-            taken("PodDisruptionBudget", name, draft);
+            taken("PodDisruptionBudget", &name, draft);
         }
         Kept::Others => {}
         kept if desired.budget => {
@@ -84,7 +84,7 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
 
 /// The name of one of the cluster's objects is in use. It is neither changed nor deleted: another cluster may live by
 /// it, as the client Service of `db` and the headless one of `db-client` have one name.
-fn taken(kind: &str, name: String, draft: &mut Draft) {
+fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} is somebody else's and is left alone: delete it if it is not wanted; this cluster goes on \
          without"

@@ -118,7 +118,7 @@ impl World {
     }
 
     /// As the API server shows what the old operator made.
-    pub(crate) fn show_old(&self, pod: &WorldPod, seen: &mut Pod) {
+    pub(crate) fn show_old(pod: &WorldPod, seen: &mut Pod) {
         if !pod.marked {
             seen.token = None;
         }

@@ -33,7 +33,7 @@ impl World {
         let read = |name: &String, pod: &WorldPod| {
             let mut seen = read_pod(name, pod);
             self.show_image(pod, &mut seen);
-            self.show_old(pod, &mut seen);
+            Self::show_old(pod, &mut seen);
             (name.clone(), seen)
         };
         pods.map(|(name, pod)| read(name, pod)).collect()

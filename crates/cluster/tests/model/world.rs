@@ -28,6 +28,7 @@ macro_rules! tell {
 pub(crate) use tell;
 
 /// A pod with the kubelet's part of it.
+#[expect(clippy::struct_excessive_bools)] // Each is a mark of its own, not a state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldPod {
     pub(crate) uid: u64,
@@ -101,6 +102,7 @@ pub(crate) struct WorldDisk {
     pub(crate) volume: Volume,
 }
 
+#[expect(clippy::struct_excessive_bools)] // As above.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldService {
     pub(crate) uid: u64,

@@ -92,17 +92,14 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
 fn put(object: &mut Value, place: &str, value: Value) {
     let mut at = object;
     for part in place.split('/').skip(1) {
-        at = match part.parse::<usize>() {
-            Ok(_) => {
-                *at = json!([null]);
-                &mut at[0]
+        at = if part.parse::<usize>().is_ok() {
+            *at = json!([null]);
+            &mut at[0]
+        } else {
+            if !at.is_object() {
+                *at = json!({});
             }
-            Err(_) => {
-                if !at.is_object() {
-                    *at = json!({});
-                }
-                &mut at[part]
-            }
+            &mut at[part]
         };
     }
     *at = value;

@@ -42,7 +42,7 @@ impl Scene {
     }
 
     /// Another patch release is asked for, and the members hold the same data.
-    fn is_upgraded(mut self) -> Self {
+    fn upgraded(mut self) -> Self {
         self.desired.version = "3.6.17".into();
         self.desired.image = "etcd:v3.6.17".into();
         for member in self.observed.pods.keys() {
@@ -57,7 +57,7 @@ impl Scene {
     }
 
     /// It is recorded that this member is defragmented.
-    fn is_defragmented(mut self, member: &str) -> Self {
+    fn defragmented(mut self, member: &str) -> Self {
         self.observed.upkeep.record = Some(DefragmentationStatus {
             cause: DefragmentationCause::Threshold,
             start_time: Time(at(900)),
@@ -77,7 +77,7 @@ impl Scene {
 }
 
 fn upgraded() -> Scene {
-    Scene::formed(&["a", "b", "c"]).is_upgraded()
+    Scene::formed(&["a", "b", "c"]).upgraded()
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_member_is_out_until_it_is_back_from_its_change() {
 
 #[test]
 fn a_member_is_out_before_and_while_it_is_defragmented_and_not_after() {
-    let told = Scene::formed(&["a", "b", "c"]).is_defragmented("b");
+    let told = Scene::formed(&["a", "b", "c"]).defragmented("b");
     assert_eq!((roles(&told), ends(&told)), (one("b", since(1000)), false));
     let out = told.role("b", since(998));
     assert_eq!((roles(&out), ends(&out)), (vec![], true));
@@ -164,12 +164,12 @@ fn invariant_22_whoever_is_out_without_a_reason_is_put_back() {
 /// Invariant 22.
 #[test]
 fn invariant_22_nobody_is_taken_out_who_alone_serves_clients() {
-    let alone = Scene::formed(&["a"]).is_upgraded();
+    let alone = Scene::formed(&["a"]).upgraded();
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
-    let alone = Scene::formed(&["a"]).is_defragmented("a");
+    let alone = Scene::formed(&["a"]).defragmented("a");
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     // The other one serves and is no endpoint.
-    let mut pair = Scene::formed(&["a", "b"]).is_defragmented("b");
+    let mut pair = Scene::formed(&["a", "b"]).defragmented("b");
     pair.observed.pods.get_mut("a").unwrap().ready = false;
     assert_eq!(roles(&pair), []);
     let mut out = pair.role("b", since(999));
