@@ -38,7 +38,10 @@ enum Task {
 fn main() -> Result<ExitCode> {
     let arguments: Arguments = cli::parse();
     if let Some(Task::Seed(command)) = &arguments.command {
-        return Ok(process::run_once(arguments.common.log_json, seed::run(command))?);
+        return Ok(process::run_once(
+            arguments.common.log_json,
+            seed::run(command),
+        )?);
     }
     #[cfg(feature = "failpoints")]
     let _failpoints = {

@@ -100,7 +100,8 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
                 .is_some_and(|status| status.seed.is_some())
             {
                 let there = None;
-                seen.observed.source = backup::look(eyes, restore, &namespace, there, &seen.place).await;
+                seen.observed.source =
+                    backup::look(eyes, restore, &namespace, there, &seen.place).await;
             }
         }
         Ok(Some(mut cluster)) => {
@@ -153,7 +154,8 @@ async fn look_around(
             if !plan::is_verified(restore) {
                 let serving = std::mem::replace(&mut seen.observed.serving, Serving::NotAsked);
                 let at = members::seed_url(&namespace, cluster, pod);
-                seen.observed.serving = members::compared(eyes, &seen.observed.seed, at, serving).await;
+                seen.observed.serving =
+                    members::compared(eyes, &seen.observed.seed, at, serving).await;
             }
         }
     } else if facts.claim.is_none() && turned {
