@@ -4,9 +4,10 @@
 //! such as putting pods back on their disks, is not to wait for that. But during an election each member still answers
 //! for itself, and then the list has all its time: an election is no outage.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd::Status;
+use etcd::{MemberId, Status};
 
 use crate::observed::{Observed, Pod};
 use crate::plan::quorum_of;
@@ -34,20 +35,24 @@ pub(super) async fn both<L, S>(
 }
 
 /// Fewer of the voters that were last reported can take part than a quorum is: their pods end, are gone, or are not
-/// ready and do not answer. Of members that somebody else runs nothing is known here.
+/// ready and do not answer. Of members that somebody else runs nothing is known here, and what was reported does not
+/// count any more where a member that stays has a leader that stays: after a recovery or a restore it is all the
+/// quorum there is, and with authentication its list takes a login first.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
-    let answers = |name: &String| {
-        asked
-            .iter()
-            .zip(own)
-            .any(|(one, own)| one == name && own.is_ok())
-    };
+    let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
+    let answers: BTreeMap<&String, &Status> = asked
+        .iter()
+        .zip(own)
+        .filter_map(|(name, own)| stays(name).and(own.as_ref().ok()).map(|own| (name, own)))
+        .collect();
+    let leads = |leader: MemberId| answers.values().any(|own| own.member_id == leader);
+    let led = answers.values().any(|own| own.leader.is_some_and(leads));
     let takes_part = |name: &&String| {
-        let pod = observed.pods.get(*name).filter(|pod| pod.stays());
-        pod.is_some_and(|pod: &Pod| pod.ready || answers(name))
+        stays(name).is_some_and(|pod: &Pod| pod.ready || answers.contains_key(*name))
     };
-    !voters.is_empty() && voters.iter().filter(takes_part).count() < quorum_of(voters.len())
+    let enough = voters.iter().filter(takes_part).count() >= quorum_of(voters.len());
+    !voters.is_empty() && !led && !enough
 }
 
 #[cfg(test)]
@@ -102,6 +107,11 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
+        // A seed that serves, beside what was reported of those before it.
+        let mut seed = Scene::formed(&["s"]);
+        seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
+        assert!(!few(&seed));
+        assert!(few(&seed.silent_voter("s")));
         let mut unreported = three().terminating("a").terminating("b");
         unreported.observed.reported_voters.clear();
         assert!(!few(&unreported));
