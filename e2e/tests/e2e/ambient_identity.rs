@@ -59,7 +59,7 @@ async fn install(wide: &Sandbox, allowed: &Sandbox, place: &str) -> Result<()> {
 
 /// Gives the container that fetches a backup an identity of its own, as the webhooks of clouds do it: a seed fetches
 /// with that of its pod, and never with the operator's.
-fn pod_identity(s3: &S3, namespace: &str) -> Result<String> {
+fn pod_identity(s3: &S3, namespace: &str) -> String {
     let variables: Vec<String> = environment(s3)
         .iter()
         .map(|(name, value)| {
@@ -92,7 +92,7 @@ fn pod_identity(s3: &S3, namespace: &str) -> Result<String> {
         "metadata": {"name": namespace},
         "spec": {"policyName": namespace},
     });
-    Ok(format!("{policy}\n---\n{binding}\n"))
+    format!("{policy}\n---\n{binding}\n")
 }
 
 /// An EtcdBackup to `path` or an EtcdRestore from there, without a Secret.
@@ -134,7 +134,7 @@ async fn by_grant_alone(wide: &Sandbox, allowed: &Sandbox, other: &Sandbox) -> R
     kubectl::run_with_input(
         &wide.env,
         &["apply", "-f", "-"],
-        Some(&pod_identity(s3, &allowed.namespace)?),
+        Some(&pod_identity(s3, &allowed.namespace)),
     )
     .await?;
 

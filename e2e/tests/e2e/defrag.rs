@@ -32,7 +32,7 @@ async fn passed_by(sandbox: &Sandbox) -> Result<BTreeSet<String>> {
         let busy = pods
             .iter()
             .filter(|pod| role(pod).as_deref() == Some("busy"));
-        let busy: Vec<String> = busy.map(|pod| pod.name_any()).collect();
+        let busy: Vec<String> = busy.map(ResourceExt::name_any).collect();
         most = most.max(busy.len());
         let none = busy.is_empty();
         all.extend(busy);
