@@ -12,7 +12,7 @@ use etcd::{Alarm, AlarmKind, MemberId, Status};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Desired, Observed, Seen};
+use crate::observed::{Desired, Observed, Pod, Seen};
 use crate::plan::fate::Fate;
 use crate::plan::membership::decide_leader;
 use crate::plan::quorum::quorum_of;
@@ -30,6 +30,8 @@ const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
 /// How long it takes at most until a member's status shows what a compaction has freed.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
+/// How long a member that was told may say nothing, as long as a call for it may take.
+const SILENCE: SignedDuration = SignedDuration::from_mins(10);
 /// How long the share of free bytes starts no other run.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
@@ -359,10 +361,19 @@ impl Run<'_> {
         let status = observed.statuses.get(&last.name).and_then(Seen::known);
         let error = match (&observed.upkeep.call, seat) {
             (_, None) => Some("it is no member any more".to_owned()),
+            (Some(Call::Failed(why)), _) => Some(why.clone()),
+            // Silent: it writes on for a process that is gone, or was asked a moment before it had done.
             (_, Some(seat)) if seat.health != Health::Busy => {
+                let may_be_done = seat.pod.is_some_and(Pod::stays)
+                    && now.duration_since(last.start_time.0) < SILENCE;
+                if may_be_done {
+                    aside::keep(seat, draft);
+                    let text = format!("{} does not answer yet", last.name);
+                    draft.wait("Defragmenting", text, SHORTLY);
+                    return;
+                }
                 Some("it stopped answering".to_owned())
             }
-            (Some(Call::Failed(why)), _) => Some(why.clone()),
             (Some(Call::Done), _) => None,
             (Some(Call::Running), Some(seat)) => {
                 aside::keep(seat, draft);

@@ -14,6 +14,7 @@ use crate::plan::quorum::Quorum;
 use crate::plan::versions::takes_several_learners;
 use crate::plan::{adoption, roll};
 use crate::plan::{disks, upkeep};
+use crate::upkeep::Call;
 
 /// What became of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,10 +169,13 @@ impl<'a> View<'a> {
         adoption::condemn(&mut seats, observed);
         disks::condemn(&mut seats, desired);
         upkeep::condemn(&mut seats, observed);
-        // Invariant 19: nobody counts on it until it is done.
+        // Invariant 19: nobody counts on it until it is done. From 3.6 on it does not even answer for itself meanwhile:
+        // its status has the version of its storage, which it reads under the lock (`StorageVersion` in etcd's
+        // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
         if let Some(member) = upkeep::told(observed) {
+            let asked = observed.upkeep.call == Some(Call::Running);
             for seat in seats.iter_mut().filter(|seat| seat.name == member) {
-                if seat.serves() {
+                if seat.serves() || (asked && seat.pod.is_some_and(Pod::stays)) {
                     seat.health = Health::Busy;
                 }
             }

@@ -281,12 +281,31 @@ fn a_member_that_fails_or_dies_ends_the_run() {
     failed.observed.upkeep.call = Some(Call::Failed("no room".into()));
     let written = record(&failed).unwrap();
     assert_eq!(written.members[0].error.as_deref(), Some("no room"));
-    let died = told().down("b");
+    let died = told().not_running("b").terminating("b");
     let written = record(&died).unwrap();
     assert!(written.members[0].error.is_some());
     let mut after = full(100, 20);
     after.observed.upkeep.record = Some(written);
     assert!(record(&after).unwrap().completion_time.is_some());
+}
+
+/// From 3.6 on a member does not even tell its status while it is defragmented.
+#[test]
+fn a_member_that_says_nothing_while_it_is_defragmented_is_waited_for() {
+    let told = || under_way(full(100, 20), &[("b", false)]).down("b");
+    for call in [None, Some(Call::Running), Some(Call::Done)] {
+        let mut scene = told();
+        scene.observed.upkeep.call = call;
+        assert_eq!((record(&scene), scene.changes()), (None, vec![]));
+        assert!(scene.waits().contains(&"Defragmenting"));
+    }
+    let mut ever = told();
+    ever.observed.upkeep.record.as_mut().unwrap().members[0].start_time = time(0);
+    let written = record(&ever).unwrap();
+    assert_eq!(
+        written.members[0].error.as_deref(),
+        Some("it stopped answering")
+    );
 }
 
 #[test]
