@@ -56,7 +56,9 @@ impl Server {
     /// Runs what `command` says of an address and a directory, and waits until it listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            TcpStream::connect(address).is_ok()
+            // Where nobody listens yet, a connection may be one to itself: from the very port it goes to.
+            let met = TcpStream::connect(address).and_then(|stream| stream.local_addr());
+            met.is_ok_and(|own| own != address)
         })
     }
 
