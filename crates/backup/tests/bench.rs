@@ -3,7 +3,7 @@
 //! in pieces of 8 MiB, several at a time.
 //!
 //! Measured are the wall time of both, and the memory and the processor time of this process while it transfers.
-//! Sizes in MiB come from `BENCH_MIB`, rounds from `BENCH_ROUNDS`. Alone in its binary, so that nothing else in the
+//! Sizes in MiB come from `BENCH_MIB`, rounds from `BENCH_ROUNDS`; the figures go to the file `BENCH_JSON`. Alone in its binary, so that nothing else in the
 //! process is measured; the upload by hand is a process of its own, as a command is.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
@@ -17,6 +17,7 @@ use backup::transfer::{Meter, Name, Transfer};
 use bytes::BytesMut;
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
+use serde_json::json;
 use store::testing::{ACCESS_KEY, S3Server, SECRET_KEY};
 use store::{S3Access, S3Config, S3Keys, S3Store, Store};
 use tokio::io::AsyncReadExt;
@@ -167,6 +168,7 @@ async fn a_backup_beside_a_file_and_its_upload() {
     println!(
         "| database | ours | by hand (the file alone) | ratio | processor time of ours | peak memory (before) |\n|---|---|---|---|---|---|"
     );
+    let mut figures = Vec::new();
     for mebibytes in numbers("BENCH_MIB", &[100, 1024]) {
         let start = Start {
             flags: vec![
@@ -187,6 +189,18 @@ async fn a_backup_beside_a_file_and_its_upload() {
             slow.push(by_hand(&programs, &etcd.client_url, &server));
         }
         let size = fast.iter().map(|took| took.size).max().unwrap();
+        let seconds = |times: Vec<Duration>| -> Vec<f64> {
+            times.iter().map(Duration::as_secs_f64).collect()
+        };
+        figures.push(json!({
+            "database_bytes": size,
+            "ours_seconds": seconds(fast.iter().map(|took| took.time).collect()),
+            "ours_processor_seconds": seconds(fast.iter().map(|took| took.processor).collect()),
+            "by_hand_seconds": seconds(slow.iter().map(|(_, both)| *both).collect()),
+            "by_hand_file_seconds": seconds(slow.iter().map(|(file, _)| *file).collect()),
+            "peak_memory_bytes": fast.iter().map(|took| took.peak).max(),
+            "goals": {"ratio": 0.8, "peak_memory_bytes": 64 * MIB},
+        }));
         let peak = fast.iter().max_by_key(|took| took.peak).unwrap();
         let (before, peak) = (peak.before / MIB, peak.peak / MIB);
         let processor = median(fast.iter().map(|took| took.processor));
@@ -198,5 +212,8 @@ async fn a_backup_beside_a_file_and_its_upload() {
             size / (1 << 20),
             fast / slow,
         );
+    }
+    if let Some(file) = std::env::var_os("BENCH_JSON") {
+        std::fs::write(file, serde_json::to_vec_pretty(&figures).unwrap()).unwrap();
     }
 }

@@ -224,17 +224,44 @@ fn run_tests(what: &str, command: &mut Command) -> Result<Summary> {
     Ok(summary)
 }
 
-/// `cargo xtask bench backup [--sizes MIB,...] [--rounds N]`: etcd and an S3 server as processes, no Kubernetes.
+/// One backup of a large database beside doing it by hand: etcd and an S3 server as processes, no Kubernetes
+#[derive(Debug, clap::Parser)]
+#[command(name = "bench backup", bin_name = "cargo xtask bench backup")]
+struct BackupBench {
+    /// Sizes of the databases, in MiB; four times the largest has to be free on the disk
+    #[arg(long, value_name = "MIB,...", default_value = "100,1024")]
+    sizes: String,
+    /// Rounds of each size; the median is reported
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 fn bench_backup(args: &[String]) -> Result<ExitCode> {
+    let name = "bench backup".to_owned();
+    let options =
+        match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
+            Ok(options) => options,
+            // The help, or what is wrong with the options.
+            Err(said) => {
+                said.print().context("cannot write")?;
+                return Ok(if said.use_stderr() {
+                    ExitCode::FAILURE
+                } else {
+                    ExitCode::SUCCESS
+                });
+            }
+        };
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
     command.arg("test").args(image::SELECTION);
     command.args(["--test", "bench", "--", "--ignored", "--nocapture"]);
-    for pair in args.chunks(2) {
-        match pair {
-            [flag, value] if flag == "--sizes" => command.env("BENCH_MIB", value),
-            [flag, value] if flag == "--rounds" => command.env("BENCH_ROUNDS", value),
-            _ => bail!("bench backup takes --sizes 100,1024 (in MiB) and --rounds 3, not {pair:?}"),
-        };
+    command
+        .env("BENCH_MIB", options.sizes)
+        .env("BENCH_ROUNDS", options.rounds.to_string());
+    if let Some(file) = options.json {
+        command.env("BENCH_JSON", std::path::absolute(file)?);
     }
     let status = command
         .current_dir(checkout::root())
