@@ -100,11 +100,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if let (Some(mine), Some(theirs)) = (here.maker, there.maker)
         && mine != theirs
     {
-        return Err(
-            "members that run are not switched between static and generated certificates, because neither trust the \
-             others: the cluster goes on as it was; set spec.TLS back, or switch TLS off and then on again"
-                .to_owned(),
-        );
+        return exchange((at, here), (wanted, there));
     }
     let leaps = matches!(
         (here.clients, there.clients),
@@ -137,6 +133,36 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
         peer_stage: Some(stage),
         ..policy
     })))
+}
+
+/// From static certificates to generated ones, or back. Neither trust the others, so members go back to plain text
+/// between each other first, and clients use it meanwhile.
+fn exchange(
+    (at, here): (Option<&TlsPolicy>, Way),
+    (wanted, there): (Option<&TlsPolicy>, Way),
+) -> Result<Next, String> {
+    if here.clients == Clients::Tls || there.clients == Clients::Tls {
+        return Err(
+            "clients cannot be brought from static to generated certificates, or back, at once, because neither trust \
+             the others: give spec.TLS back with acceptPlaintext: true, change all clients to http:// when TLSReady \
+             is True, give the other certificates with acceptPlaintext: true then, and when TLSReady is True again \
+             change all clients to https:// and take acceptPlaintext away; the cluster goes on as it was"
+                .to_owned(),
+        );
+    }
+    let staged = |policy: Option<&TlsPolicy>, stage| {
+        Next::Step(policy.cloned().map(|policy| TlsPolicy {
+            peer_stage: Some(stage),
+            ..policy
+        }))
+    };
+    let back = here.peers.towards(PeerStage::Plain);
+    Ok(match here.peers {
+        PeerStage::Plain if there.peers == PeerStage::Plain => Next::Step(wanted.cloned()),
+        PeerStage::Plain => staged(wanted, PeerStage::PlainAndTls),
+        _ if back == PeerStage::Plain => Next::Step(at.and_then(TlsPolicy::without_peers)),
+        _ => staged(at, back),
+    })
 }
 
 /// Where a cluster stands.
@@ -193,6 +219,7 @@ mod tests {
     const BOTH: &str = r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"},"acceptPlaintext":true}"#;
     const ALL: &str =
         r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}"#;
+    const GENERATED_PEERS: &str = r#"{"generated":{"client":false}}"#;
     const GENERATED: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
 
     fn policy(text: &str) -> Option<TlsPolicy> {
@@ -205,7 +232,7 @@ mod tests {
         let mut stages = Vec::new();
         while let Next::Step(step) = next(at.as_ref(), to.as_ref()).unwrap() {
             stages.push(peers_of(step.as_ref()));
-            assert!(stages.len() < 5, "no end: {stages:?}");
+            assert!(stages.len() < 8, "no end: {stages:?}");
             at = step;
         }
         assert_eq!(at, to);
@@ -218,6 +245,14 @@ mod tests {
         for tls in [PEERS, BOTH, GENERATED] {
             assert_eq!(way("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
             assert_eq!(way(tls, "null"), [TlsTwice, PlainAndTls, Plain], "{tls}");
+        }
+        for (from, to) in [
+            (BOTH, GENERATED),
+            (GENERATED, BOTH),
+            (PEERS, GENERATED_PEERS),
+        ] {
+            let over = [TlsTwice, PlainAndTls, Plain, PlainAndTls, TlsTwice, Tls];
+            assert_eq!(way(from, to), over, "{from} to {to}");
         }
         assert_eq!(way(BOTH, ALL), [Tls]);
         assert_eq!(way(ALL, BOTH), [Tls]);
@@ -248,9 +283,9 @@ mod tests {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(why.contains("acceptPlaintext"), "{why}");
         }
-        for (from, to) in [(GENERATED, BOTH), (BOTH, GENERATED), (PEERS, GENERATED)] {
+        for (from, to) in [(GENERATED, ALL), (ALL, GENERATED)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
-            assert!(why.contains("static and generated"), "{why}");
+            assert!(why.contains("static to generated"), "{why}");
         }
     }
 

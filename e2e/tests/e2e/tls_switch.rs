@@ -166,6 +166,31 @@ async fn tls_is_switched_off_while_members_run_and_clients_write() {
     .await;
 }
 
+/// From certificates of others to generated ones, which do not trust each other: clients go over plain text, and so do
+/// members.
+#[tokio::test]
+async fn static_certificates_are_exchanged_for_generated_ones_while_members_run_and_clients_write()
+{
+    discreet("tls_static_to_generated", async |sandbox| {
+        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+        let tls = format!("{}{DURABLE}", crate::certificates::STATIC);
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, &tls)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        let encrypted = Writer::start_tls(sandbox, "c", &client(&authority, sandbox, "c")?).await?;
+        set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
+        switched(sandbox, "Tls", true).await?;
+        served(encrypted, "with static certificates, when both are taken").await?;
+        let generated = r#"{"static":null,"generated":{},"#;
+        on(sandbox, generated, async || {
+            generated_client(sandbox, "c").await
+        })
+        .await
+    })
+    .await;
+}
+
 /// A cluster that sleeps while its TLS is switched comes back as it was, and is switched then.
 #[tokio::test]
 async fn a_cluster_that_hibernates_is_switched_when_it_is_back() {

@@ -245,6 +245,20 @@ impl TlsPolicy {
         self.encrypts_clients() && self.accept_plaintext == Some(true)
     }
 
+    /// The same without TLS between members; `None` where nothing else was encrypted.
+    #[must_use]
+    pub fn without_peers(&self) -> Option<Self> {
+        let mut policy = self.clone();
+        if let Some(member) = policy.static_.as_mut().and_then(|tls| tls.member.as_mut()) {
+            member.peer_secret = None;
+        }
+        if let Some(generated) = &mut policy.generated {
+            generated.peer = Some(false);
+        }
+        policy.peer_stage = None;
+        policy.encrypts_clients().then_some(policy)
+    }
+
     /// How members talk to each other.
     pub fn peers(&self) -> PeerStage {
         match (self.encrypts_peers(), self.peer_stage) {
