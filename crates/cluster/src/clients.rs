@@ -19,6 +19,8 @@ pub struct Clients {
 
 struct Kept {
     access: Access,
+    /// The cluster's token.
+    token: Option<String>,
     client: Arc<dyn Etcd>,
     asked: Instant,
 }
@@ -33,8 +35,10 @@ impl Clients {
         }
     }
 
-    /// The client of the cluster with this UID, which is reached like this.
-    pub fn of(&self, uid: &str, access: &Access) -> Arc<dyn Etcd> {
+    /// The client of the cluster with this UID, which is reached like this. It goes with the cluster's token: a restore
+    /// in place or a recovery begins another log, and a member that is shown a login of the one before keeps the call
+    /// until its own log is as long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
+    pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
         }
@@ -43,6 +47,7 @@ impl Clients {
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
         if let Some(one) = kept.get_mut(uid)
             && one.access == *access
+            && one.token.as_deref() == token
         {
             one.asked = now;
             return Arc::clone(&one.client);
@@ -51,6 +56,7 @@ impl Clients {
             Arc::new(EtcdClient::with_deadlines(access.clone(), self.deadlines));
         let one = Kept {
             access: access.clone(),
+            token: token.map(str::to_owned),
             client: Arc::clone(&client),
             asked: now,
         };
@@ -79,11 +85,37 @@ mod tests {
     fn a_changed_secret_makes_another_client_and_an_unchanged_one_keeps_it() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
-        assert!(Arc::ptr_eq(&clients.of("1", &Access::default()), &plain));
-        let first = clients.of("1", &access("a"));
+        assert!(Arc::ptr_eq(
+            &clients.of(("1", Some("t")), &Access::default()),
+            &plain
+        ));
+        let first = clients.of(("1", Some("t")), &access("a"));
         assert!(!Arc::ptr_eq(&first, &plain));
-        assert!(Arc::ptr_eq(&first, &clients.of("1", &access("a"))));
-        assert!(!Arc::ptr_eq(&first, &clients.of("2", &access("a"))));
-        assert!(!Arc::ptr_eq(&first, &clients.of("1", &access("b"))));
+        assert!(Arc::ptr_eq(
+            &first,
+            &clients.of(("1", Some("t")), &access("a"))
+        ));
+        assert!(!Arc::ptr_eq(
+            &first,
+            &clients.of(("2", Some("t")), &access("a"))
+        ));
+        assert!(!Arc::ptr_eq(
+            &first,
+            &clients.of(("1", Some("t")), &access("b"))
+        ));
+    }
+
+    /// Found by `auth_of_the_user`: the login of the cluster before was shown to the seed, which kept every call.
+    #[test]
+    fn a_restored_or_recovered_cluster_is_asked_without_the_login_of_the_one_before() {
+        let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
+        let clients = Clients::new(plain, Deadlines::default());
+        let first = clients.of(("1", Some("t")), &access("a"));
+        let second = clients.of(("1", Some("restore-t")), &access("a"));
+        assert!(!Arc::ptr_eq(&first, &second));
+        assert!(Arc::ptr_eq(
+            &second,
+            &clients.of(("1", Some("restore-t")), &access("a"))
+        ));
     }
 }

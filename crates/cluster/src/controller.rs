@@ -112,7 +112,7 @@ impl ClusterOperator {
 
     async fn round(&self, look: Look) -> Round {
         let uid = look.cluster.uid().unwrap_or_default();
-        let etcd = self.clients.of(&uid, &look.access().unwrap_or_default());
+        let etcd = self.client_of(&uid, &look);
         let mut observed = observe::observe(etcd.as_ref(), &look).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
         let desired = desired(&look.cluster);
@@ -130,6 +130,13 @@ impl ClusterOperator {
             plan: planned,
             at,
         }
+    }
+
+    fn client_of(&self, uid: &str, look: &Look) -> Arc<dyn Etcd> {
+        let status = look.cluster.status.as_ref();
+        let token = status.and_then(|status| Some(status.bootstrap.as_ref()?.token.as_str()));
+        self.clients
+            .of((uid, token), &look.access().unwrap_or_default())
     }
 
     /// Reads everything and makes a plan of it, again as long as pods end before etcd answers. Pods whose disks are
@@ -152,7 +159,7 @@ impl ClusterOperator {
                 return Ok(Some((round, since, early)));
             }
             tracing::debug!("etcd does not answer: the look is dropped");
-            let etcd = self.clients.of(&uid, &look.access().unwrap_or_default());
+            let etcd = self.client_of(&uid, &look);
             let acted = self.act((&look, &unanswered, &etcd, since), &step).await;
             // What failed is planned again.
             early.done.extend(acted.done);
