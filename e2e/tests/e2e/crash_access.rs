@@ -189,7 +189,18 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
             })
             .await?;
         victim
-            .dies_at(NO_POLICY, async |_| {
+            .dies_at(NO_POLICY, async |times| {
+                // One that is not there yet would never be deleted.
+                if times == 0 {
+                    until("there is a policy", PATIENCE, async || {
+                        let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
+                        Ok(match policy {
+                            Some(_) => Look::Done(()),
+                            None => Look::NotYet("none".to_owned()),
+                        })
+                    })
+                    .await?;
+                }
                 patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
             })
             .await?;

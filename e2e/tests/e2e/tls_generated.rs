@@ -9,7 +9,7 @@ use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::tls::{Identity, Signed};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -379,7 +379,8 @@ async fn authorities_are_replaced_while_clients_write() {
 /// Invariant 20: members that talk TLS and members that do not cannot reach each other.
 #[tokio::test]
 async fn a_cluster_that_runs_is_not_switched() {
-    discreet("tls_switch", async |sandbox| {
+    // There is no Secret that could leak.
+    scenario("tls_switch_refused", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, "")?)
             .await?;
