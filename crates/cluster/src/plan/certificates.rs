@@ -33,20 +33,13 @@ struct Keeper<'a> {
 
 /// Keeps the certificates, and puts those of a member before its pod.
 pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
-    let certificates = &observed.certificates;
-    if let Some(why) = &certificates.refused {
+    if let Some(why) = &observed.certificates.refused {
         draft.problem("TLSSwitchRefused", why.clone());
     }
-    let Some(rule) = &certificates.rule else {
+    let Some(keeper) = Keeper::of(observed, now) else {
         return;
     };
-    let keeper = Keeper {
-        rule,
-        certificates,
-        observed,
-        now,
-    };
-    for circle in rule.circles() {
+    for circle in keeper.rule.circles() {
         keeper.authority(circle, draft);
     }
     let started = keeper.before_pods(draft);
@@ -66,26 +59,12 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
 /// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
 /// and nothing else is done.
 pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
-    let certificates = &observed.certificates;
-    let Some(rule) = &certificates.rule else {
+    let Some(keeper) = Keeper::of(observed, now) else {
         return;
     };
-    let keeper = Keeper {
-        rule,
-        certificates,
-        observed,
-        now,
-    };
-    let members = keeper.members();
-    let of_members = members.iter().flat_map(|member| {
-        let uses = rule.uses_of_member();
-        uses.map(|used| (member.as_str(), used))
-    });
-    let own = keeper
-        .uses_of_cluster()
-        .map(|used| (rule.cluster.as_str(), used));
-    for (owner, used) in of_members.chain(own) {
-        let held = certificates.leaf(owner, used);
+    for (owner, used) in &keeper.all() {
+        let (owner, used) = (owner.as_str(), *used);
+        let held = keeper.certificates.leaf(owner, used);
         let leaf = held.and_then(|held| held.certificate.as_ref());
         if leaf.is_some_and(|leaf| leaf.renewal() <= now)
             && let Some(write) = keeper.issue(owner, used)
@@ -103,6 +82,20 @@ fn order(write: CertificateWrite, draft: &mut Draft) {
 fn say(write: CertificateWrite, draft: &mut Draft) {
     draft.say(write.to_string());
     order(write, draft);
+}
+
+impl<'a> Keeper<'a> {
+    /// `None` where the operator makes no certificates.
+    fn of(observed: &'a Observed, now: Timestamp) -> Option<Self> {
+        let certificates = &observed.certificates;
+        let rule = certificates.rule.as_ref()?;
+        Some(Self {
+            rule,
+            certificates,
+            observed,
+            now,
+        })
+    }
 }
 
 impl Keeper<'_> {
@@ -246,20 +239,23 @@ impl Keeper<'_> {
         draft.wait("AuthorityRotating", text, left.clamp(BLIND, STEADY));
     }
 
+    /// Every certificate there is to be: whose it is, and what for.
+    fn all(&self) -> Vec<(String, CertificateUse)> {
+        let of_members = self.members().into_iter().flat_map(|member| {
+            let uses = self.rule.uses_of_member();
+            uses.map(move |used| (member.clone(), used))
+        });
+        let own = self.uses_of_cluster();
+        let own = own.map(|used| (self.rule.cluster.clone(), used));
+        of_members.chain(own).collect()
+    }
+
     /// The Secrets with certificates of one authority.
     fn leaves(&self, circle: Circle) -> Vec<&Held> {
-        let all = self.members();
-        let members = all.iter().flat_map(|member| {
-            let uses = self.rule.uses_of_member();
-            uses.map(move |used| (member.as_str(), used))
-        });
-        let own = self
-            .uses_of_cluster()
-            .map(|used| (self.rule.cluster.as_str(), used));
-        members
-            .chain(own)
+        let all = self.all();
+        all.iter()
             .filter(|(_, used)| Circle::of(*used) == circle)
-            .filter_map(|(owner, used)| self.certificates.leaf(owner, used))
+            .filter_map(|(owner, used)| self.certificates.leaf(owner, *used))
             .collect()
     }
 

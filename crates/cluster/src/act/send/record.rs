@@ -5,7 +5,7 @@ use api::cluster::{BootstrapStatus, RecoveryStatus};
 use etcd::ClusterId;
 use kube::api::{Patch, PatchParams};
 use kube::{Resource, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::patch::patched;
 use crate::act::{Actor, Error};
@@ -88,7 +88,6 @@ impl Actor<'_> {
             token: intent.token,
             members: intent.members.into_iter().collect(),
         };
-        let name = self.cluster.name_any();
         let mut status = json!({ "bootstrap": bootstrap });
         if let Some(id) = cluster_id {
             status["clusterID"] = json!(id.to_string());
@@ -99,13 +98,24 @@ impl Actor<'_> {
         if let Some(approval) = stale_approval {
             status["staleApproval"] = json!(approval);
         }
+        self.record_status(MANAGER_IDENTITY, &status, over).await
+    }
+
+    /// Writes what a manager of its own has to say in the status, whole, and only over the version that was read.
+    pub(super) async fn record_status(
+        &self,
+        manager: &str,
+        status: &Value,
+        over: &str,
+    ) -> Result<Option<String>, Error> {
+        let name = self.cluster.name_any();
         let body = json!({
             "apiVersion": EtcdCluster::api_version(&()),
             "kind": EtcdCluster::kind(&()),
             "metadata": { "name": name, "uid": self.cluster.uid(), "resourceVersion": over },
             "status": status,
         });
-        let params = PatchParams::apply(MANAGER_IDENTITY).force();
+        let params = PatchParams::apply(manager).force();
         let written = self
             .api::<EtcdCluster>()
             .patch_status(&name, &params, &Patch::Apply(&body))

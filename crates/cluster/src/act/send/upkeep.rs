@@ -1,10 +1,9 @@
 //! Upkeep: what is asked of etcd beside its member list, its record, and larger volumes.
 
-use api::EtcdCluster;
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use kube::{Resource, ResourceExt};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -24,21 +23,8 @@ impl Actor<'_> {
         };
         let answer = match write {
             Write::RecordDefragmentation { record, over } => {
-                let name = self.cluster.name_any();
-                let body = json!({
-                    "apiVersion": EtcdCluster::api_version(&()),
-                    "kind": EtcdCluster::kind(&()),
-                    "metadata": { "name": name, "uid": self.cluster.uid(), "resourceVersion": over },
-                    "status": { "defragmentation": record },
-                });
-                let params = PatchParams::apply(MANAGER_UPKEEP).force();
-                let written = self.api::<EtcdCluster>();
-                let written = written
-                    .patch_status(&name, &params, &Patch::Apply(&body))
-                    .await;
-                return written
-                    .map(|_| None)
-                    .map_err(|source| patched("EtcdCluster", &name, source));
+                let status = json!({ "defragmentation": record });
+                return self.record_status(MANAGER_UPKEEP, &status, over).await;
             }
             Write::GrowDisk { member, uid, size } => {
                 return self.grow_disk(member, uid, size).await.map(|()| None);
