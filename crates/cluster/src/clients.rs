@@ -14,13 +14,12 @@ const FORGOTTEN: Duration = Duration::from_mins(10);
 pub struct Clients {
     plain: Arc<dyn Etcd>,
     deadlines: Deadlines,
-    kept: Mutex<HashMap<String, Kept>>,
+    /// By the object's UID and the cluster's token.
+    kept: Mutex<HashMap<(String, Option<String>), Kept>>,
 }
 
 struct Kept {
     access: Access,
-    /// The cluster's token.
-    token: Option<String>,
     client: Arc<dyn Etcd>,
     asked: Instant,
 }
@@ -35,9 +34,10 @@ impl Clients {
         }
     }
 
-    /// The client of the cluster with this UID, which is reached like this. It goes with the cluster's token: a restore
-    /// in place or a recovery begins another log, and a member that is shown a login of the one before keeps the call
-    /// until its own log is as long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
+    /// The client of the cluster with this UID and this token, which is reached like this. A restore in place or a
+    /// recovery begins another log, and a member that is shown a login of the one before keeps the call until its own
+    /// log is as long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). While a cluster is recovered both
+    /// are asked, each as its own.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -45,9 +45,9 @@ impl Clients {
         let now = Instant::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
-        if let Some(one) = kept.get_mut(uid)
+        let key = (uid.to_owned(), token.map(str::to_owned));
+        if let Some(one) = kept.get_mut(&key)
             && one.access == *access
-            && one.token.as_deref() == token
         {
             one.asked = now;
             return Arc::clone(&one.client);
@@ -56,11 +56,10 @@ impl Clients {
             Arc::new(EtcdClient::with_deadlines(access.clone(), self.deadlines));
         let one = Kept {
             access: access.clone(),
-            token: token.map(str::to_owned),
             client: Arc::clone(&client),
             asked: now,
         };
-        kept.insert(uid.to_owned(), one);
+        kept.insert(key, one);
         client
     }
 }
@@ -117,5 +116,9 @@ mod tests {
             &second,
             &clients.of(("1", Some("restore-t")), &access("a"))
         ));
+        assert!(
+            Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
+            "a survivor and its seed are asked in turns"
+        );
     }
 }

@@ -112,8 +112,8 @@ impl ClusterOperator {
 
     async fn round(&self, look: Look) -> Round {
         let uid = look.cluster.uid().unwrap_or_default();
-        let etcd = self.client_of(&uid, &look);
-        let mut observed = observe::observe(etcd.as_ref(), &look).await;
+        let (etcd, seed) = self.clients_of(&uid, &look);
+        let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &look).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
         let desired = desired(&look.cluster);
         let at = jiff::Timestamp::now();
@@ -132,11 +132,13 @@ impl ClusterOperator {
         }
     }
 
-    fn client_of(&self, uid: &str, look: &Look) -> Arc<dyn Etcd> {
+    /// Who asks the cluster, and who asks the seed of its recovery: the same, where there is none.
+    fn clients_of(&self, uid: &str, look: &Look) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
+        let access = look.access().unwrap_or_default();
         let status = look.cluster.status.as_ref();
         let token = status.and_then(|status| Some(status.bootstrap.as_ref()?.token.as_str()));
-        self.clients
-            .of((uid, token), &look.access().unwrap_or_default())
+        let of = |token| self.clients.of((uid, token), &access);
+        (of(token), of(look.seeds_token().or(token)))
     }
 
     /// Reads everything and makes a plan of it, again as long as pods end before etcd answers. Pods whose disks are
@@ -159,7 +161,7 @@ impl ClusterOperator {
                 return Ok(Some((round, since, early)));
             }
             tracing::debug!("etcd does not answer: the look is dropped");
-            let etcd = self.client_of(&uid, &look);
+            let (etcd, _) = self.clients_of(&uid, &look);
             let acted = self.act((&look, &unanswered, &etcd, since), &step).await;
             // What failed is planned again.
             early.done.extend(acted.done);

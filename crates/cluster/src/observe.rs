@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::cluster::MemberRole;
+use api::cluster::{MemberRole, RecoveryPhase};
 use api::names;
 use etcd::{Access, Alarm, ClusterId, Etcd, Status};
 use futures::future::join_all;
@@ -136,6 +136,12 @@ impl Look {
             ..access
         })
     }
+
+    /// The token of the cluster that a recovery under way begins.
+    pub fn seeds_token(&self) -> Option<&str> {
+        let record = self.without_etcd.recovery.record.as_ref()?;
+        (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
+    }
 }
 
 /// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
@@ -204,8 +210,9 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// The whole observation: what Kubernetes showed, and what the members that run answer.
-pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
+/// The whole observation: what Kubernetes showed, and what the members that run answer. The seed of a recovery is asked
+/// by its own client: it is another cluster, and keeps calls with a login of the one before.
+pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), look: &Look) -> Observed {
     let mut observed = unanswered(look);
     if let Err(why) = look.access() {
         observed.members = Seen::Unknown(why);
@@ -217,7 +224,7 @@ pub async fn observe(etcd: &dyn Etcd, look: &Look) -> Observed {
         ask(etcd, look, asked, &mut observed).await;
         elsewhere::ask(etcd, &mut observed).await;
     }
-    recovery::ask(etcd, look, &mut observed).await;
+    recovery::ask((etcd, seed), look, &mut observed).await;
     observed
 }
 

@@ -72,43 +72,70 @@ async fn a_lost_majority_is_recovered_over_tls() {
     .await;
 }
 
+const PASSWORD: &str = "correct-horse-battery";
+
+/// A cluster with authentication loses its majority, while the operator does what `meanwhile` says.
+async fn loses_its_majority_with_authentication(
+    sandbox: &Sandbox,
+    meanwhile: impl AsyncFnOnce(&[String]) -> Result<()>,
+) -> Result<()> {
+    sandbox.apply(&secret(PASSWORD)).await?;
+    let spec = "  TLS: {generated: {}}\n  auth: {secret: root, enabled: true}\n";
+    sandbox
+        .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
+        .await?;
+    sandbox.await_members("c", 3).await?;
+    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    let identity = tls_generated::client(sandbox, "c").await?;
+    let root = async || {
+        let user = ("root", PASSWORD);
+        Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, user).await
+    };
+    until("etcd takes the password", PATIENCE, async || {
+        Ok(Look::Done(root().await.map(drop)?))
+    })
+    .await?;
+    root().await?.fill("kept/", KEYS, |_| ()).await?;
+    let before = sandbox.await_members("c", 3).await?;
+    let member = ready_members(&before).remove(0);
+    let nobody = Keyspace::of_tls_member(env, namespace, &member, &identity).await;
+    ensure!(nobody.is_err(), "a client's certificate is enough");
+    let survivor = follower(&before)?;
+    let mut victims = ready_members(&before);
+    victims.retain(|name| *name != survivor);
+    meanwhile(&victims).await?;
+    is_recovered(sandbox, &before).await?;
+    root().await?.verify("kept/", KEYS).await.map(drop)
+}
+
 /// Without a quorum etcd gives no login out, and an operator that has just been started has none: the certificate the
 /// operator has made for itself names a user.
 #[tokio::test]
 async fn a_lost_majority_is_recovered_with_authentication_on() {
     discreet("auth_quorum_loss", async |sandbox| {
-        const PASSWORD: &str = "correct-horse-battery";
-        sandbox.apply(&secret(PASSWORD)).await?;
-        let spec = "  TLS: {generated: {}}\n  auth: {secret: root, enabled: true}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-        let identity = tls_generated::client(sandbox, "c").await?;
-        let root = async || {
-            let user = ("root", PASSWORD);
-            Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, user).await
-        };
-        until("etcd takes the password", PATIENCE, async || {
-            Ok(Look::Done(root().await.map(drop)?))
+        loses_its_majority_with_authentication(sandbox, async |victims| {
+            let scale = async |to| {
+                let to = format!("--replicas={to}");
+                let words = ["scale", "deployment/etcd-operator", &to];
+                sandbox.kubectl(&words).await
+            };
+            scale(0).await?;
+            lose(sandbox, victims).await?;
+            scale(1).await.map(drop)
         })
-        .await?;
-        root().await?.fill("kept/", KEYS, |_| ()).await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let member = ready_members(&before).remove(0);
-        let nobody = Keyspace::of_tls_member(env, namespace, &member, &identity).await;
-        ensure!(nobody.is_err(), "a client's certificate is enough");
-        let survivor = follower(&before)?;
-        let mut victims = ready_members(&before);
-        victims.retain(|name| *name != survivor);
-        let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
-        sandbox.kubectl(&stop).await?;
-        lose(sandbox, &victims).await?;
-        let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
-        sandbox.kubectl(&start).await?;
-        is_recovered(sandbox, &before).await?;
-        root().await?.verify("kept/", KEYS).await.map(drop)
+        .await
+    })
+    .await;
+}
+
+/// An operator that was there all along has a login of the cluster before: the seed would keep every call with it.
+#[tokio::test]
+async fn a_lost_majority_is_recovered_by_an_operator_that_is_logged_in() {
+    discreet("auth_quorum_loss_in", async |sandbox| {
+        loses_its_majority_with_authentication(sandbox, async |victims| {
+            lose(sandbox, victims).await
+        })
+        .await
     })
     .await;
 }

@@ -77,7 +77,11 @@ fn backup(last: &LastBackup) -> String {
 }
 
 /// Asks what is only worth asking without a quorum.
-pub(super) async fn ask(etcd: &dyn Etcd, look: &Look, observed: &mut Observed) {
+pub(super) async fn ask(
+    (etcd, asks_seed): (&dyn Etcd, &dyn Etcd),
+    look: &Look,
+    observed: &mut Observed,
+) {
     if observed.cluster_id.is_none() || observed.members.known().is_some() {
         return;
     }
@@ -85,7 +89,7 @@ pub(super) async fn ask(etcd: &dyn Etcd, look: &Look, observed: &mut Observed) {
     let answer = answer.filter(|(_, seen)| seen.known().is_some());
     let urls = answer.filter_map(|(name, _)| look.urls.get(name));
     let lists = join_all(urls.map(|url| etcd.local_members(url)));
-    let (lists, seed) = tokio::join!(lists, seed(etcd, look, observed));
+    let (lists, seed) = tokio::join!(lists, seed(asks_seed, look, observed));
     observed.recovery.local = lists.into_iter().filter_map(Result::ok).collect();
     observed.recovery.seed = seed;
 }
