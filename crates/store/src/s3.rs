@@ -1,7 +1,11 @@
 //! S3 and the stores that speak its protocol: one bucket, one identity.
 //!
-//! Works with stores that know nothing of checksum trailers: parts are checked by `Content-MD5` and the signed
-//! SHA-256 of the body, which every store understands, and the whole by the size and the entity tag afterwards.
+//! Works with stores that know nothing of checksums or of checksum trailers. A store that says so when an upload begins
+//! calculates a CRC32C of each part and tells it; elsewhere parts are checked by `Content-MD5`, and everywhere by the
+//! signed SHA-256 of the body. The whole is checked by its size, and by its checksum or entity tag, afterwards.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
@@ -14,6 +18,7 @@ use md5::{Digest as _, Md5};
 use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 mod access;
+mod checksum;
 mod download;
 mod failure;
 mod insecure;
@@ -21,6 +26,7 @@ mod protection;
 mod upload;
 
 pub use access::{S3Access, S3Config, S3Keys};
+use checksum::Whole;
 use failure::{explain, explain_bucket};
 pub use protection::S3Protection;
 
@@ -37,6 +43,8 @@ pub struct S3Store {
     place: Place,
     protection: S3Protection,
     part: usize,
+    /// Set when the store has shown that it calculates no checksums of parts.
+    plain: Arc<AtomicBool>,
 }
 
 impl S3Store {
@@ -54,18 +62,20 @@ impl S3Store {
             place,
             protection,
             part: PART,
+            plain: Arc::default(),
         })
     }
 
-    /// Writes an object in one request; the answer is its entity tag.
-    async fn put_whole(&self, key: &str, content: Bytes) -> Result<String, Error> {
-        let md5 = base64(&md5_of(&content));
+    /// Writes an object in one request, and says what then proves it. A store that knows no checksums cannot be asked
+    /// before; and MD5 of so little takes no time.
+    async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
+        let md5 = md5_of(&content);
         let written = self
             .bulk
             .put_object()
             .bucket(&self.place.bucket)
             .key(key)
-            .content_md5(md5)
+            .content_md5(base64(&md5))
             .set_server_side_encryption(self.protection.encryption())
             .set_ssekms_key_id(self.protection.kms_key_id())
             .set_object_lock_mode(self.protection.lock_mode())
@@ -76,7 +86,7 @@ impl S3Store {
             .map_err(|error| explain_bucket(&self.place, &error))?;
         self.protection
             .encrypted(written.server_side_encryption())?;
-        Ok(written.e_tag().unwrap_or_default().to_owned())
+        Ok(Whole::of_one(md5, written.e_tag().unwrap_or_default()))
     }
 
     /// As [`S3Store::new`], with `host` looked for at another address, for tests.

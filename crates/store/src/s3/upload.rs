@@ -1,25 +1,31 @@
 //! An object written to S3 in parts: a few at a time, each repeated alone, all of them or nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use aws_sdk_s3::primitives::ByteStream;
-use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
+use aws_sdk_s3::config::http::HttpResponse;
+use aws_sdk_s3::error::SdkError;
+use aws_sdk_s3::operation::create_multipart_upload::{
+    CreateMultipartUploadError, CreateMultipartUploadOutput,
+};
+use aws_sdk_s3::operation::upload_part::UploadPartOutput;
+use aws_sdk_s3::primitives::{ByteStream, DateTime};
+use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumMode, CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
-use md5::{Digest as _, Md5};
 use tokio::sync::OnceCell;
 
+use super::checksum::{self, Part, Whole};
 use super::failure::{explain, explain_bucket};
 use super::{S3Store, base64, md5_of};
-use crate::hexadecimal;
 use crate::parts::{Parts, Sink, Written};
 use crate::port::{Committed, Error, Upload};
 
-/// A part as the completion names it.
-pub(super) struct Part {
-    number: i32,
-    md5: [u8; 16],
-    tag: String,
+/// An upload the store knows.
+struct Begun {
+    id: String,
+    /// The store calculates a CRC32C of each part.
+    checked: bool,
 }
 
 /// Where the parts of one upload go.
@@ -27,8 +33,95 @@ pub(super) struct Part {
 struct S3Sink {
     store: S3Store,
     key: String,
-    /// Set when the upload has begun.
-    id: Arc<OnceCell<String>>,
+    begun: Arc<OnceCell<Begun>>,
+    /// Set when the store has not told the checksum of a part.
+    silent: Arc<AtomicBool>,
+}
+
+impl S3Sink {
+    async fn create(
+        &self,
+        algorithm: Option<ChecksumAlgorithm>,
+        lock: Option<DateTime>,
+    ) -> Result<CreateMultipartUploadOutput, SdkError<CreateMultipartUploadError, HttpResponse>>
+    {
+        let store = &self.store;
+        store
+            .client
+            .create_multipart_upload()
+            .bucket(&store.place.bucket)
+            .key(&self.key)
+            .set_checksum_algorithm(algorithm)
+            .set_server_side_encryption(store.protection.encryption())
+            .set_ssekms_key_id(store.protection.kms_key_id())
+            .set_object_lock_mode(store.protection.lock_mode())
+            .set_object_lock_retain_until_date(lock)
+            .send()
+            .await
+    }
+
+    /// Begins an upload whose parts the store calculates a CRC32C of, as its answer has to say: AWS, MinIO and
+    /// versitygw do. Some refuse the very word (400, 501) and some ignore it; nothing is left of such an upload.
+    async fn begin_checked(
+        &self,
+        lock: Option<DateTime>,
+    ) -> Result<Option<CreateMultipartUploadOutput>, Error> {
+        let created = match self.create(Some(ChecksumAlgorithm::Crc32C), lock).await {
+            Ok(created) => created,
+            Err(error) if is_refused(&error) => return Ok(None),
+            Err(error) => return Err(explain_bucket(&self.store.place, &error)),
+        };
+        let known = created
+            .checksum_algorithm()
+            .is_some_and(|known| known.as_str().eq_ignore_ascii_case("CRC32C"));
+        if known {
+            return Ok(Some(created));
+        }
+        let id = created.upload_id().unwrap_or_default();
+        if !id.is_empty()
+            && let Err(error) = discard(&self.store, &self.key, id).await
+        {
+            // Whoever gives this upload up tries again.
+            let (id, checked) = (id.to_owned(), false);
+            let _ = self.begun.set(Begun { id, checked });
+            return Err(error);
+        }
+        Ok(None)
+    }
+
+    fn id(&self) -> Option<String> {
+        self.begun.get().map(|begun| begun.id.clone())
+    }
+
+    async fn send_part(
+        &self,
+        number: i32,
+        content: Bytes,
+        crc32c: Option<u32>,
+        md5: Option<[u8; 16]>,
+    ) -> Result<UploadPartOutput, Error> {
+        let sent = self
+            .store
+            .bulk
+            .upload_part()
+            .bucket(&self.store.place.bucket)
+            .key(&self.key)
+            .set_upload_id(self.id())
+            .part_number(number)
+            .set_checksum_crc32_c(crc32c.map(checksum::written))
+            .set_content_md5(md5.map(|md5| base64(&md5)))
+            .body(ByteStream::from(content))
+            .send()
+            .await;
+        sent.map_err(|error| explain(&self.store.place, &self.key, &error))
+    }
+}
+
+/// Whether the store does not take the request as it is.
+fn is_refused<E>(error: &SdkError<E, HttpResponse>) -> bool {
+    error
+        .raw_response()
+        .is_some_and(|raw| matches!(raw.status().as_u16(), 400 | 501))
 }
 
 #[async_trait]
@@ -38,46 +131,66 @@ impl Sink for S3Sink {
     async fn begin(&self) -> Result<(), Error> {
         let store = &self.store;
         let lock = store.protection.lock_until()?;
-        let created = store
-            .client
-            .create_multipart_upload()
-            .bucket(&store.place.bucket)
-            .key(&self.key)
-            .set_server_side_encryption(store.protection.encryption())
-            .set_ssekms_key_id(store.protection.kms_key_id())
-            .set_object_lock_mode(store.protection.lock_mode())
-            .set_object_lock_retain_until_date(lock)
-            .send()
-            .await
-            .map_err(|error| explain_bucket(&store.place, &error))?;
+        let checked = if store.plain.load(Ordering::Relaxed) {
+            None
+        } else {
+            self.begin_checked(lock).await?
+        };
+        let (created, checked) = match checked {
+            Some(created) => (created, true),
+            None => {
+                let created = self.create(None, lock).await;
+                let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
+                // It takes this and did not take the other: from here on it is not asked again.
+                store.plain.store(true, Ordering::Relaxed);
+                (created, false)
+            }
+        };
         let id = created.upload_id().unwrap_or_default().to_owned();
         if id.is_empty() {
             return Err(Error::Other("an upload without an ID".to_owned()));
         }
         // From here on there is something to abort.
-        let _ = self.id.set(id);
+        let _ = self.begun.set(Begun { id, checked });
         store.protection.encrypted(created.server_side_encryption())
     }
 
+    /// Invariant 12: a part counts when the store has told the checksum of what it took, or has compared its MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
             .map_err(|_| Error::Other("more parts than can be counted".to_owned()))?;
+        let checked = self.begun.get().is_some_and(|begun| begun.checked);
+        let crc32c = checked.then(|| crc32c::crc32c(&content));
+        let part = |sent: UploadPartOutput, size, md5| Part {
+            number,
+            size,
+            tag: sent.e_tag().unwrap_or_default().to_owned(),
+            crc32c,
+            md5,
+        };
+        let size = content.len();
+        if let Some(crc32c) = crc32c
+            && !self.silent.load(Ordering::Relaxed)
+        {
+            let sent = self
+                .send_part(number, content.clone(), Some(crc32c), None)
+                .await?;
+            match sent.checksum_crc32_c() {
+                Some(told) if told == checksum::written(crc32c) => {
+                    return Ok(part(sent, size, None));
+                }
+                Some(_) => {
+                    return Err(Error::Other(format!(
+                        "the stored checksum of part {number} is not that of what was sent"
+                    )));
+                }
+                // It keeps checksums to itself: this part and the next ones are proven by the other way too.
+                None => self.silent.store(true, Ordering::Relaxed),
+            }
+        }
         let md5 = md5_of(&content);
-        let sent = self
-            .store
-            .bulk
-            .upload_part()
-            .bucket(&self.store.place.bucket)
-            .key(&self.key)
-            .set_upload_id(self.id.get().cloned())
-            .part_number(number)
-            .content_md5(base64(&md5))
-            .body(ByteStream::from(content))
-            .send()
-            .await
-            .map_err(|error| explain(&self.store.place, &self.key, &error))?;
-        let tag = sent.e_tag().unwrap_or_default().to_owned();
-        Ok(Part { number, md5, tag })
+        let sent = self.send_part(number, content, crc32c, Some(md5)).await?;
+        Ok(part(sent, size, Some(md5)))
     }
 }
 
@@ -95,7 +208,8 @@ impl S3Upload {
         let sink = S3Sink {
             store,
             key: key.to_owned(),
-            id: Arc::default(),
+            begun: Arc::default(),
+            silent: Arc::default(),
         };
         Self {
             parts: Parts::new(sink.clone(), first),
@@ -105,13 +219,14 @@ impl S3Upload {
     }
 
     async fn complete(&self, parts: &[Part]) -> Result<Committed, Error> {
-        let S3Sink { store, key, id } = &self.sink;
+        let S3Sink { store, key, .. } = &self.sink;
         let completed = parts
             .iter()
             .map(|part| {
                 CompletedPart::builder()
                     .part_number(part.number)
                     .e_tag(&part.tag)
+                    .set_checksum_crc32_c(part.crc32c.map(checksum::written))
                     .build()
             })
             .collect();
@@ -120,7 +235,7 @@ impl S3Upload {
             .complete_multipart_upload()
             .bucket(&store.place.bucket)
             .key(key)
-            .set_upload_id(id.get().cloned())
+            .set_upload_id(self.sink.id())
             .multipart_upload(
                 CompletedMultipartUpload::builder()
                     .set_parts(Some(completed))
@@ -132,7 +247,7 @@ impl S3Upload {
             .err()
             .map(|error| explain(&store.place, key, &error));
         // An answer can be lost and its repetition refused: what counts is what the store holds.
-        match (self.verify(expected_tag(parts)).await, failure) {
+        match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
             (Err(_), Some(failure)) => Err(failure),
             (Err(mismatch), None) => Err(mismatch),
@@ -140,13 +255,14 @@ impl S3Upload {
     }
 
     /// Invariant 12: the store is asked what it holds, and that must be what was sent.
-    async fn verify(&self, expected: Option<String>) -> Result<Committed, Error> {
+    async fn verify(&self, whole: &Whole) -> Result<Committed, Error> {
         let S3Sink { store, key, .. } = &self.sink;
         let held = store
             .client
             .head_object()
             .bucket(&store.place.bucket)
             .key(key)
+            .set_checksum_mode(whole.has_checksum().then_some(ChecksumMode::Enabled))
             .send()
             .await
             .map_err(|error| explain(&store.place, key, &error))?;
@@ -160,39 +276,20 @@ impl S3Upload {
                 self.parts.written()
             )));
         }
-        if let (Some(expected), Some(tag)) = (expected, held.e_tag())
-            && tag.trim_matches('"') != expected
-        {
-            return Err(Error::Other(
-                "the stored object's checksum is not that of what was sent".to_owned(),
-            ));
-        }
+        whole.is_proven_by(held.checksum_crc32_c(), held.e_tag())?;
         Ok(Committed { size })
     }
 
     async fn discard(&mut self) -> Result<(), Error> {
         let under_way = self.parts.give_up();
         under_way.settled().await;
-        let result = match self.sink.id.get() {
-            Some(id) => discard(&self.sink.store, &self.sink.key, id).await,
+        let result = match self.sink.id() {
+            Some(id) => discard(&self.sink.store, &self.sink.key, &id).await,
             None => Ok(()),
         };
         self.ended = true;
         result
     }
-}
-
-/// The entity tag of the whole if the store makes tags of MD5s, as its parts then show.
-fn expected_tag(parts: &[Part]) -> Option<String> {
-    let mut whole = Md5::new();
-    for part in parts {
-        if part.tag.trim_matches('"') != hexadecimal(&part.md5) {
-            return None;
-        }
-        whole.update(part.md5);
-    }
-    let digest: [u8; 16] = whole.finalize().into();
-    Some(format!("{}-{}", hexadecimal(&digest), parts.len()))
 }
 
 /// Aborts one upload; one that is gone is no failure.
@@ -233,11 +330,9 @@ impl Upload for S3Upload {
                 self.complete(&[part]).await?
             }
             Written::Whole(content) => {
-                let md5 = hexadecimal(&md5_of(&content));
                 let store = &self.sink.store;
-                let tag = store.put_whole(&self.sink.key, content).await?;
-                self.verify((tag.trim_matches('"') == md5).then_some(md5))
-                    .await?
+                let whole = store.put_whole(&self.sink.key, content).await?;
+                self.verify(&whole).await?
             }
             Written::Parts(parts) => self.complete(&parts).await?,
         };
@@ -254,13 +349,12 @@ impl Drop for S3Upload {
     /// A task that ends midway leaves no parts behind that the bucket's owner pays for.
     fn drop(&mut self) {
         if !self.ended
-            && self.sink.id.initialized()
+            && let Some(id) = self.sink.id()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let (sink, under_way) = (self.sink.clone(), self.parts.give_up());
             runtime.spawn(async move {
                 under_way.settled().await;
-                let id = sink.id.get().cloned().unwrap_or_default();
                 if let Err(error) = discard(&sink.store, &sink.key, &id).await {
                     tracing::warn!(%error, key = sink.key, "an unfinished upload could not be removed");
                 }

@@ -23,6 +23,10 @@ pub(crate) enum Harm {
     Damage,
     /// Answered as the same request was answered the first time.
     Stale,
+    /// Done by the server; this header is not in the answer.
+    Unsaid(&'static str),
+    /// Done by the server; this header has this value in the answer.
+    Forged(&'static str, &'static str),
 }
 
 /// What is done to which requests, and how often.
@@ -56,6 +60,7 @@ impl Request {
 struct Script {
     faults: Vec<Fault>,
     done: usize,
+    asked: Vec<Request>,
     first: Vec<(String, Vec<u8>)>,
     sessions: Vec<(String, Vec<u8>)>,
 }
@@ -128,6 +133,12 @@ impl Proxy {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
         script.faults = faults.to_vec();
         script.done = 0;
+        script.asked.clear();
+    }
+
+    /// The requests since, without their bodies.
+    pub(crate) fn asked(&self) -> Vec<Request> {
+        self.script.lock().unwrap().asked.clone()
     }
 
     /// How often harm was done since.
@@ -140,6 +151,10 @@ impl Proxy {
 
     fn chosen(&self, request: &Request) -> Option<Harm> {
         let mut script = self.script.lock().unwrap();
+        script.asked.push(Request {
+            body: Vec::new(),
+            ..request.clone()
+        });
         let fault = script
             .faults
             .iter_mut()
@@ -206,6 +221,11 @@ impl Proxy {
                 }
             }
         };
+        let answer = match harm {
+            Some(Harm::Unsaid(name)) => with_header(&answer, name, None),
+            Some(Harm::Forged(name, value)) => with_header(&answer, name, Some(value)),
+            _ => answer,
+        };
         match harm {
             Some(Harm::Late(by)) => tokio::time::sleep(by).await,
             Some(Harm::CutAnswer(bytes)) => {
@@ -220,6 +240,23 @@ impl Proxy {
         client.write_all(&answer).await.ok()?;
         client.shutdown().await.ok()
     }
+}
+
+/// An answer without a header, or with another value of it.
+fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
+    let Some(end) = end else {
+        return answer.to_vec();
+    };
+    let (head, rest) = answer.split_at(end);
+    let head = String::from_utf8_lossy(head);
+    let lines = head.split("\r\n").filter(|line| {
+        let found = line.split(':').next().unwrap_or_default();
+        !found.eq_ignore_ascii_case(name)
+    });
+    let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+    lines.extend(value.map(|value| format!("{name}: {value}")));
+    [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
 /// The head of a request, and whether the client waits before it sends the body.
