@@ -24,6 +24,7 @@ use crate::resume::{Body, Version, resumed};
 
 mod access;
 mod identity;
+mod markup;
 mod transport;
 
 pub use access::{AbsAccess, AbsCloud, AbsConfig};

@@ -4,7 +4,10 @@ use async_trait::async_trait;
 use azure_core::error::{ErrorKind, ResultExt};
 use azure_core::headers::{HeaderName, HeaderValue, Headers};
 use azure_core::{Body, HttpClient, Method, Request, Response, StatusCode};
-use futures::TryStreamExt;
+use bytes::Bytes;
+use futures::{TryStreamExt, stream};
+
+use super::markup;
 
 /// Sends requests as they are.
 #[derive(Debug)]
@@ -48,9 +51,39 @@ impl HttpClient for Transport {
                 );
             }
         }
-        let body = answer
-            .bytes_stream()
-            .map_err(|error| azure_core::Error::full(ErrorKind::Io, error, "the answer broke off"));
-        Ok(Response::new(status, headers, Box::pin(body)))
+        let broke = |error| azure_core::Error::full(ErrorKind::Io, error, "the answer broke off");
+        let mut body = answer.bytes_stream().map_err(broke);
+        let lists = is_read_as_xml(request, status);
+        if !lists && status.is_success() {
+            return Ok(Response::new(status, headers, Box::pin(body)));
+        }
+        let mut whole = Vec::new();
+        let mut fault = None;
+        while let Some(piece) = body.try_next().await? {
+            whole.extend_from_slice(&piece);
+            if whole.len() > markup::LONGEST_ANSWER {
+                fault = Some("an answer that is to be XML does not end");
+                break;
+            }
+        }
+        fault = fault.or_else(|| markup::check(&whole).err());
+        match fault {
+            Some(why) if lists => {
+                return Err(azure_core::Error::message(ErrorKind::DataConversion, why));
+            }
+            // The status and the headers tell what matters; this may be a page of a proxy.
+            Some(_) => whole.clear(),
+            None => {}
+        }
+        let whole = stream::iter([Ok(Bytes::from(whole))]);
+        Ok(Response::new(status, headers, Box::pin(whole)))
     }
+}
+
+/// Whether the client hands the answer to its XML parser: lists. What it is told of errors it tries to parse as well;
+/// blobs are streamed.
+fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
+    let mut words = request.url().query_pairs();
+    let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");
+    lists && status.is_success()
 }
