@@ -24,8 +24,11 @@ const LEAST_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 /// How often a running transfer is looked at and its progress written.
 const PROGRESS: Duration = Duration::from_secs(3);
 
-/// How often missing input (a Secret, a cluster) is looked for.
+/// How often missing input (a Secret, a cluster) is looked for at first.
 const MISSING: Duration = Duration::from_secs(3);
+
+/// How often it is looked for in the end. Nothing that is watched tells when it comes.
+const LONG_MISSING: Duration = Duration::from_secs(30);
 
 /// The longest time without a look: a clock that is set changes what is due.
 const AT_LEAST: Duration = Duration::from_mins(10);
@@ -380,6 +383,13 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(AT_LEAST)
 }
 
+/// How soon to look again for what is missing: after a tenth of the time it was waited for, so that who comes late has
+/// waited little longer for it.
+fn look(waits_since: Timestamp, now: Timestamp) -> Duration {
+    let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
+    (waited / 10).clamp(MISSING, LONG_MISSING)
+}
+
 /// Makes the plan.
 pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     let active = observed.transfer.work.is_active();
@@ -417,13 +427,13 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     if let Some(trouble) = refusal(backup) {
         return leave(Verdict::Refused(trouble));
     }
-    if intent(backup).is_none() {
+    let Some(begun) = intent(backup) else {
         if active {
             // Invariant 10: what is running belongs to an earlier spec, and the new one is recorded first.
             return Plan::new(Step::Abandon, Verdict::Settled, Some(Duration::ZERO));
         }
         return between(backup, observed, now);
-    }
+    };
     if let Work::Ended(Ok(stored)) = &observed.transfer.work {
         return leave(Verdict::Succeeded(stored.clone()));
     }
@@ -434,7 +444,7 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     if overdue(backup, observed, now) {
         return leave(Verdict::Failed(too_late(backup, &observed.transfer)));
     }
-    attempt(observed, now)
+    attempt(begun, observed, now)
 }
 
 /// No backup is under way: the next one, or what the last one left to do.
@@ -519,12 +529,12 @@ fn ending(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     Plan::new(
         if begin { Step::Purge } else { Step::Nothing },
         verdict,
-        Some(MISSING),
+        Some(look(since, now)),
     )
 }
 
 /// The next attempt, within the time there is.
-fn attempt(observed: &Observed, now: Timestamp) -> Plan {
+fn attempt(begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
     let wait = |verdict, requeue| Plan::new(Step::Nothing, verdict, Some(requeue));
     let work = &observed.transfer.work;
     if *work == Work::Queued {
@@ -539,7 +549,7 @@ fn attempt(observed: &Observed, now: Timestamp) -> Plan {
     }
     match &observed.place {
         // Invariant 1: what the store holds is unknown, so nothing is written to it.
-        Place::Unknown(trouble) => wait(Verdict::Waiting(trouble.clone()), MISSING),
+        Place::Unknown(trouble) => wait(Verdict::Waiting(trouble.clone()), look(begun, now)),
         Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
         Place::Free | Place::Written(_) => {
             // A failure that is being tried again goes on being shown.

@@ -1,5 +1,7 @@
 //! The plan, told as cases: a backup, what is known, what happens next.
 
+use std::time::Duration;
+
 use api::EtcdBackup;
 use api::conditions::{ConditionType, Reason, find, is_true};
 use jiff::{SignedDuration, Timestamp};
@@ -134,6 +136,18 @@ fn invariant_1_does_not_begin_while_the_store_is_unknown() {
     );
     assert!(!is_true(&status.conditions, &ConditionType::Failed));
     assert!(notices(&backup, &plan).iter().all(|notice| notice.warning));
+}
+
+#[test]
+fn what_is_missing_is_looked_for_less_often_the_longer_it_is_missing() {
+    let backup = begun(|object| {
+        object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 });
+    });
+    let unknown = known(Work::Idle, Place::Unknown(refused()));
+    for (waited, soon) in [(1, 3), (30, 3), (120, 12), (300, 30), (86_400, 30)] {
+        let plan = plan(&backup, &unknown, at(waited));
+        assert_eq!(plan.requeue, Some(Duration::from_secs(soon)), "{waited}");
+    }
 }
 
 #[test]

@@ -161,9 +161,21 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 impl S3Config {
     /// The endpoint for messages.
     pub(super) fn shown_endpoint(&self) -> String {
-        self.endpoint
-            .clone()
-            .unwrap_or_else(|| "Amazon S3".to_owned())
+        self.endpoint_in(|name| std::env::var(name).ok())
+    }
+
+    /// With the pod's own identity comes the environment's endpoint; the library takes it by itself and does not tell.
+    fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
+        let of_environment = || {
+            let names: &[&str] = match self.access {
+                S3Access::Ambient => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"],
+                S3Access::Keys(_) => &[],
+            };
+            let mut urls = names.iter().filter_map(|name| variable(name));
+            urls.find(|url| !url.is_empty())
+        };
+        let endpoint = self.endpoint.clone().or_else(of_environment);
+        endpoint.unwrap_or_else(|| "Amazon S3".to_owned())
     }
 
     fn region(&self) -> Option<String> {
@@ -390,6 +402,39 @@ mod tests {
             !shown.contains("AKIA") && !shown.contains("s3cr3t"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn messages_name_the_endpoint_that_is_asked() {
+        let keys = S3Access::Keys(S3Keys::new("a", "b"));
+        let shown = |access: &S3Access, endpoint: Option<&str>, set: &[(&str, &str)]| {
+            let config = S3Config {
+                endpoint: endpoint.map(str::to_owned),
+                access: access.clone(),
+                ..S3Config::default()
+            };
+            config.endpoint_in(|name| {
+                let found = set.iter().find(|(known, _)| *known == name);
+                found.map(|(_, url)| (*url).to_owned())
+            })
+        };
+        let general = ("AWS_ENDPOINT_URL", "http://general");
+        let own = ("AWS_ENDPOINT_URL_S3", "http://s3");
+        for (access, endpoint, set, expected) in [
+            (&S3Access::Ambient, None, &[][..], "Amazon S3"),
+            (&S3Access::Ambient, None, &[general], "http://general"),
+            (&S3Access::Ambient, None, &[general, own], "http://s3"),
+            (
+                &S3Access::Ambient,
+                Some("http://field"),
+                &[own],
+                "http://field",
+            ),
+            // Who brings keys is not sent where the operator's environment says.
+            (&keys, None, &[own], "Amazon S3"),
+        ] {
+            assert_eq!(shown(access, endpoint, set), expected);
+        }
     }
 
     #[tokio::test]
