@@ -2,28 +2,78 @@
 //! write through a Service that leads to both.
 
 use anyhow::{Result, ensure};
+use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, field, members};
 use e2e::{PATIENCE, Sandbox, Writer, scenario};
 use serde_json::{Value, json};
 
+use crate::certificates::{client, make_secrets};
 use crate::fixtures::newest_version;
 
-fn statefulset(namespace: &str, version: &str) -> Value {
-    let url = |name: &str, port: u16| format!("http://{name}.old.{namespace}.svc:{port}");
+/// How its members talk: without TLS, or with certificates of the Secrets `peer` and `server`, by etcd's own rules of who
+/// may connect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Tls,
+}
+
+impl Form {
+    fn scheme(self) -> &'static str {
+        match self {
+            Self::Plain => "http",
+            Self::Tls => "https",
+        }
+    }
+
+    fn flags(self) -> Vec<String> {
+        if self == Self::Plain {
+            return Vec::new();
+        }
+        let flags = [
+            "client-cert-auth=true",
+            "cert-file=/tls/server/server.crt",
+            "key-file=/tls/server/server.key",
+            "trusted-ca-file=/tls/server/server-ca.crt",
+            "peer-client-cert-auth=true",
+            "peer-cert-file=/tls/peer/peer.crt",
+            "peer-key-file=/tls/peer/peer.key",
+            "peer-trusted-ca-file=/tls/peer/peer-ca.crt",
+        ];
+        flags.map(|flag| format!("--{flag}")).into()
+    }
+}
+
+fn statefulset(namespace: &str, version: &str, form: Form) -> Value {
+    let scheme = form.scheme();
+    let url = |name: &str, port: u16| format!("{scheme}://{name}.old.{namespace}.svc:{port}");
     let list: Vec<String> = (0..3)
         .map(|at| format!("old-{at}={}", url(&format!("old-{at}"), 2380)))
         .collect();
-    let command = vec![
+    let mut command = vec![
         "/usr/local/bin/etcd".to_owned(),
         "--name=$(POD)".to_owned(),
         "--data-dir=/data/etcd".to_owned(),
-        "--listen-peer-urls=http://0.0.0.0:2380".to_owned(),
-        "--listen-client-urls=http://0.0.0.0:2379".to_owned(),
+        format!("--listen-peer-urls={scheme}://0.0.0.0:2380"),
+        format!("--listen-client-urls={scheme}://0.0.0.0:2379"),
+        "--listen-metrics-urls=http://0.0.0.0:2381".to_owned(),
         format!("--initial-advertise-peer-urls={}", url("$(POD)", 2380)),
         format!("--advertise-client-urls={}", url("$(POD)", 2379)),
         format!("--initial-cluster={}", list.join(",")),
         "--initial-cluster-state=new".to_owned(),
     ];
+    command.extend(form.flags());
+    let mut volumes = vec![json!({ "name": "data", "emptyDir": {} })];
+    let mut mounts = vec![json!({ "name": "data", "mountPath": "/data" })];
+    let secrets: &[&str] = if form == Form::Tls {
+        &["peer", "server"]
+    } else {
+        &[]
+    };
+    for secret in secrets {
+        volumes.push(json!({ "name": secret, "secret": { "secretName": secret } }));
+        mounts.push(json!({ "name": secret, "mountPath": format!("/tls/{secret}") }));
+    }
     json!({
         "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "old" },
         "spec": {
@@ -34,13 +84,13 @@ fn statefulset(namespace: &str, version: &str) -> Value {
                 "spec": {
                     "securityContext": { "runAsNonRoot": true, "runAsUser": 65532, "fsGroup": 65532,
                         "seccompProfile": { "type": "RuntimeDefault" } },
-                    "volumes": [{ "name": "data", "emptyDir": {} }],
+                    "volumes": volumes,
                     "containers": [{
                         "name": "etcd", "image": format!("quay.io/coreos/etcd:v{version}"), "command": command,
                         "env": [{ "name": "POD", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }],
                         "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
-                        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
-                        "readinessProbe": { "httpGet": { "path": "/health", "port": 2379 }, "periodSeconds": 1,
+                        "volumeMounts": mounts,
+                        "readinessProbe": { "httpGet": { "path": "/health", "port": 2381 }, "periodSeconds": 1,
                             "failureThreshold": 1 },
                     }],
                 },
@@ -49,7 +99,7 @@ fn statefulset(namespace: &str, version: &str) -> Value {
     })
 }
 
-async fn make_old(sandbox: &Sandbox, version: &str) -> Result<()> {
+async fn make_old(sandbox: &Sandbox, version: &str, form: Form) -> Result<()> {
     let headless = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "old" },
         "spec": { "clusterIP": "None", "publishNotReadyAddresses": true, "selector": { "set": "old" },
@@ -62,7 +112,7 @@ async fn make_old(sandbox: &Sandbox, version: &str) -> Result<()> {
     });
     sandbox.apply(&service.to_string()).await?;
     sandbox
-        .apply(&statefulset(&sandbox.namespace, version).to_string())
+        .apply(&statefulset(&sandbox.namespace, version, form).to_string())
         .await?;
     sandbox
         .kubectl(&["rollout", "status", "statefulset/old", "--timeout=120s"])
@@ -70,39 +120,90 @@ async fn make_old(sandbox: &Sandbox, version: &str) -> Result<()> {
         .map(drop)
 }
 
+/// Moves the old cluster in, and has it gone.
+async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> Result<()> {
+    let (namespace, scheme) = (&sandbox.namespace, form.scheme());
+    let url = |at| format!("{scheme}://old-{at}.old.{namespace}.svc:2379");
+    let urls: Vec<String> = (0..3).map(url).collect();
+    let mut object = json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "c", "annotations": { "etcd.database.coreos.com/join": urls.join(",") } },
+        "spec": { "size": 3, "version": version, "pod": { "labels": { "serves": "app" } } },
+    });
+    if form == Form::Tls {
+        object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
+            "member": { "peerSecret": "peer", "serverSecret": "server" } } });
+    }
+    sandbox.apply(&object.to_string()).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let seen = await_object(
+        &clusters,
+        "c",
+        "the cluster is recorded",
+        PATIENCE,
+        |object| field(object, "/status/clusterID").is_string(),
+    )
+    .await?;
+    ensure!(
+        field(&seen, "/status/bootstrap/members")
+            .as_array()
+            .is_none_or(Vec::is_empty),
+        "it began here"
+    );
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(
+        field(&after, "/status/clusterID") == field(&seen, "/status/clusterID"),
+        "it is the same cluster"
+    );
+    let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
+    ensure!(names.iter().all(|name| name.starts_with("c-")), "{names:?}");
+
+    sandbox
+        .kubectl(&["delete", "statefulset,service", "old"])
+        .await?;
+    sandbox
+        .kubectl(&[
+            "annotate",
+            "etcdcluster",
+            "c",
+            "etcd.database.coreos.com/join-",
+        ])
+        .await?;
+    sandbox.await_members("c", 3).await?;
+    writer.await_more(10).await?;
+    let tally = writer.finish("a StatefulSet's etcd moved in").await?;
+    ensure!(tally.gap.as_secs_f32() < 8.0, "{tally}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
     scenario("join_statefulset", async |sandbox| {
-        let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
-        make_old(sandbox, &version).await?;
+        let version = newest_version(&sandbox.env)?;
+        make_old(sandbox, &version, Form::Plain).await?;
         let writer = Writer::start(sandbox, "app").await?;
+        move_in(sandbox, &version, Form::Plain, writer).await
+    })
+    .await;
+}
 
-        let urls: Vec<String> =
-            (0..3).map(|at| format!("http://old-{at}.old.{namespace}.svc:2379")).collect();
-        let object = json!({
-            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
-            "metadata": { "name": "c", "annotations": { "etcd.database.coreos.com/join": urls.join(",") } },
-            "spec": { "size": 3, "version": version, "pod": { "labels": { "serves": "app" } } },
+/// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
+#[tokio::test]
+async fn join_statefulset_with_tls_moves_its_etcd_in_without_a_lost_write() {
+    discreet("join_statefulset_tls", async |sandbox| {
+        let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
+        let domains = ["", ".cluster.local"];
+        let names = domains.map(|domain| {
+            [
+                format!("*.{namespace}.svc{domain}"),
+                format!("*.old.{namespace}.svc{domain}"),
+            ]
         });
-        sandbox.apply(&object.to_string()).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        let seen = await_object(&clusters, "c", "the cluster is recorded", PATIENCE, |object| {
-            field(object, "/status/clusterID").is_string()
-        })
-        .await?;
-        ensure!(field(&seen, "/status/bootstrap/members").as_array().is_none_or(Vec::is_empty), "it began here");
-        let after = sandbox.await_members("c", 3).await?;
-        ensure!(field(&after, "/status/clusterID") == field(&seen, "/status/clusterID"), "it is the same cluster");
-        let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
-        ensure!(names.iter().all(|name| name.starts_with("c-")), "{names:?}");
-
-        sandbox.kubectl(&["delete", "statefulset,service", "old"]).await?;
-        sandbox.kubectl(&["annotate", "etcdcluster", "c", "etcd.database.coreos.com/join-"]).await?;
-        sandbox.await_members("c", 3).await?;
-        writer.await_more(10).await?;
-        let tally = writer.finish("a StatefulSet's etcd moved in").await?;
-        ensure!(tally.gap.as_secs_f32() < 8.0, "{tally}");
-        Ok(())
+        let authority = make_secrets(sandbox, &names.concat(), false).await?;
+        make_old(sandbox, &version, Form::Tls).await?;
+        let identity = client(&authority, sandbox, "app")?;
+        let writer = Writer::start_tls(sandbox, "app", &identity).await?;
+        move_in(sandbox, &version, Form::Tls, writer).await
     })
     .await;
 }
