@@ -161,8 +161,12 @@ pub enum Pod {
 pub struct PodFacts {
     /// What keeps it from starting. The kubelet tries again by itself.
     pub trouble: Option<Trouble>,
-    /// The revision its restored and verified data directory holds.
+    /// The revision an etcd serves that is started from what was fetched and verified. Whatever answers at the pod's
+    /// address was: its container becomes etcd only when the data directory is there.
     pub restored: Option<i64>,
+    /// The data directory is there, verified too: etcd is ready on it, or the container said so that made it in the
+    /// seeds of earlier releases.
+    pub verified: bool,
     /// What etcd must say of its keys at that revision, where the backup tells.
     pub hash: Option<KeyHash>,
     /// Whether the container that fetches runs.

@@ -12,6 +12,7 @@ use api::cluster::EtcdClusterSpec;
 use api::conditions::{self, ConditionType, Reason};
 use api::problem;
 use api::restore::{self, ReplacesStatus, SeedStatus};
+use runtime::progress::Moved;
 
 use crate::naming;
 use crate::observed::{
@@ -385,14 +386,14 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: only a data directory that was verified counts, whatever answers at the seed's address.
+    // Invariant 9: only what was verified counts, whatever answers at the seed's address.
     let Some(restored) = pod.restored else {
-        return Plan::wait_for("the backup to be fetched, restored and verified in the seed's pod");
+        return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
     };
     match serving {
         Serving::NotAsked => Plan::wait_for("the seed member to serve"),
         Serving::Unknown(why) => Plan {
-            requeue: Some(SHORTLY),
+            requeue: Some(between_looks(pod.moved)),
             ..Plan::wait_for(format!("the seed member to serve: {why}"))
         },
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
@@ -424,6 +425,14 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
             Plan::step(step, "the seed member serves")
         }
     }
+}
+
+/// The data directory is made before etcd starts, which takes a second or two for each GiB: a large one is not looked
+/// for more often than a small one.
+fn between_looks(fetched: Option<Moved>) -> Duration {
+    let gibibytes = fetched.map_or(0, |moved| moved.bytes >> 30);
+    let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
+    SHORTLY.saturating_mul(factor).min(SOON)
 }
 
 fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving) -> Plan {

@@ -3,7 +3,7 @@
 //! Pure: built from values, read from values.
 
 use api::conditions::Reason;
-use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
+use api::names::{ANNOTATION_RESTORE, CONTAINER_ETCD, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
 use api::storage::{StorageBlock, StorageSource};
 use api::version::EtcdVersion;
@@ -169,10 +169,19 @@ pub fn facts(pod: &Pod) -> PodFacts {
             format!("the seed's pod finds no node: {why}"),
         )
     });
-    let made = prepare
+    // Seeds of earlier releases had a container of its own for the data directory.
+    let apart = pod.spec.as_ref().is_some_and(|spec| {
+        let mut first = spec.init_containers.iter().flatten();
+        first.any(|one| one.name == RESTORE)
+    });
+    let tells = if apart { RESTORE } else { FETCH };
+    let told = prepare
         .iter()
-        .find(|status| status.name == RESTORE)
-        .and_then(restored);
+        .find(|status| status.name == tells)
+        .and_then(reported);
+    let serves = containers
+        .iter()
+        .any(|status| status.name == CONTAINER_ETCD && status.ready);
     PodFacts {
         joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: trouble.or(unscheduled),
@@ -184,23 +193,24 @@ pub fn facts(pod: &Pod) -> PodFacts {
                     .is_some_and(|state| state.running.is_some())
         }),
         moved: fetched(&prepare),
-        restored: made.as_ref().map(|contents| contents.revision),
-        hash: made.and_then(|contents| contents.hash),
+        restored: told.as_ref().map(|contents| contents.revision),
+        verified: told.is_some() && (apart || serves),
+        hash: told.and_then(|contents| contents.hash),
     }
 }
 
 /// All of it, once it was fetched.
 fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
-    let bytes = restored(fetch)?.size;
+    let bytes = reported(fetch)?.size;
     Some(Moved {
         bytes,
         total: Some(bytes),
     })
 }
 
-/// The data directory that the restore container made, or found made.
-fn restored(status: &ContainerStatus) -> Option<Contents> {
+/// What a container said when it ended well.
+fn reported(status: &ContainerStatus) -> Option<Contents> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     match Report::read(ended.message.as_deref()?)? {
         Report::Done(contents) if ended.exit_code == 0 => Some(contents),

@@ -1,9 +1,10 @@
 //! What runs in a seed's pod before etcd: `fetch` brings the snapshot, from a backup in a store or straight from a
-//! member, `restore` makes and verifies the data directory. Results and errors go out through the container's
-//! termination message, as JSON.
+//! member, `start` makes and verifies the data directory and becomes etcd. What was fetched, and what failed, goes out
+//! through the container's termination message, as JSON.
 //!
-//! The data directory appears under its name by one rename, after everything was verified. If it is there, both
-//! commands do nothing: a pod that is started again never overwrites live data. Nothing here talks to Kubernetes.
+//! The data directory appears under its name by one rename, after everything was verified. If it is there, nothing is
+//! fetched and nothing is made: a pod that is started again never overwrites live data. Nothing here talks to
+//! Kubernetes.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,26 +15,32 @@ use clap::{Args, Subcommand};
 pub use runtime::member::{Contents, Report};
 use runtime::progress;
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observed::Trouble;
 
 mod fetch;
 mod intake;
 mod prepare;
+mod start;
 
 pub use fetch::{Fetch, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
+pub use start::Start;
 
 /// What the kubelet keeps of a termination message, in bytes.
 const MESSAGE_LIMIT: usize = 4096;
 
-/// The commands of the seed's init containers.
+/// What shells say of a program that SIGTERM ended.
+const TERMINATED: i32 = 128 + 15;
+
+/// The commands of the seed's containers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Bring the snapshot into the data volume and check it
     Fetch(Box<Fetch>),
-    /// Make the data directory from it and verify that
-    Restore(Prepare),
+    /// Make the data directory from it, verify that, and become etcd
+    Start(Start),
 }
 
 /// Where things are in the seed's pod.
@@ -72,20 +79,28 @@ impl Paths {
     }
 }
 
-/// Runs a command and reports. Says whether it worked.
+/// Runs a command and reports. Says whether it worked; one that became etcd says nothing any more.
 pub async fn run(command: &Command) -> bool {
-    let (paths, result) = match command {
-        Command::Fetch(arguments) => {
-            let meter = arguments.meter.clone();
-            let told = progress::serve(move || meter.read());
-            let fetched = tokio::select! {
-                fetched = fetch(arguments) => fetched,
-                // It ends only with the process.
-                fetched = async { told.await; std::future::pending().await } => fetched,
-            };
-            (&arguments.paths, fetched)
+    let work = async {
+        match command {
+            Command::Fetch(arguments) => {
+                let meter = arguments.meter.clone();
+                let told = progress::serve(move || meter.read());
+                let fetched = tokio::select! {
+                    fetched = fetch(arguments) => fetched,
+                    // It ends only with the process.
+                    fetched = async { told.await; std::future::pending().await } => fetched,
+                };
+                (&arguments.paths, fetched)
+            }
+            Command::Start(arguments) => (&arguments.paths, Err(start::start(arguments).await)),
         }
-        Command::Restore(arguments) => (&arguments.paths, prepare(arguments)),
+    };
+    let (paths, result) = tokio::select! {
+        done = work => done,
+        // The kernel delivers to a container's first process only what it handles, and its other processes, the tool
+        // among them, end with it. What is half made is made again.
+        () = asked_to_end() => std::process::exit(TERMINATED),
     };
     let worked = result.is_ok();
     let report = match result {
@@ -101,6 +116,15 @@ pub async fn run(command: &Command) -> bool {
     }
     tracing::info!(report = text, "ended");
     worked
+}
+
+/// Without a handler nobody is waited for.
+async fn asked_to_end() {
+    if let Ok(mut signals) = signal(SignalKind::terminate()) {
+        signals.recv().await;
+    } else {
+        std::future::pending().await
+    }
 }
 
 fn shorten(mut message: String) -> String {

@@ -13,6 +13,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
+use runtime::member::Making;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use store::compression::Compressor;
@@ -134,6 +135,7 @@ impl World {
             claim: None,
             etcd_version: None,
             meter: Arc::default(),
+            bump_revision: None,
             copy_to: None,
             paths: self.paths(),
         }
@@ -145,11 +147,13 @@ impl World {
 
     fn prepare(&self, peer_url: &str) -> Prepare {
         Prepare {
-            tool: self.tool.clone(),
-            name: "main-aaaaaaaaaa".into(),
-            peer_url: peer_url.into(),
-            token: "restore-uid".into(),
-            bump_revision: None,
+            making: Making {
+                tool: self.tool.clone(),
+                name: "main-aaaaaaaaaa".into(),
+                peer_url: peer_url.into(),
+                token: "restore-uid".into(),
+                bump_revision: None,
+            },
             paths: self.paths(),
         }
     }
@@ -504,14 +508,14 @@ async fn a_tool_that_is_missing_or_fails_is_named() {
         trouble.message
     );
     fetch(&world.fetch()).await.unwrap();
-    arguments.tool = "/nowhere/etcdutl".into();
+    arguments.making.tool = "/nowhere/etcdutl".into();
     let trouble = prepare(&arguments).unwrap_err();
     assert!(
         trouble.message.contains("/nowhere/etcdutl"),
         "{}",
         trouble.message
     );
-    arguments.tool = on_path("false").unwrap();
+    arguments.making.tool = on_path("false").unwrap();
     assert_eq!(
         prepare(&arguments).unwrap_err().reason,
         Reason::SnapshotUnreadable
@@ -536,4 +540,57 @@ async fn a_backup_of_an_empty_cluster_is_restored() {
     prepare(&world.prepare(&peer_url)).unwrap();
     let mut member = Member::start(&world.programs, &world.data(), &peer_url);
     assert_eq!(member.serves().await.expect("etcd starts").revision, 1);
+}
+
+/// The program in a seed's own container, as the pod starts it.
+fn program(world: &World, making: &Making) -> std::process::Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-restore-operator"));
+    command
+        .args(["seed", "start"])
+        .arg(format!("--volume={}", world.volume.path().display()))
+        .arg(format!("--report={}", world.paths().report.display()))
+        .arg(serde_json::to_string(making).unwrap())
+        .arg(&world.programs.etcd);
+    command
+}
+
+/// Also long after the restore: the Secret, the backup and what is known of it are gone, and etcd starts on its disk.
+#[tokio::test]
+async fn the_program_makes_the_data_directory_and_becomes_etcd() {
+    let world = World::new("3.6").await;
+    fetch(&world.fetch()).await.unwrap();
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let making = world.prepare(&peer_url).making;
+    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
+    let status = member.serves().await.expect("the program becomes etcd");
+    assert_eq!(status.revision, world.revision);
+    assert!(
+        !world.paths().report.exists(),
+        "a termination message would hide etcd's own last words"
+    );
+    drop(member);
+    std::fs::remove_file(world.volume.path().join("restored.json")).unwrap();
+    let nothing = Making {
+        tool: "/nowhere/etcdutl".into(),
+        ..making
+    };
+    let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
+    let status = member.serves().await.expect("etcd starts on its disk");
+    assert_eq!(status.revision, world.revision);
+}
+
+#[tokio::test]
+async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started() {
+    let world = World::new("3.6").await;
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let making = world.prepare(&peer_url).making;
+    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
+    assert_eq!(member.serves().await, None);
+    let report: Report =
+        serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
+    assert!(
+        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("nothing was fetched")),
+        "{report:?}"
+    );
+    assert!(!world.data().exists());
 }

@@ -8,6 +8,7 @@ use api::conditions::Reason;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
 use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
+use runtime::member::Making;
 use tempfile::TempDir;
 
 #[path = "common/on_disk.rs"]
@@ -72,6 +73,7 @@ impl Loss {
             claim: None,
             etcd_version: None,
             meter: std::sync::Arc::default(),
+            bump_revision: None,
             copy_to: None,
             paths: self.paths(),
         }
@@ -109,11 +111,13 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
 
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let arguments = Prepare {
-        tool: tool(&loss.programs, minor),
-        name: "main-aaaaaaaaaa".into(),
-        peer_url: peer_url.clone(),
-        token: "recovery".into(),
-        bump_revision: bump,
+        making: Making {
+            tool: tool(&loss.programs, minor),
+            name: "main-aaaaaaaaaa".into(),
+            peer_url: peer_url.clone(),
+            token: "recovery".into(),
+            bump_revision: bump,
+        },
         paths: loss.paths(),
     };
     let restored = prepare(&arguments).unwrap();

@@ -180,10 +180,10 @@ fn stop(observed: &Observed, durable: bool, running: Vec<crate::observed::Former
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::InTheWay => Plan::wait_for("an older pod of the seed's name to be gone"),
         Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
-        Pod::Present(pod) => match (&pod.trouble, pod.restored) {
+        Pod::Present(pod) => match (&pod.trouble, pod.verified) {
             (Some(trouble), _) => Plan::wait(trouble.clone()),
-            (None, None) => Plan::wait_for("the seed's data directory to be verified again"),
-            (None, Some(_)) => {
+            (None, false) => Plan::wait_for("the seed's data directory to be verified again"),
+            (None, true) => {
                 let mut plan = Plan::step(Step::StopFormer(running), "stopping the old members");
                 plan.requeue = Some(PROMPTLY);
                 plan

@@ -81,6 +81,7 @@ struct ModelCluster {
 
 #[derive(Clone, Debug, Default)]
 struct ModelPod {
+    fetched: bool,
     prepared: bool,
     serving: bool,
     /// It carries the cluster's labels.
@@ -200,9 +201,10 @@ impl World {
             _ if hidden(2) => Pod::Unknown("timeout".into()),
             None => Pod::Absent,
             Some(pod) => Pod::Present(PodFacts {
-                trouble: (!self.good_backup && !pod.prepared)
+                trouble: (!self.good_backup && !pod.fetched)
                     .then(|| Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
-                restored: pod.prepared.then_some(BACKUP),
+                restored: pod.fetched.then_some(BACKUP),
+                verified: pod.serving,
                 joined: pod.joined,
                 ..PodFacts::default()
             }),
@@ -324,6 +326,7 @@ impl World {
             // The cluster operator puts the member back on its disk once the cluster is its own.
             if durable && disk && !cluster.claim && cluster.has_turned() {
                 cluster.pod = Some(ModelPod {
+                    fetched: true,
                     prepared: true,
                     serving: false,
                     joined: true,
@@ -333,7 +336,9 @@ impl World {
         };
         if pod.prepared {
             pod.serving = true;
-        } else if disk || good {
+        } else if !pod.fetched {
+            pod.fetched = disk || good;
+        } else {
             pod.prepared = true;
             if !disk && cluster.acknowledged > 0 {
                 cluster.lost_writes = true;

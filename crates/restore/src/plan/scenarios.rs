@@ -85,6 +85,7 @@ fn serves(revision: i64) -> Serving {
 fn restored_pod() -> Pod {
     Pod::Present(PodFacts {
         restored: Some(100),
+        verified: true,
         ..PodFacts::default()
     })
 }

@@ -86,11 +86,14 @@ fn the_data_path_runs_our_image_and_the_members_own() {
         (&init[0]["name"], &init[0]["image"]),
         (&json!("fetch"), &json!("localhost/etcd-operator:dev"))
     );
+    assert_eq!(init.as_array().unwrap().len(), 1);
+    let etcd = &pod["spec"]["containers"][0];
     assert_eq!(
-        (&init[1]["name"], &init[1]["image"]),
-        (&json!("restore"), &json!("registry.local/etcd:v3.6.16"))
+        (&etcd["name"], &etcd["image"]),
+        (&json!("etcd"), &json!("registry.local/etcd:v3.6.16"))
     );
-    assert_eq!(init[1]["command"], json!(["/tools/etcd-restore-operator"]));
+    assert_eq!(etcd["command"], json!(["/tools/etcd-restore-operator"]));
+    assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
 /// Invariant 14: credentials are files of a mounted Secret, in one container, never variables or arguments.
@@ -105,7 +108,6 @@ fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
     };
     let spec = &pod["spec"];
     assert_eq!(mounts(&spec["initContainers"][0]), 1);
-    assert_eq!(mounts(&spec["initContainers"][1]), 0);
     assert_eq!(mounts(&spec["containers"][0]), 0);
     let volumes = spec["volumes"].as_array().unwrap();
     let secret = volumes
@@ -161,8 +163,9 @@ fn the_tool_is_the_one_of_the_members_version() {
         ("3.5.35", "/usr/local/bin/etcdutl"),
     ] {
         let pod = built(json!({ "version": version }), &with_secret());
-        let arguments = pod["spec"]["initContainers"][1]["args"].to_string();
-        assert!(arguments.contains(&format!("--tool={tool}")), "{arguments}");
+        let making = pod["spec"]["containers"][0]["args"][2].as_str().unwrap();
+        let making: Value = serde_json::from_str(making).unwrap();
+        assert_eq!(making["tool"], tool);
     }
 }
 
@@ -200,7 +203,6 @@ fn a_claim_is_mounted_read_only_into_the_fetch_container_alone() {
         "{arguments}"
     );
     assert!(arguments.contains("--etcd-version=3.6.16"), "{arguments}");
-    assert_eq!(mounted(&pod["spec"]["initContainers"][1]), None);
     assert_eq!(mounted(&pod["spec"]["containers"][0]), None);
     let volumes = pod["spec"]["volumes"].as_array().unwrap();
     let volume = volumes
@@ -213,7 +215,7 @@ fn a_claim_is_mounted_read_only_into_the_fetch_container_alone() {
 }
 
 #[test]
-fn users_init_containers_come_after_the_restore() {
+fn users_init_containers_come_after_the_one_that_fetches() {
     let pod = built(
         json!({ "pod": { "initContainers": [{ "name": "own", "image": "a" }] } }),
         &with_secret(),
@@ -223,11 +225,11 @@ fn users_init_containers_come_after_the_restore() {
         .iter()
         .map(|container| container["name"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["fetch", "restore", "own"]);
+    assert_eq!(names, ["fetch", "own"]);
 }
 
 #[test]
-fn the_containers_before_etcd_are_as_restricted_as_etcd() {
+fn the_container_before_etcd_is_as_restricted_as_etcd() {
     let pod = built(json!({}), &with_secret());
     for container in pod["spec"]["initContainers"].as_array().unwrap() {
         assert_eq!(
@@ -256,11 +258,8 @@ fn the_arguments_are_those_the_program_takes() {
         Seed(crate::seed::Command),
     }
     let pod = built(json!({ "version": "3.6.16" }), &with_secret());
-    let parsed = |index: usize| {
-        let arguments = pod["spec"]["initContainers"][index]["args"]
-            .as_array()
-            .unwrap()
-            .clone();
+    let parsed = |container: &str| {
+        let arguments = pod["spec"][container][0]["args"].as_array().unwrap();
         let arguments = arguments
             .iter()
             .map(|argument| argument.as_str().unwrap().to_owned());
@@ -268,14 +267,24 @@ fn the_arguments_are_those_the_program_takes() {
             Program::parse_from(std::iter::once("program".to_owned()).chain(arguments)).command;
         command
     };
-    let crate::seed::Command::Fetch(fetch) = parsed(0) else {
+    let crate::seed::Command::Fetch(fetch) = parsed("initContainers") else {
         panic!("not fetch")
     };
     assert_eq!(fetch.source, Some(with_secret()));
-    let crate::seed::Command::Restore(restore) = parsed(1) else {
-        panic!("not restore")
+    let crate::seed::Command::Start(start) = parsed("containers") else {
+        panic!("not start")
     };
-    assert_eq!(restore.peer_url, "http://main-aaaaaaaaaa.prod.svc:2380");
+    assert_eq!(
+        start.making.peer_url,
+        "http://main-aaaaaaaaaa.prod.svc:2380"
+    );
+    let etcd = &pod["spec"]["containers"][0]["args"].as_array().unwrap()[3..];
+    assert_eq!(start.etcd.len(), etcd.len());
+    assert!(
+        etcd.iter()
+            .zip(&start.etcd)
+            .all(|(one, other)| one == other.to_str().unwrap())
+    );
 }
 
 fn reported(init: Value) -> PodFacts {
@@ -291,26 +300,48 @@ fn ended(code: i32, message: &str) -> Value {
     json!({ "terminated": { "exitCode": code, "message": message, "reason": "Error" } })
 }
 
+const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
+
+/// Invariant 9: the data directory is known to be there when etcd is ready on it.
 #[test]
-fn a_finished_restore_tells_its_revision() {
-    let done = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
-    let facts = reported(json!([
-        container("fetch", ended(0, done), json!({})),
-        container("restore", ended(0, done), json!({}))
-    ]));
-    assert_eq!(
-        facts,
-        PodFacts {
-            restored: Some(7),
-            moved: Some(Moved {
-                bytes: 1,
-                total: Some(1),
-            }),
-            ..PodFacts::default()
-        }
-    );
-    let only_fetched = reported(json!([container("fetch", ended(0, done), json!({}))]));
-    assert_eq!(only_fetched.restored, None);
+fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
+    let seen = |ready: bool| {
+        let mut etcd = container("etcd", json!({ "running": {} }), json!({}));
+        etcd["ready"] = json!(ready);
+        let status = json!({
+            "initContainerStatuses": [container("fetch", ended(0, DONE), json!({}))],
+            "containerStatuses": [etcd],
+        });
+        let spec =
+            json!({ "containers": [{ "name": "etcd" }], "initContainers": [{ "name": "fetch" }] });
+        facts(&serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap())
+    };
+    let expected = |verified| PodFacts {
+        restored: Some(7),
+        verified,
+        moved: Some(Moved {
+            bytes: 1,
+            total: Some(1),
+        }),
+        ..PodFacts::default()
+    };
+    assert_eq!(seen(false), expected(false));
+    assert_eq!(seen(true), expected(true));
+}
+
+#[test]
+fn the_seeds_of_earlier_releases_are_read_for_what_they_are() {
+    let seen = |prepare: Value| {
+        let spec = json!({ "containers": [{ "name": "etcd" }],
+            "initContainers": [{ "name": "fetch" }, { "name": "restore" }] });
+        let pod = json!({ "spec": spec, "status": { "initContainerStatuses": prepare } });
+        let facts = facts(&serde_json::from_value(pod).unwrap());
+        (facts.restored, facts.verified)
+    };
+    let fetched = container("fetch", ended(0, DONE), json!({}));
+    let restored = container("restore", ended(0, DONE), json!({}));
+    assert_eq!(seen(json!([fetched])), (None, false));
+    assert_eq!(seen(json!([fetched, restored])), (Some(7), true));
 }
 
 #[test]

@@ -19,6 +19,7 @@ use runtime::tls;
 use store::Target;
 
 use super::intake::Intake;
+use super::prepare::promised;
 use super::{
     Contents, Paths, already_restored, hexadecimal, read_json, volume_trouble, write_json,
 };
@@ -46,6 +47,9 @@ pub struct Fetch {
     /// The version of etcd the cluster is to run: a backup of a newer one is refused
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<String>,
+    /// By how much etcd's tool is to raise the revision: the report tells what will be served
+    #[arg(long, value_name = "REVISIONS")]
+    pub bump_revision: Option<u64>,
     /// Where this program copies itself for the next container
     #[arg(long, value_name = "FILE")]
     pub copy_to: Option<PathBuf>,
@@ -87,18 +91,38 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Fetches, unless a data directory or a checked snapshot is there already.
+/// Fetches, unless a data directory or a checked snapshot is there already. Tells what an etcd serves that is started
+/// from it.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    let paths = &arguments.paths;
-    if let Some(target) = &arguments.copy_to {
-        copy_program(target)?;
+    // A few dozen MiB, while the store is asked.
+    let copied = arguments.copy_to.clone().map(|target| {
+        let copied = tokio::task::spawn_blocking(move || copy_program(&target));
+        async {
+            let lost = |error| Trouble::new(Reason::SeedFailed, format!("no program: {error}"));
+            copied.await.map_err(lost).flatten()
+        }
+    });
+    let contents = fetch_once(arguments).await?;
+    match copied {
+        Some(copied) => copied.await.map(|()| contents),
+        None => Ok(contents),
     }
+}
+
+async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
+    let paths = &arguments.paths;
     if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
-    if let Some(contents) = fetched_before(paths)? {
-        return Ok(contents);
-    }
+    let contents = match fetched_before(paths)? {
+        Some(contents) => contents,
+        None => fetch_now(arguments).await?,
+    };
+    promised(paths, contents, arguments.bump_revision)
+}
+
+async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
+    let paths = &arguments.paths;
     fs::create_dir_all(paths.work())
         .map_err(|error| volume_trouble("create", &paths.work(), &error))?;
     let unfinished = paths.work().join("snapshot.unfinished");

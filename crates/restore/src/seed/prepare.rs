@@ -5,12 +5,12 @@
 //! of both only the few pages are that tell the revision.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use api::conditions::Reason;
-use clap::Args;
 use etcd::{Revisions, WalkError};
+use runtime::member::Making;
 
 use super::fetch::{fetched_before, unreadable};
 use super::{
@@ -22,26 +22,12 @@ use crate::observed::Trouble;
 /// How much of the tool's output is reported, in bytes.
 const OUTPUT_LIMIT: usize = 1000;
 
-/// Arguments of `seed restore`.
-#[derive(Args, Clone, Debug)]
+/// With what the data directory is made, and where.
+#[derive(Clone, Debug)]
 pub struct Prepare {
-    /// The image's own etcdutl, or etcdctl before etcd 3.5
-    #[arg(long, value_name = "FILE")]
-    pub tool: PathBuf,
-    /// Name of the seed member
-    #[arg(long)]
-    pub name: String,
-    /// Peer URL of the seed member
-    #[arg(long, value_name = "URL")]
-    pub peer_url: String,
-    /// Token of the new cluster
-    #[arg(long)]
-    pub token: String,
-    /// By how much to raise the revision; everything below is marked as compacted. etcd 3.6 and later
-    #[arg(long, value_name = "REVISIONS")]
-    pub bump_revision: Option<u64>,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "the text would become part of the help")]
+    /// With what.
+    pub making: Making,
+    /// Where.
     pub paths: Paths,
 }
 
@@ -57,16 +43,10 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
             "nothing was fetched; the fetch container must run first",
         )
     })?;
-    let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
+    let served = promised(paths, expected, arguments.making.bump_revision)?;
     let made = paths.work().join("data");
     remove_dir(&made)?;
     run_tool(arguments, &made).map_err(|trouble| blame(paths, trouble))?;
-    let served = Contents {
-        revision: raised(&snapshot, arguments.bump_revision),
-        // What is compacted has no hash.
-        hash: expected.hash.filter(|_| arguments.bump_revision.is_none()),
-        ..expected
-    };
     check_database(&made.join("member/snap/db"), &served)?;
     sync_directories(&made).map_err(|error| volume_trouble("write", &made, &error))?;
     write_json(&paths.restored(), &served)?;
@@ -81,6 +61,21 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
         tracing::warn!(%error, "the fetched snapshot stays on the volume");
     }
     Ok(served)
+}
+
+/// What an etcd serves that is started from the fetched snapshot.
+pub(super) fn promised(
+    paths: &Paths,
+    expected: Contents,
+    bump_revision: Option<u64>,
+) -> Result<Contents, Trouble> {
+    let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
+    Ok(Contents {
+        revision: raised(&snapshot, bump_revision),
+        // What is compacted has no hash.
+        hash: expected.hash.filter(|_| bump_revision.is_none()),
+        ..expected
+    })
 }
 
 /// The revision the restored store serves. etcdutl raises that of the last key (`modifyLatestRevision`), which is below
@@ -148,14 +143,14 @@ fn remove_dir(path: &Path) -> Result<(), Trouble> {
 }
 
 fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
-    let Prepare {
+    let Prepare { making, paths } = arguments;
+    let Making {
         tool,
         name,
         peer_url,
         token,
         bump_revision,
-        paths,
-    } = arguments;
+    } = making;
     // Without the second a client could go on watching in a history that was not the one it saw.
     let bump = bump_revision.map(|by| {
         [

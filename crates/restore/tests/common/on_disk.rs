@@ -36,9 +36,14 @@ impl Drop for Member {
 impl Member {
     /// With the state and the list `runtime::member::Start::OnDisk` gives.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
+        Self::start_as(Command::new(&programs.etcd), data, peer_url)
+    }
+
+    /// The same, where `command` is to become etcd.
+    pub(crate) fn start_as(mut command: Command, data: &Path, peer_url: &str) -> Self {
         let client_url = format!("http://127.0.0.1:{}", free_port());
         let name = "main-aaaaaaaaaa";
-        let child = Command::new(&programs.etcd)
+        let child = command
             .args([
                 format!("--name={name}"),
                 format!("--data-dir={}", data.display()),

@@ -1,9 +1,15 @@
-//! A seed member's pod: a member's pod with two containers that run before etcd and make its data directory. One
-//! fetches a snapshot, from an object store or from another member; the other restores it with the etcd image's own
-//! tool. Both run the program `etcd-restore-operator`; what they do stands in the crate `restore`.
+//! A seed member's pod: a member's pod with a container before etcd's that fetches a snapshot, from an object store or
+//! from another member, and leaves the program `etcd-restore-operator` for etcd's own container. That one begins with
+//! the program, which makes the data directory with the etcd image's own tool and then becomes etcd; where the directory
+//! is there it becomes etcd at once. What the program does stands in the crate `restore`.
+//!
+//! One container more in a row would cost its start, and up to a second until the kubelet sees that the one before it
+//! has ended.
 //!
 //! Pure: built from values, read from values. The restore operator makes seeds from backups, the cluster operator
 //! makes one from the survivor of a lost quorum.
+
+use std::path::PathBuf;
 
 use api::names;
 use api::version::EtcdVersion;
@@ -18,7 +24,7 @@ use super::{Member, Members, Role, Start, data_mount, pod};
 
 /// Name of the container that fetches.
 pub const FETCH: &str = "fetch";
-/// Name of the container that makes the data directory.
+/// Name of the container that made the data directory in the seeds of earlier releases.
 pub const RESTORE: &str = "restore";
 
 const TOOLS: &str = "/tools";
@@ -113,7 +119,26 @@ pub struct Contents {
     pub hash: Option<KeyHash>,
 }
 
-/// The termination message of a seed's first containers.
+/// With what a seed's data directory is made: the first argument of `seed start`, as JSON. What follows it is etcd's
+/// command, unchanged, so that whoever reads a pod's flags finds etcd's and no others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Making {
+    /// The image's own etcdutl, or etcdctl before etcd 3.5.
+    pub tool: PathBuf,
+    /// Name of the seed member.
+    pub name: String,
+    /// Peer URL of the seed member.
+    #[serde(rename = "peerURL")]
+    pub peer_url: String,
+    /// Token of the new cluster.
+    pub token: String,
+    /// By how much to raise the revision; everything below is marked as compacted. etcd 3.6 and later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bump_revision: Option<u64>,
+}
+
+/// The termination message of a seed's program. Where it goes on as etcd it leaves none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
@@ -146,12 +171,12 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
     };
     let mut pod = pod(members, &member);
     if let Some(spec) = pod.spec.as_mut() {
-        let mut first = vec![
-            fetch_container(spec, &seed.source, operator),
-            restore_container(members, &seed, spec),
-        ];
+        let mut first = vec![fetch_container(spec, &seed, operator)];
         first.extend(spec.init_containers.take().unwrap_or_default());
         spec.init_containers = Some(first);
+        if let Some(etcd) = spec.containers.first_mut() {
+            begin_with_the_program(etcd, members, &seed);
+        }
         let volumes = spec.volumes.get_or_insert_default();
         volumes.push(Volume {
             name: names::VOLUME_TOOLS.to_owned(),
@@ -163,15 +188,21 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
     pod
 }
 
-fn fetch_container(pod: &PodSpec, source: &Source, operator: &OperatorImage) -> Container {
+fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> Container {
+    let source = &seed.source;
     let mut args = vec![
         "seed".to_owned(),
         "fetch".to_owned(),
         format!("--copy-to={PROGRAM}"),
     ];
     args.extend(source.arguments.iter().cloned());
+    args.extend(
+        seed.bump_revision
+            .map(|bump| format!("--bump-revision={bump}")),
+    );
     let mut mounts = vec![data_mount(), tools(false)];
     mounts.extend(source.mounts.iter().cloned());
+    let etcd = pod.containers.first().cloned().unwrap_or_default();
     Container {
         name: FETCH.to_owned(),
         image: Some(operator.image.clone()),
@@ -179,50 +210,37 @@ fn fetch_container(pod: &PodSpec, source: &Source, operator: &OperatorImage) -> 
         command: Some(vec!["/usr/local/bin/etcd-restore-operator".to_owned()]),
         args: Some(args),
         volume_mounts: Some(mounts),
-        ..prepared(pod)
-    }
-}
-
-fn restore_container(members: &Members<'_>, seed: &Seed<'_>, pod: &PodSpec) -> Container {
-    let tool = if seed.version.has_etcdutl() {
-        "/usr/local/bin/etcdutl"
-    } else {
-        "/usr/local/bin/etcdctl"
-    };
-    let etcd = pod.containers.first().cloned().unwrap_or_default();
-    let mut args = vec![
-        "seed".to_owned(),
-        "restore".to_owned(),
-        format!("--tool={tool}"),
-        format!("--name={}", seed.member),
-        format!("--peer-url={}", members.addresses().peer_url(seed.member)),
-        format!("--token={}", members.token),
-    ];
-    args.extend(
-        seed.bump_revision
-            .map(|bump| format!("--bump-revision={bump}")),
-    );
-    Container {
-        name: RESTORE.to_owned(),
-        // The same image as the server: the same minor version's tool makes its data directory.
-        image: etcd.image,
-        image_pull_policy: etcd.image_pull_policy,
-        command: Some(vec![PROGRAM.to_owned()]),
-        args: Some(args),
-        volume_mounts: Some(vec![data_mount(), tools(true)]),
-        ..prepared(pod)
-    }
-}
-
-/// What both containers take from the etcd container: its limits and its security.
-fn prepared(pod: &PodSpec) -> Container {
-    let etcd = pod.containers.first().cloned().unwrap_or_default();
-    Container {
         resources: etcd.resources,
         security_context: etcd.security_context,
         termination_message_policy: Some("File".to_owned()),
         ..Container::default()
     }
+}
+
+/// The same image as the server: the same minor version's tool makes its data directory.
+fn begin_with_the_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
+    let tool = if seed.version.has_etcdutl() {
+        "/usr/local/bin/etcdutl"
+    } else {
+        "/usr/local/bin/etcdctl"
+    };
+    let making = Making {
+        tool: tool.into(),
+        name: seed.member.to_owned(),
+        peer_url: members.addresses().peer_url(seed.member),
+        token: members.token.to_owned(),
+        bump_revision: seed.bump_revision,
+    };
+    let mut args = vec![
+        "seed".to_owned(),
+        "start".to_owned(),
+        serde_json::to_string(&making).unwrap_or_default(),
+    ];
+    args.extend(etcd.command.take().unwrap_or_default());
+    args.extend(etcd.args.take().unwrap_or_default());
+    etcd.command = Some(vec![PROGRAM.to_owned()]);
+    etcd.args = Some(args);
+    etcd.volume_mounts.get_or_insert_default().push(tools(true));
 }
 
 fn tools(read_only: bool) -> VolumeMount {
@@ -264,38 +282,78 @@ mod tests {
         seed_pod(&members, seed, &operator)
     }
 
-    fn arguments(pod: &Pod, container: usize) -> Vec<String> {
+    fn fetch_arguments(pod: &Pod) -> Vec<String> {
         let spec = pod.spec.as_ref().unwrap();
-        spec.init_containers.as_ref().unwrap()[container]
+        let first = &spec.init_containers.as_ref().unwrap()[0];
+        first.args.clone().unwrap()
+    }
+
+    fn etcd_arguments(pod: &Pod) -> Vec<String> {
+        pod.spec.as_ref().unwrap().containers[0]
             .args
             .clone()
             .unwrap()
+    }
+
+    fn making(pod: &Pod) -> Making {
+        serde_json::from_str(&etcd_arguments(pod)[2]).unwrap()
     }
 
     #[test]
     fn a_seed_from_a_member_is_told_whom_to_ask_and_what_to_refuse() {
         let pod = built("3.6.16", None);
         assert_eq!(
-            arguments(&pod, 0)[3..],
+            fetch_arguments(&pod)[3..],
             [
                 "--member=http://db-b.prod.svc:2379",
                 "--cluster-id=abc",
                 "--revision=42"
             ]
         );
-        let restore = arguments(&pod, 1);
-        assert!(restore.contains(&"--token=token".to_owned()), "{restore:?}");
+        assert_eq!(making(&pod).token, "token");
+    }
+
+    /// What the cluster operator reads of a member's flags it finds in a seed's, and nothing else.
+    #[test]
+    fn a_seed_becomes_the_member_that_any_other_pod_of_it_is() {
+        let fixture = Fixture::durable();
+        let member = Member {
+            name: "db-aaaaaaaaaa",
+            version: &fixture.version,
+            role: Role::Voter,
+            start: Start::OnDisk,
+        };
+        let ordinary = pod(&fixture.members(), &member).spec.unwrap();
+        let ordinary = &ordinary.containers[0];
+        let seed = built(&fixture.version.to_string(), None).spec.unwrap();
+        assert_eq!(seed.containers.len(), 1);
+        assert_eq!(seed.init_containers.unwrap().len(), 1);
+        let seed = &seed.containers[0];
+        let command = [
+            ordinary.command.clone().unwrap(),
+            ordinary.args.clone().unwrap(),
+        ];
+        assert_eq!(seed.args.as_ref().unwrap()[3..], command.concat());
+        assert!(!seed.args.as_ref().unwrap()[..3].concat().contains("--"));
+        assert_eq!(seed.command, Some(vec![PROGRAM.to_owned()]));
+        assert_eq!((&seed.image, &seed.env), (&ordinary.image, &ordinary.env));
+        let mut mounts = ordinary.volume_mounts.clone().unwrap();
+        mounts.push(tools(true));
+        assert_eq!(seed.volume_mounts, Some(mounts));
     }
 
     #[test]
     fn the_revision_is_raised_where_that_is_asked_for() {
-        let with = arguments(&built("3.6.16", Some(1_000)), 1);
+        let with = built("3.6.16", Some(1_000));
+        let fetch = fetch_arguments(&with);
         assert!(
-            with.contains(&"--bump-revision=1000".to_owned()),
-            "{with:?}"
+            fetch.contains(&"--bump-revision=1000".to_owned()),
+            "{fetch:?}"
         );
-        let without = arguments(&built("3.5.35", None), 1);
-        assert!(!without.iter().any(|one| one.contains("bump")));
+        assert_eq!(making(&with).bump_revision, Some(1_000));
+        let without = built("3.5.35", None);
+        let all = [fetch_arguments(&without), etcd_arguments(&without)].concat();
+        assert!(!all.iter().any(|one| one.contains("bump")), "{all:?}");
     }
 
     /// Invariant 20: what a member asks of its clients is shown to it, and to nobody else.
@@ -327,7 +385,7 @@ mod tests {
     #[test]
     fn invariant_6_a_seed_from_a_member_is_never_started_as_a_new_cluster() {
         let pod = built("3.6.16", None);
-        let etcd = pod.spec.unwrap().containers[0].args.clone().unwrap();
+        let etcd = etcd_arguments(&pod);
         assert!(etcd.contains(&"--initial-cluster-state=existing".to_owned()));
     }
 }
