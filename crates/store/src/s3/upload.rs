@@ -136,15 +136,14 @@ impl Sink for S3Sink {
         } else {
             self.begin_checked(lock).await?
         };
-        let (created, checked) = match checked {
-            Some(created) => (created, true),
-            None => {
-                let created = self.create(None, lock).await;
-                let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-                // It takes this and did not take the other: from here on it is not asked again.
-                store.plain.store(true, Ordering::Relaxed);
-                (created, false)
-            }
+        let (created, checked) = if let Some(created) = checked {
+            (created, true)
+        } else {
+            let created = self.create(None, lock).await;
+            let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
+            // It takes this and did not take the other: from here on it is not asked again.
+            store.plain.store(true, Ordering::Relaxed);
+            (created, false)
         };
         let id = created.upload_id().unwrap_or_default().to_owned();
         if id.is_empty() {
