@@ -7,6 +7,7 @@ use backup::app::Settings;
 use backup::claim;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
+use kube::core::ApiResource;
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
@@ -44,7 +45,8 @@ fn main() -> anyhow::Result<ExitCode> {
     let definition = Definition {
         name: api::names::MANAGER_BACKUP,
         word: "backup",
-        crd: EtcdBackup::crd(),
+        kind: ApiResource::erase::<EtcdBackup>(&()),
+        crd: EtcdBackup::crd,
     };
     let settings = options.settings;
     process::run(definition, options.common, |operator| {

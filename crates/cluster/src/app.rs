@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use etcd::{Access, Deadlines, EtcdClient};
+use etcd::{Access, Deadlines, Etcd, EtcdClient};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -37,6 +37,9 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
+/// How often what is remembered of clusters that are gone is dropped.
+const FORGET_EVERY: Duration = Duration::from_mins(1);
+
 /// Runs until the operator is told to stop. Every child's event leads to its cluster. Seed members prepare their data
 /// with `image`, or with that of the operator's own pod. NetworkPolicies let in the `pods` with these labels in the
 /// operator's namespace.
@@ -58,7 +61,7 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
     operator.figures.collect(figures.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
-    let etcd = Clients::new(plain, DEADLINES);
+    let etcd = Clients::new(Arc::clone(&plain) as Arc<dyn Etcd>, DEADLINES);
     let image = OwnImage::new(&operator, image);
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
         .told_by(endings)
@@ -66,7 +69,18 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
             namespace: operator.namespace.clone(),
             labels: pods,
         });
-    drive(&operator, controller, Arc::new(reconciler)).await;
+    let reconciler = Arc::new(reconciler);
+    let forget = async {
+        loop {
+            tokio::time::sleep(FORGET_EVERY).await;
+            reconciler.forget(Instant::now());
+            plain.close_idle();
+        }
+    };
+    tokio::select! {
+        () = drive(&operator, controller, Arc::clone(&reconciler)) => {}
+        () = forget => {}
+    }
 }
 
 /// Who is told of the children's events.

@@ -44,7 +44,6 @@ impl Clients {
         }
         let now = Instant::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
         let key = (uid.to_owned(), token.map(str::to_owned));
         if let Some(one) = kept.get_mut(&key)
             && one.access == *access
@@ -61,6 +60,12 @@ impl Clients {
         };
         kept.insert(key, one);
         client
+    }
+
+    /// Drops the clients of clusters that are gone, and with them their connections.
+    pub fn forget(&self, now: Instant) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
     }
 }
 
@@ -102,6 +107,19 @@ mod tests {
             &first,
             &clients.of(("1", Some("t")), &access("b"))
         ));
+    }
+
+    #[test]
+    fn a_cluster_that_is_gone_leaves_no_client() {
+        let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
+        let clients = Clients::new(plain, Deadlines::default());
+        let (first, now) = (clients.of(("1", Some("t")), &access("a")), Instant::now());
+        let gone = Arc::downgrade(&first);
+        drop(first);
+        clients.forget(now);
+        assert!(gone.upgrade().is_some(), "it is asked again");
+        clients.forget(now + FORGOTTEN);
+        assert!(gone.upgrade().is_none());
     }
 
     /// Found by `auth_of_the_user`: the login of the cluster before was shown to the seed, which kept every call.

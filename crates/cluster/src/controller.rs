@@ -95,19 +95,36 @@ impl ClusterOperator {
         Self { operators, ..self }
     }
 
+    /// Drops what is remembered of clusters that are gone. Nobody tells of their end: without an object there is no
+    /// reconcile.
+    pub fn forget(&self, now: Instant) {
+        self.recall.forget(now);
+        self.clients.forget(now);
+        self.calls.forget(now);
+        self.figures.forget();
+    }
+
     /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         self.recall.begin(&uid);
+        let look = self.look(object).await;
+        match &look {
+            Ok(Some(look)) => self.recall.keep(&uid, look.clone(), since),
+            _ => self.recall.stir(&uid),
+        }
+        Ok(look?.map(|look| (look, since)))
+    }
+
+    async fn look(&self, object: &EtcdCluster) -> Result<Option<Look>, Error> {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let objects = observe::objects(&self.client, &namespace, &name).await?;
         let mut look = objects.map(observe::Objects::look);
         if let Some(look) = &mut look {
             observe::access::complete(&self.client, &self.operators, look).await?;
-            self.recall.keep(&uid, look.clone(), since);
         }
-        Ok(look.map(|look| (look, since)))
+        Ok(look)
     }
 
     async fn round(&self, look: Look) -> Round {

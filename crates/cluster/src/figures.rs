@@ -163,6 +163,11 @@ impl Figures {
         self.inner().alive = Some(Box::new(alive));
     }
 
+    /// Drops the clusters that are gone, also where nobody reads the metrics.
+    pub fn forget(&self) {
+        self.inner().sweep();
+    }
+
     /// Takes down what a reconcile found and did.
     pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Write]) {
         let namespace = cluster.namespace().unwrap_or_default();
@@ -369,6 +374,17 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         text
+    }
+
+    #[test]
+    fn a_cluster_that_is_gone_is_dropped_also_where_nobody_reads_the_metrics() {
+        let figures = Figures::default();
+        figures.alive_with(|| HashSet::from(["1".to_owned()]));
+        figures.see(&cluster("1", 1), &status(), &[]);
+        figures.see(&cluster("2", 1), &status(), &[]);
+        figures.forget();
+        let inner = figures.inner();
+        assert_eq!(inner.clusters.keys().collect::<Vec<_>>(), ["1"]);
     }
 
     #[test]

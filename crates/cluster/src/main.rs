@@ -3,6 +3,7 @@
 use api::EtcdCluster;
 use clap::Parser;
 use kube::CustomResourceExt;
+use kube::core::ApiResource;
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
@@ -38,7 +39,8 @@ fn main() -> anyhow::Result<()> {
     let definition = Definition {
         name: api::names::MANAGER_CLUSTER,
         word: "cluster",
-        crd: EtcdCluster::crd(),
+        kind: ApiResource::erase::<EtcdCluster>(&()),
+        crd: EtcdCluster::crd,
     };
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();

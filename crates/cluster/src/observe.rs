@@ -178,6 +178,8 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
+        // It is kept, and nobody reads who manages which field.
+        cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects without labels"))?;

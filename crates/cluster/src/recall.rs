@@ -31,7 +31,8 @@ impl Recall {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something of the cluster was changed: what was read does not hold any more.
+    /// Something of the cluster was changed: what was read does not hold any more. Also when nothing could be read, or
+    /// nothing is there any more.
     pub fn stir(&self, uid: &str) {
         let mut memory = self.memory();
         memory.looks.remove(uid);
@@ -45,13 +46,17 @@ impl Recall {
 
     /// Keeps what was read, unless an event came meanwhile.
     pub fn keep(&self, uid: &str, look: Look, now: Instant) {
+        self.forget(now);
         let mut memory = self.memory();
-        memory
-            .looks
-            .retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
         if memory.reading.remove(uid) {
             memory.looks.insert(uid.to_owned(), (look, now));
         }
+    }
+
+    /// Drops what is too old to be taken for true.
+    pub fn forget(&self, now: Instant) {
+        let looks = &mut self.memory().looks;
+        looks.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
     }
 
     /// What was read of this version of the object, if nothing of the cluster has changed since.
@@ -116,10 +121,22 @@ mod tests {
     fn a_cluster_that_is_gone_leaves_nothing() {
         let (recall, look, now) = (Recall::default(), look(), Instant::now());
         recall.begin(UID);
-        recall.keep(UID, look, now);
+        recall.keep(UID, look.clone(), now);
         // Its children's ends are events.
         recall.stir(UID);
-        let memory = recall.memory();
-        assert!(memory.looks.is_empty() && memory.reading.is_empty());
+        let nothing = || {
+            let memory = recall.memory();
+            memory.looks.is_empty() && memory.reading.is_empty()
+        };
+        assert!(nothing());
+        // It was found out by reading.
+        recall.begin(UID);
+        recall.stir(UID);
+        assert!(nothing());
+        // Its last event was lost.
+        recall.begin(UID);
+        recall.keep(UID, look, now);
+        recall.forget(now + LONGEST);
+        assert!(nothing());
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use api::cluster::{DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationStatus};
 use etcd::Alarm;
@@ -16,6 +17,9 @@ use jiff::Timestamp;
 use tokio::task::JoinHandle;
 
 use crate::observed::Seen;
+
+/// A call that nobody has asked for so long belongs to a cluster that is gone.
+const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// What was observed of the members' databases.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +92,7 @@ struct Under {
     what: (String, Timestamp),
     handle: Option<JoinHandle<Result<(), etcd::Error>>>,
     answer: Option<Call>,
+    asked: Instant,
 }
 
 impl Calls {
@@ -110,6 +115,7 @@ impl Calls {
             what,
             handle: Some(tokio::spawn(call)),
             answer: None,
+            asked: Instant::now(),
         };
         calls.insert(cluster.to_owned(), under);
     }
@@ -123,6 +129,7 @@ impl Calls {
             return None;
         }
         let under = calls.get_mut(cluster)?;
+        under.asked = Instant::now();
         if under.what.0 != last.name || under.what.1 != last.start_time.0 {
             return None;
         }
@@ -136,12 +143,16 @@ impl Calls {
         }
         Some(under.answer.clone().unwrap_or(Call::Running))
     }
+
+    /// Drops the calls of clusters that are gone.
+    pub fn forget(&self, now: Instant) {
+        self.calls()
+            .retain(|_, under| now.duration_since(under.asked) < FORGOTTEN);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use api::cluster::{DefragmentationCause, MemberDefragmentation};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -190,6 +201,18 @@ mod tests {
             "another one"
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
+        assert!(calls.calls().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_is_gone_leaves_no_call() {
+        let calls = Calls::default();
+        let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
+        calls.begin("uid", what, std::future::pending().boxed());
+        let now = Instant::now();
+        calls.forget(now);
+        assert_eq!(calls.calls().len(), 1);
+        calls.forget(now + FORGOTTEN);
         assert!(calls.calls().is_empty());
     }
 

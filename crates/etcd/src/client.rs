@@ -126,15 +126,19 @@ impl EtcdClient {
     }
 
     async fn connection(&self, endpoint: &str) -> Result<Client, Error> {
-        {
-            let mut kept = self.kept();
-            let idle = self.deadlines.idle;
-            kept.retain(|_, connection| connection.answered.elapsed() < idle);
-            if let Some(connection) = kept.get(endpoint) {
-                return Ok(connection.client.clone());
-            }
+        self.close_idle();
+        let kept = self.kept().get(endpoint).map(|kept| kept.client.clone());
+        match kept {
+            Some(client) => Ok(client),
+            None => self.connect(endpoint).await,
         }
-        self.connect(endpoint).await
+    }
+
+    /// Closes the connections that were not used for as long as the deadlines say: their members may be gone.
+    pub fn close_idle(&self) {
+        let idle = self.deadlines.idle;
+        self.kept()
+            .retain(|_, connection| connection.answered.elapsed() < idle);
     }
 
     /// One call to one member, within `deadline`, connecting included.

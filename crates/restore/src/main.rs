@@ -6,6 +6,7 @@ use anyhow::Result;
 use api::EtcdRestore;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
+use kube::core::ApiResource;
 use restore::{controller, seed};
 use runtime::cli::{self, Common};
 use runtime::grants::Grant;
@@ -51,7 +52,8 @@ fn main() -> Result<ExitCode> {
     let definition = Definition {
         name: api::names::MANAGER_RESTORE,
         word: "restore",
-        crd: EtcdRestore::crd(),
+        kind: ApiResource::erase::<EtcdRestore>(&()),
+        crd: EtcdRestore::crd,
     };
     let image = arguments.operator_image;
     let ambient = arguments.ambient_identity;

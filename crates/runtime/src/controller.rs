@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::NamespaceResourceScope;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
+pub use crate::guarded::Guarded;
 use crate::marks::Marks;
 use crate::outcome::{Chain, Done, Failure, Report};
 use crate::process::Operator;
@@ -90,9 +91,6 @@ pub trait Reconcile: Send + Sync + 'static {
         object: Arc<Self::Object>,
     ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
 }
-
-/// An object that may not be parseable.
-pub type Guarded<K> = DeserializeGuard<K>;
 
 /// A controller for `K`; the caller adds `owns` and `watches` (with [`watched`]) and gives it to [`drive`].
 pub fn controller<K>(operator: &Operator) -> Controller<Guarded<K>>

@@ -1,11 +1,13 @@
 //! The operator's own CRD: created or brought up to date where RBAC allows it, otherwise waited for, saying
 //! what is waited for. Nothing else of the cluster's API is touched.
+//!
+//! A CRD with the schemas of Kubernetes' own types in it takes megabytes as an object; so it is made where it is
+//! compared or written, and nowhere kept.
 
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
-use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
@@ -18,22 +20,22 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// The release that wrote the CRD: an older operator does not take fields away from a newer one.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Returns when objects of the CRD can be listed in the operator's scope.
+/// Returns when objects of this kind can be listed in the operator's scope. With `create` that makes the CRD, it is
+/// installed.
 pub async fn ready(
     client: &Client,
-    crd: &CustomResourceDefinition,
-    create: bool,
+    kind: &ApiResource,
+    create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
     scope: &Scope,
     tell: &Readiness,
 ) {
     let mut told = String::new();
     loop {
-        let refused = if create {
-            install(client, crd).await.err()
-        } else {
-            None
+        let refused = match create {
+            Some(crd) => Box::pin(install(client, crd())).await.err(),
+            None => None,
         };
-        let Some(mut waiting) = missing(client, crd, scope).await else {
+        let Some(mut waiting) = missing(client, kind, scope).await else {
             return;
         };
         if let Some(refused) = refused {
@@ -49,20 +51,12 @@ pub async fn ready(
 }
 
 /// What is missing before objects can be listed. Asking for objects needs no right to read CRDs.
-async fn missing(client: &Client, crd: &CustomResourceDefinition, scope: &Scope) -> Option<String> {
-    let version = crd
-        .spec
-        .versions
-        .first()
-        .map(|v| v.name.as_str())
-        .unwrap_or_default();
-    let gvk = GroupVersionKind::gvk(&crd.spec.group, version, &crd.spec.names.kind);
-    let resource = ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural);
+async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let api: Api<DynamicObject> = match scope {
-        Scope::Namespace(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        Scope::Cluster => Api::all_with(client.clone(), &resource),
+        Scope::Namespace(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
+        Scope::Cluster => Api::all_with(client.clone(), kind),
     };
-    let name = crd.name_any();
+    let name = format!("{}.{}", kind.plural, kind.group);
     match api.list(&ListParams::default().limit(1)).await {
         Ok(_) => None,
         Err(error) if is_not_found(&error) => Some(format!(
@@ -76,20 +70,19 @@ async fn missing(client: &Client, crd: &CustomResourceDefinition, scope: &Scope)
 }
 
 /// Creates or updates the CRD; the error says why not, for people.
-async fn install(client: &Client, crd: &CustomResourceDefinition) -> Result<(), String> {
+async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Result<(), String> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let name = crd.name_any();
+    let name = wanted.name_any();
     let found = api
         .get_opt(&name)
         .await
         .map_err(|e| Chain(&e).to_string())?;
     if found
         .as_ref()
-        .is_some_and(|found| !should_write(found, crd))
+        .is_some_and(|found| !should_write(found, &wanted))
     {
         return Ok(());
     }
-    let mut wanted = crd.clone();
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());

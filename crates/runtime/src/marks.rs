@@ -31,6 +31,11 @@ pub const MANAGED: &str = "Managed";
 /// waiting for a lease.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// An object that cannot be parsed and of which nothing was heard for so long is told of again.
+const FORGOTTEN: Duration = Duration::from_hours(24);
+
+type Unreadable = HashMap<String, (String, Instant)>;
+
 /// Writes the marks of one operator.
 pub(crate) struct Marks<K> {
     client: Client,
@@ -39,7 +44,7 @@ pub(crate) struct Marks<K> {
     namespace: String,
     report: Arc<Report>,
     /// What was last told of unreadable objects, by uid: only to spare writes.
-    unreadable: Mutex<HashMap<String, String>>,
+    unreadable: Mutex<Unreadable>,
     /// Since when objects with this scope annotation are seen that are not ours, by uid.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     kind: PhantomData<fn() -> K>,
@@ -64,8 +69,12 @@ where
 
     /// Invariant 15: the object gets a condition and an Event; nobody else waits for it.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
-        let known = locked(&self.unreadable).insert(uid(reference), invalid.error.clone());
-        if known.as_ref() == Some(&invalid.error) {
+        if !is_news(
+            &mut locked(&self.unreadable),
+            reference,
+            &invalid.error,
+            Instant::now(),
+        ) {
             return;
         }
         let note = format!(
@@ -173,6 +182,13 @@ where
     }
 }
 
+/// Whether this was not told of the object yet; objects that are gone leave no trace for ever.
+fn is_news(told: &mut Unreadable, object: &ObjectReference, error: &str, now: Instant) -> bool {
+    told.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN);
+    let known = told.insert(uid(object), (error.to_owned(), now));
+    known.is_none_or(|(known, _)| known != error)
+}
+
 impl Scope {
     /// The reason of `Managed`: which kind of operator has taken the object.
     fn word(&self) -> &'static str {
@@ -258,6 +274,20 @@ fn now() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unreadable_object_is_told_of_once_and_forgotten_when_it_is_gone() {
+        let object = |uid: &str| ObjectReference {
+            uid: Some(uid.into()),
+            ..ObjectReference::default()
+        };
+        let (mut told, now) = (Unreadable::default(), Instant::now());
+        assert!(is_news(&mut told, &object("1"), "no size", now));
+        assert!(!is_news(&mut told, &object("1"), "no size", now));
+        assert!(is_news(&mut told, &object("1"), "no version", now));
+        assert!(is_news(&mut told, &object("2"), "no size", now + FORGOTTEN));
+        assert_eq!(told.len(), 1);
+    }
 
     #[test]
     fn conditions_are_found_in_any_object() {

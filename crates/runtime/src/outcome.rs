@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,14 +19,14 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use tracing::{debug, info, warn};
 
+use crate::event::{Reporter, SERIES, Series};
+
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
 /// How many Events about one object are written at once.
 const BURST: u32 = 40;
 /// How long until one more may be.
 const REFILL: Duration = Duration::from_secs(15);
-/// What fits into the note of an Event (events.k8s.io allows 1 kB).
-const NOTE_LIMIT: usize = 1000;
 
 /// What a reconcile did and has to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -185,9 +184,18 @@ struct Told {
 /// A note that was told.
 struct Said {
     at: Instant,
-    recorder: Recorder,
+    series: Series,
     /// It does not hold any more: should it hold again, that is news.
     over: bool,
+    /// Something was done: that it was told is remembered only to count it.
+    change: bool,
+}
+
+impl Said {
+    fn is_needed(&self, now: Instant) -> bool {
+        let long = if self.change { SERIES } else { REPEAT_AFTER };
+        now.duration_since(self.at) < long
+    }
 }
 
 /// How many Events about one object may still be written: as many as [`BURST`] at once, then one each [`REFILL`].
@@ -212,8 +220,8 @@ impl Allowance {
 
 /// What became of a notice.
 enum Telling {
-    /// It is published by this recorder.
-    By(Box<Recorder>),
+    /// It is published as this Event.
+    As(Series),
     /// Just that was told already.
     Told,
     /// Too much was told about the object.
@@ -233,7 +241,7 @@ impl Report {
     pub fn new(client: Client, controller: &str, instance: &str, metrics: Metrics) -> Self {
         let reporter = Reporter {
             controller: controller.to_owned(),
-            instance: Some(instance.to_owned()),
+            instance: instance.to_owned(),
         };
         Self {
             client,
@@ -296,8 +304,8 @@ impl Report {
 
     /// Tells the user one thing: an Event and a log line, unless just that was told already.
     pub fn tell(&self, object: &ObjectReference, notice: &Notice) {
-        let recorder = match self.telling(object, notice, Instant::now()) {
-            Telling::By(recorder) => recorder,
+        let series = match self.telling(object, notice, Instant::now()) {
+            Telling::As(series) => series,
             Telling::Told => return,
             Telling::Withheld => {
                 let namespace = object.namespace.clone().unwrap_or_default();
@@ -322,21 +330,11 @@ impl Report {
                 reason: notice.reason,
             })
             .inc();
-        let event = Event {
-            type_: if notice.warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: notice.reason.to_owned(),
-            note: Some(shorten(&notice.note)),
-            action: notice.action.to_owned(),
-            secondary: None,
-        };
         // Nobody waits for an Event: the next step is worth more than the word about the last one.
-        let object = object.clone();
+        let (object, notice) = (object.clone(), notice.clone());
+        let (client, reporter) = (self.client.clone(), self.reporter.clone());
         tokio::spawn(async move {
-            if let Err(error) = recorder.publish(&event, &object).await {
+            if let Err(error) = series.publish(client, reporter, object, &notice).await {
                 debug!(
                     error = Chain(&error).to_string(),
                     "the Event was not accepted"
@@ -345,13 +343,12 @@ impl Report {
         });
     }
 
-    /// A recorder remembers what it published by reason alone and repeats the first note; each note therefore has a
-    /// recorder of its own, which makes a series of what is told again.
+    /// Each note has a series of its own: what is told again is counted.
     fn telling(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Telling {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let told = &mut *told;
         for notes in told.notes.values_mut() {
-            notes.retain(|_, said| now.duration_since(said.at) < REPEAT_AFTER);
+            notes.retain(|_, said| said.is_needed(now));
         }
         told.notes.retain(|_, notes| !notes.is_empty());
         told.allowances
@@ -369,29 +366,19 @@ impl Report {
         if !allowance.take(now) {
             return Telling::Withheld;
         }
-        let recorder = match notes.remove(&notice.note) {
-            Some(said) => said.recorder,
-            None => Recorder::new(self.client.clone(), self.reporter.clone()),
-        };
+        let last = notes
+            .remove(&notice.note)
+            .map(|said| (said.series, said.at));
+        let series = Series::next(last, object.name.as_deref(), now);
         let said = Said {
             at: now,
-            recorder: recorder.clone(),
+            series: series.clone(),
             over: false,
+            change: notice.change,
         };
         notes.insert(notice.note.clone(), said);
-        Telling::By(Box::new(recorder))
+        Telling::As(series)
     }
-}
-
-fn shorten(note: &str) -> String {
-    if note.len() <= NOTE_LIMIT {
-        return note.to_owned();
-    }
-    let end = (0..=NOTE_LIMIT - 3)
-        .rev()
-        .find(|&at| note.is_char_boundary(at))
-        .unwrap_or(0);
-    format!("{}...", &note[..end])
 }
 
 #[cfg(test)]
@@ -426,14 +413,6 @@ mod tests {
         assert_eq!(Chain(&Outer(Inner)).to_string(), "outer: inner");
     }
 
-    #[test]
-    fn long_notes_are_cut_between_characters() {
-        let note = "\u{fc}".repeat(NOTE_LIMIT);
-        let short = shorten(&note);
-        assert!(short.len() <= NOTE_LIMIT && short.ends_with("..."));
-        assert_eq!(shorten("brief"), "brief");
-    }
-
     fn object(uid: &str) -> ObjectReference {
         ObjectReference {
             uid: Some(uid.into()),
@@ -445,7 +424,7 @@ mod tests {
     async fn a_notice_is_told_again_only_when_it_changed() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let tells =
-            |notice: &Notice, at| matches!(report.telling(&object, notice, at), Telling::By(_));
+            |notice: &Notice, at| matches!(report.telling(&object, notice, at), Telling::As(_));
         let first = Notice::warning("QuorumLost", "Wait", "two of three members are gone");
         let other = Notice::warning("QuorumLost", "Wait", "three of three members are gone");
         assert!(tells(&first, now));
@@ -460,13 +439,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_told_leaves_nothing_in_the_end() {
+        let (report, now) = (report(), Instant::now());
+        let tell = |uid: &str, notice: &Notice, at| drop(report.telling(&object(uid), notice, at));
+        for uid in ["1", "2", "3"] {
+            tell(uid, &Notice::change("MemberStarted", "Start", uid), now);
+            tell(uid, &Notice::warning("QuorumLost", "Wait", uid), now);
+        }
+        let kept = |notice: &Notice, at| {
+            tell("last", notice, at);
+            let told = report.told.lock().unwrap();
+            (told.notes.len(), told.allowances.len())
+        };
+        let change = Notice::change("MemberStarted", "Start", "last");
+        assert_eq!(kept(&change, now), (7, 4));
+        assert_eq!(kept(&change, now + SERIES), (4, 4), "states are kept");
+        assert_eq!(kept(&change, now + REPEAT_AFTER), (1, 1));
+    }
+
+    #[tokio::test]
     async fn every_change_is_told_also_when_it_is_the_same_again() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let change = Notice::change("MemberStarted", "Start", "create the pod of db-a");
         for _ in 0..3 {
             assert!(matches!(
                 report.telling(&object, &change, now),
-                Telling::By(_)
+                Telling::As(_)
             ));
         }
     }
@@ -476,7 +474,7 @@ mod tests {
         let (report, now) = (report(), Instant::now());
         let told = |uid: &str, round: u32, at| {
             let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));
-            matches!(report.telling(&object(uid), &notice, at), Telling::By(_))
+            matches!(report.telling(&object(uid), &notice, at), Telling::As(_))
         };
         let count = (0..BURST * 3)
             .filter(|round| told("1", *round, now))

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::ApiResource;
 use kube::{Client, Config};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -75,8 +76,10 @@ pub struct Definition {
     pub name: &'static str,
     /// The word in metric names: `cluster`, `backup`, `restore`.
     pub word: &'static str,
-    /// The CRD it serves.
-    pub crd: CustomResourceDefinition,
+    /// The kind it serves.
+    pub kind: ApiResource,
+    /// Makes its CRD.
+    pub crd: fn() -> CustomResourceDefinition,
 }
 
 /// What a running operator works with.
@@ -193,11 +196,12 @@ where
         namespace: operator.namespace.clone(),
         identity: operator.identity.clone(),
     };
+    let make: &(dyn Fn() -> CustomResourceDefinition + Sync) = &definition.crd;
     let lead = async {
         crd::ready(
             &operator.client,
-            &definition.crd,
-            options.create_crd,
+            &definition.kind,
+            options.create_crd.then_some(make),
             &operator.scope,
             &readiness,
         )

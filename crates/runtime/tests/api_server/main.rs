@@ -11,10 +11,11 @@ use std::time::Duration;
 use api::cluster::{BootstrapStatus, EtcdClusterStatus};
 use api::{EtcdCluster, EtcdClusterSpec};
 use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, ObjectMeta};
-use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use prometheus_client::registry::Registry;
 use runtime::admin::Readiness;
 use runtime::apply::{self, Created, Deleted, Written};
@@ -22,7 +23,7 @@ use runtime::controller::{self, Reconcile, Scope};
 use runtime::lease::{self, Candidate};
 use runtime::outcome::{Metrics, Report};
 use runtime::process::{Figures, Objects, Operator};
-use runtime::{Done, Failure, crd, marks};
+use runtime::{Done, Failure, Notice, crd, marks};
 use serde_json::json;
 use server::ApiServer;
 use tokio_util::sync::CancellationToken;
@@ -35,8 +36,8 @@ async fn with_crd() -> (ApiServer, Client) {
     let scope = Scope::Namespace(NAMESPACE.into());
     crd::ready(
         &client,
-        &EtcdCluster::crd(),
-        true,
+        &ApiResource::erase::<EtcdCluster>(&()),
+        Some(&EtcdCluster::crd),
         &scope,
         &Readiness::default(),
     )
@@ -73,7 +74,9 @@ async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
 
     let ready = async |wanted: &CustomResourceDefinition| {
         let scope = Scope::Cluster;
-        crd::ready(&client, wanted, true, &scope, &Readiness::default()).await;
+        let kind = ApiResource::erase::<EtcdCluster>(&());
+        let make = || wanted.clone();
+        crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
     // An older release left a field less.
@@ -249,6 +252,41 @@ struct AlwaysFails;
 impl Failure for AlwaysFails {
     fn reason(&self) -> &'static str {
         "AlwaysFails"
+#[tokio::test]
+async fn an_event_is_made_once_and_counted_from_then_on() {
+    let (_server, client) = with_crd().await;
+    let object = cluster(&client, "main").await.object_ref(&());
+    let report = operator(&client).report;
+    let events: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
+    let change = Notice::change("MemberStarted", "Start", "create the pod of main-a");
+    for told in 1..=3 {
+        report.tell(&object, &change);
+        eventually("the Event", async || {
+            let events = events.list(&ListParams::default()).await.unwrap().items;
+            let [event] = events.as_slice() else {
+                return None;
+            };
+            assert_eq!(event.note.as_ref(), Some(&change.note));
+            assert_eq!(event.regarding.as_ref(), Some(&object));
+            let count = event.series.as_ref().map_or(1, |series| series.count);
+            (count == told).then_some(())
+        })
+        .await;
+    }
+    // Somebody has deleted it: it is made again.
+    let everything = (DeleteParams::default(), ListParams::default());
+    events
+        .delete_collection(&everything.0, &everything.1)
+        .await
+        .unwrap();
+    report.tell(&object, &change);
+    eventually("the Event again", async || {
+        let events = events.list(&ListParams::default()).await.unwrap().items;
+        (events.len() == 1).then_some(())
+    })
+    .await;
+}
+
     }
 }
 

@@ -1,0 +1,170 @@
+//! Events: made the first time, counted when the same is told again.
+//!
+//! What has to be remembered of an Event is its name and how often it was told. `kube`'s recorder keeps all of it, tells
+//! notes apart by their reasons alone and forgets only when it is asked again: kilobytes for every note.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+
+use crate::apply::is_not_found;
+use crate::outcome::Notice;
+
+/// How long after the last time another one is counted; later it is an Event of its own.
+pub(crate) const SERIES: Duration = Duration::from_mins(6);
+/// What fits into the note of an Event (events.k8s.io allows 1 kB).
+const NOTE_LIMIT: usize = 1000;
+
+/// Who tells.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter {
+    /// The operator.
+    pub(crate) controller: String,
+    /// Its process.
+    pub(crate) instance: String,
+}
+
+/// What is remembered of an Event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Series {
+    name: String,
+    count: i32,
+}
+
+impl Series {
+    /// The Event for what is told now, about the object of this name; `last` is what was told before, and when.
+    pub(crate) fn next(last: Option<(Self, Instant)>, object: Option<&str>, now: Instant) -> Self {
+        match last {
+            Some((series, at)) if now.duration_since(at) < SERIES => Self {
+                count: series.count.saturating_add(1),
+                ..series
+            },
+            _ => {
+                let at = jiff::Timestamp::now().as_nanosecond();
+                let name = format!("{}.{at:x}", object.unwrap_or("object"));
+                Self { name, count: 1 }
+            }
+        }
+    }
+
+    /// Writes it.
+    pub(crate) async fn publish(
+        &self,
+        client: Client,
+        reporter: Reporter,
+        object: ObjectReference,
+        notice: &Notice,
+    ) -> Result<(), kube::Error> {
+        let namespace = object.namespace.as_deref().unwrap_or("default");
+        let events = Api::<Event>::namespaced(client, namespace);
+        let now = MicroTime(jiff::Timestamp::now());
+        if self.count > 1 {
+            let series = json!({ "series": { "count": self.count, "lastObservedTime": now } });
+            let (params, series) = (PatchParams::default(), Patch::Merge(&series));
+            let counted = events.patch(&self.name, &params, &series);
+            match counted.await {
+                // The API server keeps Events for an hour, unless somebody deletes them before.
+                Err(error) if is_not_found(&error) => {}
+                counted => return counted.map(drop),
+            }
+        }
+        let event = self.event(now, reporter, object, notice);
+        events
+            .create(&PostParams::default(), &event)
+            .await
+            .map(drop)
+    }
+
+    fn event(
+        &self,
+        now: MicroTime,
+        reporter: Reporter,
+        object: ObjectReference,
+        notice: &Notice,
+    ) -> Event {
+        Event {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                namespace: object.namespace.clone(),
+                ..ObjectMeta::default()
+            },
+            action: Some(notice.action.to_owned()),
+            reason: Some(notice.reason.to_owned()),
+            note: Some(shorten(&notice.note)),
+            type_: Some(if notice.warning { "Warning" } else { "Normal" }.to_owned()),
+            event_time: Some(now),
+            regarding: Some(object),
+            reporting_controller: Some(reporter.controller),
+            reporting_instance: Some(reporter.instance),
+            ..Event::default()
+        }
+    }
+}
+
+fn shorten(note: &str) -> String {
+    if note.len() <= NOTE_LIMIT {
+        return note.to_owned();
+    }
+    let end = (0..=NOTE_LIMIT - 3)
+        .rev()
+        .find(|&at| note.is_char_boundary(at))
+        .unwrap_or(0);
+    format!("{}...", &note[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_notes_are_cut_between_characters() {
+        let note = "\u{fc}".repeat(NOTE_LIMIT);
+        let short = shorten(&note);
+        assert!(short.len() <= NOTE_LIMIT && short.ends_with("..."));
+        assert_eq!(shorten("brief"), "brief");
+    }
+
+    #[test]
+    fn what_is_told_again_soon_is_counted_and_later_is_an_event_of_its_own() {
+        let now = Instant::now();
+        let first = Series::next(None, Some("db"), now);
+        assert!(first.count == 1 && first.name.starts_with("db."));
+        let second = Series::next(Some((first.clone(), now)), Some("db"), now);
+        assert_eq!((&second.name, second.count), (&first.name, 2));
+        let later = Series::next(Some((second.clone(), now)), Some("db"), now + SERIES);
+        assert_eq!(later.count, 1);
+        assert_ne!(later.name, first.name);
+    }
+
+    #[test]
+    fn an_event_says_who_tells_what_about_which_object() {
+        let reporter = Reporter {
+            controller: "etcd-operator".into(),
+            instance: "pod".into(),
+        };
+        let object = ObjectReference {
+            name: Some("db".into()),
+            namespace: Some("prod".into()),
+            ..ObjectReference::default()
+        };
+        let notice = Notice::warning("QuorumLost", "Wait", "two of three members are gone");
+        let series = Series::next(None, Some("db"), Instant::now());
+        let now = MicroTime(jiff::Timestamp::UNIX_EPOCH);
+        let event = serde_json::to_value(series.event(now, reporter, object, &notice)).unwrap();
+        assert_eq!(event["metadata"]["namespace"], "prod");
+        assert_eq!(event["metadata"]["name"], series.name);
+        assert_eq!(event["regarding"]["name"], "db");
+        assert_eq!(event["type"], "Warning");
+        assert_eq!(event["reason"], "QuorumLost");
+        assert_eq!(event["action"], "Wait");
+        assert_eq!(event["note"], "two of three members are gone");
+        assert_eq!(event["reportingController"], "etcd-operator");
+        assert_eq!(event["reportingInstance"], "pod");
+        assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
+    }
+}
