@@ -225,7 +225,7 @@ impl Actor<'_> {
                     if error.is_refusal()
                         && let Some(Write::MarkService {
                             member, started, ..
-                        }) = write.after_refusal()
+                        }) = write.after_refusal(marked.is_some())
                     {
                         let undo = Write::MarkService {
                             member,

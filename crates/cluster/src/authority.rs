@@ -29,7 +29,7 @@ pub(crate) use sign::{Made, Request, authority, leaf};
 /// How much of its life a certificate has behind it when it is renewed: two thirds.
 const RENEWED_AT: (u32, u32) = (2, 3);
 /// Certificates are valid from a little before they are made, for clocks that are behind.
-const SKEW: Duration = Duration::from_mins(5);
+pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
 /// Why no certificate could be made. Says nothing about keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -329,9 +329,17 @@ pub enum Write {
 
 impl Write {
     /// What takes back a write's preparation when the API server refused it for good: a pod that was surely
-    /// not created is no reason to give its member up.
-    pub fn after_refusal(&self) -> Option<Write> {
+    /// not created is no reason to give its member up. `marked`: the mark was set in the same chain.
+    pub fn after_refusal(&self, marked: bool) -> Option<Write> {
         match self {
+            // The certificates of a member come before its pod; those of one that runs are written by themselves.
+            Self::Certificate(CertificateWrite::Issue { owner, .. }) if marked => {
+                Some(Self::MarkService {
+                    member: owner.clone(),
+                    started: false,
+                    over: None,
+                })
+            }
             // A pod on a claim is tried again on that claim, which exists by now.
             Self::CreatePod(start) if start.durable => None,
             Self::CreatePod(start) | Self::CreateDisk(start) => Some(Self::MarkService {

@@ -8,6 +8,7 @@ pub mod admin;
 pub mod apply;
 pub mod certificate;
 pub mod cli;
+pub mod clock;
 pub mod controller;
 pub mod crd;
 pub mod credentials;

@@ -7,6 +7,7 @@ use api::names::{self, CertificateUse};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{Api, Client, ResourceExt};
+use runtime::clock;
 
 use crate::certificates::{Certificates, rule};
 use crate::observed::Observed;
@@ -52,10 +53,13 @@ pub(super) async fn read(
     let api = Api::<Secret>::namespaced(client.clone(), &rule.namespace);
     let reads = wanted.iter().map(|name| api.get_opt(name));
     let mut secrets = Vec::new();
-    for read in join_all(reads).await {
+    let (reads, clock) = tokio::join!(join_all(reads), clock::difference(client));
+    for read in reads {
         secrets.extend(read?);
     }
-    Ok(Certificates::new(cluster, &secrets, pods))
+    let mut certificates = Certificates::new(cluster, &secrets, pods);
+    certificates.clock = clock;
+    Ok(certificates)
 }
 
 /// A certificate that is yet to be made is no fault.

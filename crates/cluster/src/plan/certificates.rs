@@ -36,7 +36,7 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     if let Some(why) = &observed.certificates.refused {
         draft.problem("TLSSwitchRefused", why.clone());
     }
-    let Some(keeper) = Keeper::of(observed, now) else {
+    let Some(keeper) = Keeper::of(observed, now, draft) else {
         return;
     };
     for circle in keeper.rule.circles() {
@@ -59,7 +59,7 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
 /// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
 /// and nothing else is done.
 pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
-    let Some(keeper) = Keeper::of(observed, now) else {
+    let Some(keeper) = Keeper::of(observed, now, draft) else {
         return;
     };
     for (owner, used) in &keeper.all() {
@@ -86,14 +86,18 @@ fn say(write: CertificateWrite, draft: &mut Draft) {
 
 impl<'a> Keeper<'a> {
     /// `None` where the operator makes no certificates.
-    fn of(observed: &'a Observed, now: Timestamp) -> Option<Self> {
+    fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
         let certificates = &observed.certificates;
         let rule = certificates.rule.as_ref()?;
+        let time = certificates.time(now);
+        if let Some(text) = certificates.clock_problem() {
+            draft.problem("ClocksDiffer", text);
+        }
         Some(Self {
             rule,
             certificates,
             observed,
-            now,
+            now: time,
         })
     }
 }
@@ -363,7 +367,13 @@ impl Keeper<'_> {
                 let member = start.member.clone();
                 let issued = self.of_member(&member).into_iter().map(Write::Certificate);
                 let issued: Vec<Write> = issued.collect();
-                writes.splice(at..at, issued);
+                // Before the mark that a pod may have been made: what is refused here leaves none. A Service that is
+                // yet to be made comes first, by which the Secrets are found again.
+                let prepares = |write: &Write| {
+                    matches!(write, Write::MarkService { .. } | Write::CreateDisk(_))
+                };
+                let before = writes.iter().position(prepares).unwrap_or(at);
+                writes.splice(before..before, issued);
                 started.insert(member);
             }
         }

@@ -271,7 +271,7 @@ impl Run {
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>) {
         if let Some(Write::MarkService {
             member, started, ..
-        }) = write.after_refusal()
+        }) = write.after_refusal(!marked.is_empty())
         {
             let over = marked.get(&member).map(u64::to_string);
             self.world.write(

@@ -61,6 +61,14 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 }
 
 #[tokio::test]
+async fn the_api_server_tells_the_time() {
+    let server = ApiServer::start().await;
+    let clock = runtime::clock::difference(&server.client());
+    let clock = clock.await.unwrap();
+    assert!(clock.unsigned_abs() < Duration::from_secs(10), "{clock:?}");
+}
+
+#[tokio::test]
 async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
     let (_server, client) = with_crd().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

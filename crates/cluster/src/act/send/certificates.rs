@@ -44,7 +44,7 @@ impl Actor<'_> {
                 beside,
                 over,
             } => {
-                let made = Self::draw_authority(rule, *circle)?;
+                let made = self.draw_authority(rule, *circle)?;
                 let all = beside.iter().map(Vec::as_slice);
                 let trusted = authority::bundle(all.chain([made.certificate.as_slice()]));
                 self.put_authority(rule, *circle, (&made, None, trusted), over.as_deref())
@@ -52,7 +52,7 @@ impl Actor<'_> {
             }
             CertificateWrite::Prepare { circle, over } => {
                 let held = self.held_authority(rule, *circle, over).await?;
-                let next = Self::draw_authority(rule, *circle)?;
+                let next = self.draw_authority(rule, *circle)?;
                 let trusted = authority::bundle([&*held.trusted, &*next.certificate]);
                 let said = (&held.signs, Some(&next), trusted);
                 self.put_authority(rule, *circle, said, Some(over)).await
@@ -111,13 +111,18 @@ impl Actor<'_> {
         }
     }
 
-    fn draw_authority(rule: &Rule, circle: Circle) -> Result<Made, Error> {
-        authority::authority(circle, rule.authority_validity, Timestamp::now()).map_err(|source| {
+    fn draw_authority(&self, rule: &Rule, circle: Circle) -> Result<Made, Error> {
+        authority::authority(circle, rule.authority_validity, self.time()).map_err(|source| {
             Error::Certificate {
                 what: circle.secret(&rule.cluster),
                 source,
             }
         })
+    }
+
+    /// What is made now is dated by the clock it is judged by.
+    fn time(&self) -> Timestamp {
+        self.observed.certificates.time(Timestamp::now())
     }
 
     async fn put_authority(
@@ -160,8 +165,8 @@ impl Actor<'_> {
             used,
             validity: rule.validity,
         };
-        let made = authority::leaf(&request, (&signer, &held.signs.key), Timestamp::now())
-            .map_err(broken)?;
+        let made =
+            authority::leaf(&request, (&signer, &held.signs.key), self.time()).map_err(broken)?;
         let reference = apply::owner_reference(self.cluster);
         let material = (made, held.trusted);
         let secret = authority::leaf_secret(rule, (owner, used), reference, material);

@@ -262,7 +262,66 @@ fn invariant_20_no_pod_is_made_before_its_certificates() {
             matches!(chain.last(), Some(Write::CreatePod(_))),
             "{chain:?}"
         );
+        let at = |is: fn(&Write) -> bool| chain.iter().position(is);
+        assert!(
+            at(|write| matches!(write, Write::Certificate(_)))
+                < at(|write| matches!(write, Write::MarkService { .. })),
+            "what is refused leaves no mark: {chain:?}"
+        );
     }
+}
+
+/// A Service that is made with its mark comes before the certificates, which are found by it.
+#[test]
+fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
+    let issue = Write::Certificate(CertificateWrite::Issue {
+        owner: "db-a".into(),
+        used: CertificateUse::Peer,
+        over: None,
+        by: "1".into(),
+    });
+    let undone = Write::MarkService {
+        member: "db-a".into(),
+        started: false,
+        over: None,
+    };
+    assert_eq!(issue.after_refusal(true), Some(undone));
+    // That of a member that runs is written by itself.
+    assert_eq!(issue.after_refusal(false), None);
+}
+
+/// Invariant 20: it would let every authority run out at once.
+#[test]
+fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
+    let year = 365 * 86_400;
+    let mut story = Story::formed(true);
+    story.later(20 * year);
+    let replaces = |write: &CertificateWrite| matches!(write, CertificateWrite::Authority { .. });
+    assert!(story.of_certificates().iter().any(replaces));
+    let clock = |seconds: u64| jiff::SignedDuration::from_secs(i64::try_from(seconds).unwrap());
+    story.certificates().clock = Some(-clock(20 * year));
+    let said = |story: &Story| {
+        let problems = story.plan().problems.into_iter();
+        let texts = problems.filter(|problem| problem.code == "ClocksDiffer");
+        texts.map(|problem| problem.message).collect::<Vec<_>>()
+    };
+    assert_eq!(story.of_certificates(), []);
+    assert_eq!((story.outdated(), story.deleted()), (0, 0));
+    assert!(said(&story)[0].contains("ahead of the API server's"));
+    story.scene.desired.invalid = Some("a mistake in the spec".into());
+    assert_eq!(story.of_certificates(), []);
+    assert_eq!(said(&story).len(), 1);
+    // The other one is ahead: by our own clock nothing is due.
+    let mut story = Story::formed(true);
+    story.certificates().clock = Some(clock(20 * year));
+    assert_eq!(story.of_certificates(), []);
+    assert!(said(&story)[0].contains("behind the API server's"));
+    // So little a certificate allows for.
+    story.certificates().clock = Some(-clock(200));
+    assert_eq!(said(&story), [] as [String; 0]);
+    // What is due by both is renewed.
+    story.later(rule().validity.as_secs() / 4 * 3);
+    assert!(story.of_certificates().iter().any(issues));
 }
 
 #[test]
