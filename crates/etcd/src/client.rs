@@ -158,10 +158,21 @@ impl EtcdClient {
             } else {
                 self.logged_in(endpoint, None, deadline).await?
             };
-            let mut answer = call(client.clone()).await;
+            let mut answer = self.shown(login, call(client.clone())).await;
             let asks =
                 |answer: &Result<T, etcd_client::Error>| answer.as_ref().is_err_and(asks_for_token);
-            if brief && login.is_some() && asks(&answer) {
+            let denied = |answer: &Result<T, etcd_client::Error>| {
+                let error = answer.as_ref().err();
+                let error = error.map(|error| classify(endpoint, error));
+                matches!(error, Some(Error::AccessDenied(_)))
+            };
+            if login.is_none()
+                && (asks(&answer) || denied(&answer))
+                && let Some(former) = self.session.take_back()
+            {
+                login = Some(former);
+                answer = self.shown(login, call(client.clone())).await;
+            } else if brief && login.is_some() && asks(&answer) {
                 self.session.drop_token();
                 login = None;
                 answer = call(client.clone()).await;
@@ -170,13 +181,9 @@ impl EtcdClient {
                 // The member does not know the token, as it was started, or the token has lasted its time; or it does
                 // not take the certificate for a user.
                 login = self.logged_in(endpoint, login, deadline).await?;
-                answer = call(client.clone()).await;
+                answer = self.shown(login, call(client.clone())).await;
             }
-            if self.session.has_credentials()
-                && login.is_none()
-                && let Err(error) = &answer
-                && matches!(classify(endpoint, error), Error::AccessDenied(_))
-            {
+            if self.session.has_credentials() && login.is_none() && denied(&answer) {
                 // Also where the user that the certificate names may do less.
                 let text = format!("{endpoint}: no member has answered the login yet");
                 return Err(Error::Unavailable(text));

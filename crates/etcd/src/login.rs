@@ -9,6 +9,11 @@
 //! A client whose certificate names a user needs no token, where members ask for certificates: without a quorum, which
 //! gives none out, it is the only way in for whoever has none yet. etcd looks at the certificate only where no token is
 //! shown (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`), so one that a member does not know is dropped then.
+//!
+//! A token ends with the place in the log of the cluster that gave it out, and a member whose log does not reach that far
+//! does not refuse it: it keeps the call (`isValidSimpleToken` in `simple_token.go`). That is a member that lags, and
+//! one of another cluster, restored or recovered. So a login is doubted when a call is not answered. A doubted one is
+//! shown until there is another, as silence has other reasons; whoever has a certificate shows that meanwhile.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +45,11 @@ const SILENT_FOR: Duration = Duration::from_secs(2);
 /// they have: also without a quorum, which gives no new one out, a member knows one that it is shown time and again.
 const FOUND_FOR: Duration = Duration::from_mins(4);
 
+/// A call that was given up earlier says nothing about the login it showed.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How often a login is doubted at most: another one costs a member a hash, and the cluster an entry of its log.
+const DOUBTED_EVERY: Duration = Duration::from_secs(15);
+
 type Token = Arc<RwLock<Option<HeaderValue>>>;
 
 /// What is known of the login, and how many times it was found out.
@@ -56,6 +66,18 @@ struct Known {
     found: Option<Found>,
     silent: Option<Instant>,
     count: u64,
+    doubt: Doubt,
+}
+
+/// What is known of a login that is doubted.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// When one was doubted last.
+    since: Option<Instant>,
+    /// The one that is shown until somebody gives out another.
+    shown: Option<u64>,
+    /// The one that a certificate stands in for, and its token.
+    aside: Option<(Found, HeaderValue)>,
 }
 
 impl Known {
@@ -139,12 +161,66 @@ impl Session {
     /// What is known, unless it is out of date.
     pub(crate) fn current(&self) -> Option<Login> {
         let known = self.found();
-        let found = known.found.as_ref()?;
-        let recent = found.at.elapsed() < FOUND_FOR;
+        let recent = |found: &Found| found.at.elapsed() < FOUND_FOR;
+        let Some(found) = &known.found else {
+            let aside = known.doubt.aside.as_ref();
+            return aside
+                .filter(|(found, _)| recent(found))
+                .map(|(found, _)| found.login.clone());
+        };
+        let recent = recent(found);
         known
             .usable(None)
             .filter(|_| recent)
             .map(|(login, _)| login)
+    }
+
+    /// Watches a call that shows this login, until it is answered: one that is dropped before tells against it.
+    pub(crate) fn shows(&self, login: Option<u64>) -> Unanswered<'_> {
+        Unanswered {
+            session: self,
+            login,
+            since: Instant::now(),
+        }
+    }
+
+    /// Doubts a login that was shown to a member which did not answer.
+    fn doubt(&self, number: u64) {
+        let mut known = self.found();
+        let known = &mut *known;
+        let recent = |at: Instant| at.elapsed() < DOUBTED_EVERY;
+        let is_known = known
+            .found
+            .as_ref()
+            .is_some_and(|found| found.number == number);
+        let mut token = self.token.write().unwrap_or_else(PoisonError::into_inner);
+        if !is_known || token.is_none() || known.doubt.since.is_some_and(recent) {
+            return;
+        }
+        known.doubt.since = Some(Instant::now());
+        if self.certified {
+            known.doubt.aside = known.found.take().zip(token.take());
+        } else {
+            known.doubt.shown = Some(number);
+        }
+    }
+
+    /// The login that is doubted, for whoever has the time to ask for another one. Each doubt is settled once.
+    pub(crate) fn take_doubt(&self) -> Option<u64> {
+        self.found().doubt.shown.take()
+    }
+
+    /// Shows the login again that a certificate stood in for, where that is not enough.
+    pub(crate) fn take_back(&self) -> Option<u64> {
+        let mut known = self.found();
+        if known.found.is_some() {
+            return None;
+        }
+        let (found, token) = known.doubt.aside.take()?;
+        let number = found.number;
+        known.found = Some(found);
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Some(number)
     }
 
     /// Whether a login is of any use.
@@ -160,7 +236,8 @@ impl Session {
 
     /// Shows no token any more, so that etcd looks at the certificate.
     pub(crate) fn drop_token(&self) {
-        self.found().found = None;
+        let mut known = self.found();
+        (known.found, known.doubt.aside) = (None, None);
         *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -173,6 +250,7 @@ impl Session {
     pub(crate) fn forget(&self) {
         let mut known = self.found();
         (known.found, known.silent) = (None, None);
+        (known.doubt.shown, known.doubt.aside) = (None, None);
     }
 
     /// Makes sure of the login: what is known, unless that is `stale`, else what a member says now. `endpoint` is
@@ -235,8 +313,7 @@ impl Session {
                 value.set_sensitive(true);
                 Some(value)
             });
-            *self.token.write().unwrap_or_else(PoisonError::into_inner) = header;
-            return settled(self.keep(login));
+            return settled(self.keep(login, header));
         }
         // Nobody gives one out: the one that is known is shown all the same, or the call is made without.
         self.found().silent = Some(Instant::now());
@@ -246,10 +323,12 @@ impl Session {
         Ok(None)
     }
 
-    fn keep(&self, login: Login) -> (Login, u64) {
+    fn keep(&self, login: Login, token: Option<HeaderValue>) -> (Login, u64) {
         let mut known = self.found();
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = token;
         known.count += 1;
         known.silent = None;
+        (known.doubt.shown, known.doubt.aside) = (None, None);
         let number = known.count;
         known.found = Some(Found {
             login: login.clone(),
@@ -257,6 +336,30 @@ impl Session {
             number,
         });
         (login, number)
+    }
+}
+
+/// A call that is not answered yet.
+pub(crate) struct Unanswered<'a> {
+    session: &'a Session,
+    login: Option<u64>,
+    since: Instant,
+}
+
+impl Unanswered<'_> {
+    /// It is answered, whatever the answer is.
+    pub(crate) fn answered(mut self) {
+        self.login = None;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if let Some(login) = self.login
+            && self.since.elapsed() >= PATIENCE
+        {
+            self.session.doubt(login);
+        }
     }
 }
 
@@ -426,6 +529,76 @@ mod tests {
             assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);
         }
         assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    fn shown(session: &Session) -> Option<String> {
+        let token = session.token.read().unwrap();
+        token
+            .as_ref()
+            .map(|token| token.to_str().unwrap().to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_login_with_which_nobody_answers_is_doubted_and_shown_until_there_is_another() {
+        let session = session();
+        let gives = |token: &'static str| {
+            move |_: String, _: Credentials| async move { Answer::Token(token.into(), 0) }
+        };
+        let silent = |_: String, _: Credentials| async { Answer::Silent };
+        let first = session.ensure("a", None, gives("a.9")).await.unwrap();
+        let first = first.map(|(_, number)| number);
+        // Answered, or given up at once.
+        let watch = session.shows(first);
+        tokio::time::sleep(PATIENCE).await;
+        watch.answered();
+        drop(session.shows(first));
+        assert_eq!(session.take_doubt(), None);
+        let watch = session.shows(first);
+        tokio::time::sleep(PATIENCE).await;
+        drop(watch);
+        let doubted = session.take_doubt();
+        assert_eq!(doubted, first);
+        assert_eq!(session.take_doubt(), None, "once");
+        session.ensure("a", doubted, silent).await.unwrap();
+        assert_eq!(shown(&session).as_deref(), Some("a.9"));
+        assert_eq!(session.known(), first);
+        // Not again and again, and not with a login that there is no more.
+        drop(late(&session, first).await);
+        assert_eq!(session.take_doubt(), None);
+        session.found().doubt.since = None;
+        session.found().silent = None;
+        drop(late(&session, first).await);
+        let doubted = session.take_doubt();
+        assert_eq!(doubted, first);
+        session.ensure("a", doubted, gives("b.1")).await.unwrap();
+        assert_eq!(shown(&session).as_deref(), Some("b.1"));
+        session.found().doubt.since = None;
+        drop(late(&session, first).await);
+        assert_eq!(session.take_doubt(), None);
+    }
+
+    async fn late(session: &Session, login: Option<u64>) -> Unanswered<'_> {
+        let watch = session.shows(login);
+        tokio::time::sleep(PATIENCE).await;
+        watch
+    }
+
+    #[tokio::test]
+    async fn a_certificate_stands_in_for_a_login_that_is_doubted() {
+        let certified = Session {
+            certified: true,
+            ..session()
+        };
+        let gives = |_: String, _: Credentials| async { Answer::Token("a.9".into(), 0) };
+        let first = certified.ensure("a", None, gives).await.unwrap();
+        let first = first.map(|(_, number)| number);
+        drop(late(&certified, first).await);
+        assert_eq!((shown(&certified), certified.known()), (None, None));
+        assert_eq!(certified.current(), Some(Login::Accepted));
+        // The certificate is not enough.
+        assert_eq!(certified.take_back(), first);
+        assert_eq!(shown(&certified).as_deref(), Some("a.9"));
+        assert_eq!(certified.take_back(), None);
     }
 
     #[tokio::test]

@@ -90,6 +90,7 @@ pub fn free_port() -> u16 {
 
 /// A running etcd member; dropping it ends the process and removes its data.
 pub struct EtcdProcess {
+    command: Command,
     child: Child,
     dir: TempDir,
     /// Name in the member list.
@@ -205,18 +206,17 @@ impl EtcdProcess {
         let client_url = format!("{scheme}://127.0.0.1:{}", free_port());
         let mut cluster = vec![format!("{name}={peer_url}")];
         cluster.extend(start.join.iter().cloned());
-        let child = command(
+        let mut command = command(
             programs,
             dir.path(),
             name,
             (&client_url, peer_url),
             (&cluster.join(","), state),
-        )
-        .args(&start.flags)
-        .spawn()
-        .expect("etcd can be run");
+        );
+        let child = command.args(&start.flags).spawn();
         Self {
-            child,
+            command,
+            child: child.expect("etcd can be run"),
             dir,
             name: name.to_owned(),
             client_url,
@@ -252,6 +252,12 @@ impl EtcdProcess {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Starts the member again on its data, after its process has ended; does not wait.
+    pub fn start_again(&mut self) {
+        self.kill();
+        self.child = self.command.spawn().expect("etcd can be run");
     }
 
     /// Asks the process to end, and waits.

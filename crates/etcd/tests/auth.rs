@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd::{Access, Credentials, Error, Etcd, EtcdClient, Login, MemberId, TlsAccess};
+use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, Login, MemberId, TlsAccess};
 use futures::StreamExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
@@ -259,5 +259,131 @@ async fn leaderless(client: &EtcdClient, member: &str) {
             answer if Instant::now() > end => panic!("{answer:?}"),
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
         }
+    }
+}
+
+/// As short as the cluster operator's, or shorter.
+const QUICK: Deadlines = Deadlines {
+    connect: Duration::from_millis(500),
+    status: Duration::from_millis(1500),
+    call: Duration::from_secs(3),
+    hedge: Duration::from_millis(300),
+    defragment: Duration::from_mins(1),
+    progress: Duration::from_secs(5),
+    idle: Duration::from_mins(2),
+};
+
+fn quick(tls: Option<&TlsAccess>) -> EtcdClient {
+    let access = Access {
+        tls: tls.cloned(),
+        credentials: Some(Credentials {
+            user: "root".into(),
+            password: "first".into(),
+            former: Vec::new(),
+        }),
+    };
+    EtcdClient::with_deadlines(access, QUICK)
+}
+
+/// Waits until it is answered.
+async fn answered<T, F>(mut call: impl FnMut() -> F)
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let end = Instant::now() + Duration::from_secs(40);
+    while let Err(error) = call().await {
+        assert!(Instant::now() < end, "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A member that is shown a token of another cluster, whose log is longer, keeps the call.
+#[tokio::test]
+async fn a_login_with_which_a_member_keeps_calls_is_followed_by_another() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (flags, tls) = certified(dir.path(), "operator");
+        let secure = Start {
+            flags,
+            ..Start::default()
+        };
+        for (start, tls) in [(&Start::default(), None), (&secure, Some(&tls))] {
+            let programs = Programs::find(minor);
+            let before = EtcdProcess::start(&programs, start).await;
+            let seed = EtcdProcess::start(&programs, start).await;
+            let [before, via] = [[before.client_url.clone()], [seed.client_url.clone()]];
+            let root = quick(tls);
+            for _ in 0..30 {
+                let alarm = etcd::Alarm {
+                    member: MemberId(1),
+                    kind: etcd::AlarmKind::NoSpace,
+                };
+                root.disarm(&before, alarm).await.unwrap();
+            }
+            root.enable_auth(&before).await.unwrap();
+            quick(tls).enable_auth(&via).await.unwrap();
+            assert!(root.members(&before).await.is_ok(), "{minor}");
+            let kept = root.members(&via).await;
+            assert!(matches!(kept, Err(Error::Timeout(_))), "{minor}: {kept:?}");
+            answered(|| root.members(&via)).await;
+            assert!(root.status(&via[0]).await.is_ok(), "{minor}");
+            assert!(bytes_of_snapshot(&root, &via[0]).await > 0, "{minor}");
+            assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
+        }
+    }
+}
+
+/// Silence has other reasons: without a quorum, which gives out no other, the login is worth what it was.
+#[tokio::test]
+async fn a_login_is_kept_as_long_as_nobody_gives_out_another() {
+    for minor in ["3.4", "3.6"] {
+        let programs = Programs::find(minor);
+        let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
+        let via = urls(&members);
+        let root = quick(None);
+        root.enable_auth(&via).await.unwrap();
+        assert!(root.members(&via).await.is_ok());
+        members[1].kill();
+        members[2].kill();
+        leaderless(&root, &via[0]).await;
+        for _ in 0..4 {
+            assert!(root.members(&via).await.is_err(), "{minor}");
+            assert!(root.status(&via[0]).await.is_ok(), "{minor}");
+            assert!(root.local_members(&via[0]).await.is_ok(), "{minor}");
+        }
+        assert!(bytes_of_snapshot(&root, &via[0]).await > 0, "{minor}");
+        members[1].start_again();
+        answered(|| root.members(&via[..2])).await;
+    }
+}
+
+/// Members keep tokens in memory: after all were started again, none is known any more.
+#[tokio::test]
+async fn a_login_outlasts_the_restart_of_every_member() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (flags, tls) = certified(dir.path(), "operator");
+        let start = Start {
+            flags,
+            ..Start::default()
+        };
+        let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
+        let via = urls(&members);
+        let root = quick(Some(&tls));
+        status_of(&root, &via[0]).await;
+        root.enable_auth(&via).await.unwrap();
+        assert!(root.members(&via).await.is_ok());
+        for member in &mut members {
+            member.kill();
+        }
+        for member in &mut members {
+            member.start_again();
+        }
+        answered(|| root.members(&via)).await;
+        for url in &via {
+            answered(|| root.status(url)).await;
+            assert!(bytes_of_snapshot(&root, url).await > 0, "{minor}");
+        }
+        assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     }
 }

@@ -1,5 +1,6 @@
 //! The real client's login, and what it changes of etcd's authentication.
 
+use std::future::Future;
 use std::time::Duration;
 
 use etcd_client::{Client, UserAddOptions};
@@ -20,12 +21,19 @@ impl EtcdClient {
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
+        // One that is doubted is shown all the same, if nobody gives out another in time.
+        let doubted = if stale.is_none() && deadline > self.deadlines.status {
+            self.session.take_doubt()
+        } else {
+            None
+        };
         // Twice at most: the member itself, then all others at the same time. Whoever has another way in waits so short
         // that the call is still made.
-        let patience = if self.session.is_certified() {
-            deadline / 4
+        let longest = self.deadlines.call / 2;
+        let patience = if self.session.is_certified() || doubted.is_some() {
+            longest.min(deadline / 4)
         } else {
-            self.deadlines.call / 2
+            longest
         };
         let ask = |member: String, credentials: Credentials| async move {
             let asked = async {
@@ -37,8 +45,17 @@ impl EtcdClient {
             let answer = timeout(patience, asked).await;
             answer.unwrap_or(Answer::Silent)
         };
+        let stale = stale.or(doubted);
         let found = self.session.ensure(endpoint, stale, ask).await?;
-        Ok(found.map(|(_, number)| number))
+        Ok(found.map(|(_, number)| number).or(doubted))
+    }
+
+    /// A call that shows this login: while it is not answered, that tells against the login.
+    pub(super) async fn shown<F: Future>(&self, login: Option<u64>, call: F) -> F::Output {
+        let watch = self.session.shows(login);
+        let answer = call.await;
+        watch.answered();
+        answer
     }
 
     pub(super) async fn how_logged_in(&self, via: &[String]) -> Result<Option<Login>, Error> {
