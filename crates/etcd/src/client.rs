@@ -162,8 +162,7 @@ impl EtcdClient {
             let asks =
                 |answer: &Result<T, etcd_client::Error>| answer.as_ref().is_err_and(asks_for_token);
             let denied = |answer: &Result<T, etcd_client::Error>| {
-                let error = answer.as_ref().err();
-                let error = error.map(|error| classify(endpoint, error));
+                let error = answer.as_ref().err().map(|it| classify(endpoint, it));
                 matches!(error, Some(Error::AccessDenied(_)))
             };
             if login.is_none()

@@ -23,7 +23,7 @@ use serde_json::json;
 use crate::observe::{Children, Seen};
 use crate::observed::{FormerPod, Trouble};
 use crate::plan::{Step, in_place};
-use crate::{naming, pod as seed_pod};
+use crate::{naming, pod as seed_pod, started};
 
 /// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
 /// no longer the cluster's.
@@ -358,7 +358,8 @@ async fn create_child(
                 bump_revision: bump_revision(restore),
                 apart: in_place::replaces(restore).is_some(),
             };
-            let pod = seed_pod::build(&members, &from, image);
+            let mut pod = seed_pod::build(&members, &from, image);
+            started::note(&mut pod, cluster.spec.tls.as_ref());
             create(hands, &namespace, &pod).await
         }
     }

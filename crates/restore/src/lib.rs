@@ -15,4 +15,5 @@ pub mod plan;
 pub mod pod;
 pub mod seed;
 pub mod source;
+pub mod started;
 pub mod status;

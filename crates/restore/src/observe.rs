@@ -2,14 +2,14 @@
 //! a deadline; what could not be read is `Unknown`.
 
 mod backup;
-mod members;
+pub(crate) mod members;
 mod reach;
 mod target;
 mod tls;
 
 use std::time::Duration;
 
-use api::cluster;
+use api::cluster::{self, TlsPolicy};
 use api::conditions::{self, ConditionType, Reason};
 use api::names::ANNOTATION_RESTORE;
 use api::storage::StorageBlock;
@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use crate::observed::{Cluster, ClusterFacts, Former, Observed, Seed, Serving, Source, Trouble};
 use crate::plan::in_place;
-use crate::{naming, plan};
+use crate::{naming, plan, started};
 
 /// No single read of Kubernetes may take longer.
 const READ: Duration = Duration::from_secs(10);
@@ -105,6 +105,7 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             }
         }
         Ok(Some(mut cluster)) => {
+            cluster.spec.tls = started(eyes, restore, &namespace, &cluster).await;
             let certificates = tls::read(eyes.client, &namespace, &mut cluster).await;
             let mut facts = facts(&cluster);
             facts
@@ -119,6 +120,22 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         }
     }
     seen
+}
+
+/// The TLS its members are started with, which is not always what its spec says by now.
+async fn started(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    cluster: &EtcdCluster,
+) -> Option<TlsPolicy> {
+    let seed = naming::seed(restore).member;
+    // Where it cannot be read, what is recorded is the best there is.
+    let seed = read::<KubePod>(eyes.client, namespace, &seed).await;
+    let seed = seed.ok().flatten();
+    let claim = cluster.annotations().get(ANNOTATION_RESTORE);
+    let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
+    started::policy(cluster, seed.as_ref(), claimed)
 }
 
 /// What is to be known around an EtcdCluster that is there.

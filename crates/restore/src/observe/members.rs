@@ -82,7 +82,7 @@ pub(super) fn child<K: Resource>(
 }
 
 /// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
-pub(super) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
+pub(crate) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
     let is_child = object
         .owner_references()
         .iter()

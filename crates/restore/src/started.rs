@@ -1,0 +1,108 @@
+//! The TLS members are started with. `spec.TLS` says what is wanted, and it may change at any moment; members are
+//! brought there by the cluster operator, step by step. Until then they are reached as they were started, and so is the
+//! seed, on whose pod that stands. Pure.
+
+use api::EtcdCluster;
+use api::cluster::TlsPolicy;
+use api::names::ANNOTATION_TLS;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::observe::members::is_in_the_way;
+
+/// Notes on a seed's pod what it is started with, as the cluster operator does on every other.
+pub fn note(pod: &mut Pod, policy: Option<&TlsPolicy>) {
+    if let Ok(said) = serde_json::to_string(&policy) {
+        pod.annotations_mut()
+            .insert(ANNOTATION_TLS.to_owned(), said);
+    }
+}
+
+/// What the seed was started with.
+#[expect(
+    clippy::option_option,
+    reason = "without TLS is something else than unknown"
+)]
+fn noted(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
+    if is_in_the_way(seed, owner) {
+        return None;
+    }
+    serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
+}
+
+/// What members of the cluster are started with: the seed, while it is this restore's, and those that serve, as the
+/// cluster operator has recorded for the cluster they are; else what is wanted.
+pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Option<TlsPolicy> {
+    let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
+    let of_seed = seed.and_then(|seed| noted(seed, owner));
+    let status = cluster.status.as_ref();
+    let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
+    let record = status.and_then(|status| status.tls.as_ref());
+    let recorded = record
+        .filter(|record| Some(&record.token) == token)
+        .map(api::cluster::TlsStatus::policy);
+    let known = if claimed {
+        of_seed.or(recorded)
+    } else {
+        recorded.or(of_seed)
+    };
+    known.unwrap_or_else(|| cluster.spec.tls.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn tls(text: &str) -> Option<TlsPolicy> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// A cluster whose spec asks for the second, and whose members were started with the first.
+    fn cluster(recorded: Option<&str>, wanted: &str) -> EtcdCluster {
+        let record = recorded.map(|said| api::cluster::TlsStatus::new("t", tls(said).as_ref()));
+        let wanted: serde_json::Value = serde_json::from_str(wanted).unwrap();
+        serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+            "metadata": { "name": "db", "uid": "u" },
+            "spec": { "TLS": wanted },
+            "status": { "bootstrap": { "token": "t", "members": [] }, "TLS": record },
+        }))
+        .unwrap()
+    }
+
+    fn seed(owner: &str, said: &str) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.owner_references = Some(vec![
+            serde_json::from_value(json!({ "apiVersion": "v1", "kind": "k",
+            "name": "db", "uid": owner }))
+            .unwrap(),
+        ]);
+        note(&mut pod, tls(said).as_ref());
+        pod
+    }
+
+    const INSISTS: &str = r#"{"generated":{}}"#;
+    const ACCEPTS: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
+
+    #[test]
+    fn a_seed_is_made_and_asked_as_members_were_started_whatever_the_spec_says_by_now() {
+        // A switch that is asked for while nothing of it is done.
+        let switched = cluster(Some(INSISTS), ACCEPTS);
+        assert_eq!(policy(&switched, None, true), tls(INSISTS));
+        assert_eq!(policy(&switched, None, false), tls(INSISTS));
+        // Once it is there, the seed tells; what is recorded is of the cluster before.
+        let plain = seed("u", "null");
+        assert_eq!(policy(&switched, Some(&plain), true), None);
+        assert_eq!(policy(&switched, Some(&plain), false), tls(INSISTS));
+        let mut turned = switched.clone();
+        let bootstrap = turned.status.as_mut().and_then(|it| it.bootstrap.as_mut());
+        bootstrap.unwrap().token = "restore-1".into();
+        assert_eq!(policy(&turned, Some(&plain), false), None);
+        // Somebody else's pod tells nothing.
+        let theirs = seed("another", "null");
+        assert_eq!(policy(&switched, Some(&theirs), true), tls(INSISTS));
+        assert_eq!(policy(&turned, Some(&theirs), false), tls(ACCEPTS));
+        assert_eq!(policy(&cluster(None, INSISTS), None, true), tls(INSISTS));
+    }
+}
