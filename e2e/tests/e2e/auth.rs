@@ -44,6 +44,45 @@ async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Res
     .await
 }
 
+/// What there is in the beginning: the Secret with the first password, and a cluster with these lines under `spec`.
+async fn begin(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
+    sandbox.apply(&secret(FIRST)).await?;
+    sandbox
+        .apply(&cluster_with(&sandbox.env, "c", size, more)?)
+        .await?;
+    sandbox.await_members("c", size).await.map(drop)
+}
+
+/// Keys are written, and whoever wrote them turns authentication on.
+async fn fill_and_close(sandbox: &Sandbox) -> Result<()> {
+    let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    open.fill("kept/", KEYS, |_| ()).await?;
+    open.enable_auth(FIRST).await
+}
+
+/// A bucket, and the Secret for it.
+async fn bucket(sandbox: &Sandbox) -> Result<Bucket> {
+    let s3 = sandbox.env.s3()?;
+    sandbox.apply(&aws_secret(s3, "aws")).await?;
+    Bucket::create(s3, &sandbox.namespace).await
+}
+
+/// Backs the cluster up, to its end.
+async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<String> {
+    let file = format!("{name}.backup");
+    sandbox
+        .apply(&backup(sandbox, name, &bucket.name, &file)?)
+        .await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), name, PATIENCE).await?;
+    Ok(format!("{}/{file}", bucket.name))
+}
+
+/// The keys are there for whoever has this password.
+async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<i64> {
+    let keys = keys_as(sandbox, cluster, password).await?;
+    keys.verify("kept/", KEYS).await
+}
+
 /// Waits for a problem of the cluster, by its reason.
 async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -59,16 +98,8 @@ async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Resul
 #[tokio::test]
 async fn auth_enabled() {
     discreet("auth_enabled", async |sandbox| {
-        sandbox.apply(&secret(FIRST)).await?;
-        let auth = "  auth: {secret: root}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, auth)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-        let open = Keyspace::of_cluster(env, namespace, "c").await?;
-        open.fill("kept/", KEYS, |_| ()).await?;
-        open.enable_auth(FIRST).await?;
+        begin(sandbox, 3, "  auth: {secret: root}\n").await?;
+        fill_and_close(sandbox).await?;
         keys_as(sandbox, "c", FIRST).await?;
 
         // Members are lost, added and removed as ever; a learner asks for a token and gives none out.
@@ -83,8 +114,7 @@ async fn auth_enabled() {
         sandbox.await_members("c", 5).await?;
         sandbox.scale("c", 3).await?;
         sandbox.await_members("c", 3).await?;
-        let keys = keys_as(sandbox, "c", FIRST).await?;
-        keys.verify("kept/", KEYS).await?;
+        has_the_keys(sandbox, "c", FIRST).await?;
 
         // Until the Secret follows, the operator says which one does not fit.
         keys_as(sandbox, "c", FIRST)
@@ -98,11 +128,7 @@ async fn auth_enabled() {
         );
         sandbox.apply(&secret(SECOND)).await?;
         sandbox.await_members("c", 3).await?;
-        keys_as(sandbox, "c", SECOND)
-            .await?
-            .verify("kept/", KEYS)
-            .await
-            .map(drop)
+        has_the_keys(sandbox, "c", SECOND).await.map(drop)
     })
     .await;
 }
@@ -112,23 +138,14 @@ async fn auth_enabled() {
 #[tokio::test]
 async fn auth_turn_on() {
     discreet("auth_turn_on", async |sandbox| {
-        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        sandbox.apply(&secret(FIRST)).await?;
-        let with = |enabled: bool| {
-            let more = format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n");
-            cluster_with(&sandbox.env, "c", 3, &more)
-        };
-        sandbox.apply(&with(true)?).await?;
-        sandbox.await_members("c", 3).await?;
+        let bucket = bucket(sandbox).await?;
+        let with = |enabled| format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n");
+        begin(sandbox, 3, &with(true)).await?;
         await_password(sandbox, "c", FIRST).await?;
         let keys = keys_as(sandbox, "c", FIRST).await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        sandbox
-            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        back_up(sandbox, &bucket, "first").await?;
 
         // The Secret is changed: etcd follows.
         sandbox.apply(&secret(SECOND)).await?;
@@ -138,23 +155,19 @@ async fn auth_turn_on() {
             "the password before still fits"
         );
         sandbox.await_members("c", 3).await?;
-        sandbox
-            .apply(&backup(sandbox, "second", &bucket.name, "second.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "second", PATIENCE).await?;
+        let path = back_up(sandbox, &bucket, "second").await?;
         nothing_leaks(sandbox).await?;
 
         // Back with the users of the backup, under another name.
-        let path = format!("{}/second.backup", bucket.name);
         let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
         sandbox.apply(&manifest).await?;
         await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
         sandbox.await_members("d", 3).await?;
-        let restored = keys_as(sandbox, "d", SECOND).await?;
-        ensure!(restored.verify("kept/", KEYS).await? >= written);
+        ensure!(has_the_keys(sandbox, "d", SECOND).await? >= written);
 
         // Off again, where the operator had turned it on.
-        sandbox.apply(&with(false)?).await?;
+        let off = cluster_with(&sandbox.env, "c", 3, &with(false))?;
+        sandbox.apply(&off).await?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         until("authentication is off", PATIENCE, async || {
             let open = Keyspace::of_cluster(env, namespace, "c").await?;
@@ -174,27 +187,17 @@ async fn auth_turn_on() {
 #[tokio::test]
 async fn auth_restore_of_another_password() {
     discreet("auth_restore_password", async |sandbox| {
-        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        sandbox.apply(&secret(FIRST)).await?;
-        let auth = "  auth: {secret: root, enabled: true}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
-            .await?;
-        sandbox.await_members("c", 1).await?;
+        let bucket = bucket(sandbox).await?;
+        begin(sandbox, 1, "  auth: {secret: root, enabled: true}\n").await?;
         await_password(sandbox, "c", FIRST).await?;
         keys_as(sandbox, "c", FIRST)
             .await?
             .fill("kept/", KEYS, |_| ())
             .await?;
-        sandbox
-            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        let path = back_up(sandbox, &bucket, "first").await?;
         sandbox.apply(&secret(SECOND)).await?;
         await_password(sandbox, "c", SECOND).await?;
 
-        let path = format!("{}/etcd.backup", bucket.name);
         let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");
         sandbox.apply(&manifest).await?;
         let restores = sandbox.objects(Kind::EtcdRestore);
@@ -212,10 +215,7 @@ async fn auth_restore_of_another_password() {
         .await?;
         sandbox.apply(&secret(FIRST)).await?;
         await_complete(&restores, "back", PATIENCE).await?;
-        keys_as(sandbox, "d", FIRST)
-            .await?
-            .verify("kept/", KEYS)
-            .await?;
+        has_the_keys(sandbox, "d", FIRST).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(&clusters, "d", "available", PATIENCE, |object| {
             has_condition(object, "Available", "True")
@@ -231,19 +231,10 @@ async fn auth_restore_of_another_password() {
 #[tokio::test]
 async fn auth_of_the_user() {
     discreet("auth_of_the_user", async |sandbox| {
-        let s3 = sandbox.env.s3()?;
-        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(s3, "aws")).await?;
-        sandbox.apply(&secret(FIRST)).await?;
-        let auth = "  auth: {secret: root}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
-            .await?;
-        sandbox.await_members("c", 1).await?;
-        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-        let open = Keyspace::of_cluster(env, namespace, "c").await?;
-        open.fill("kept/", KEYS, |_| ()).await?;
-        open.enable_auth(FIRST).await?;
+        let (env, namespace, s3) = (&sandbox.env, &sandbox.namespace, sandbox.env.s3()?);
+        let bucket = bucket(sandbox).await?;
+        begin(sandbox, 1, "  auth: {secret: root}\n").await?;
+        fill_and_close(sandbox).await?;
         let of = |name: &str, more: &str| {
             let path = format!("{}/{name}", bucket.name);
             let by_name = manifests::backup(s3, name, "c", &path);
@@ -278,15 +269,55 @@ async fn auth_of_the_user() {
         for (restore, cluster) in [("new", "d"), ("over", "c")] {
             await_complete(&restores, restore, PATIENCE).await?;
             sandbox.await_members(cluster, 1).await?;
-            keys_as(sandbox, cluster, FIRST)
-                .await?
-                .verify("kept/", KEYS)
-                .await?;
-            let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+            has_the_keys(sandbox, cluster, FIRST).await?;
             let nobody = Keyspace::of_cluster(env, namespace, cluster).await?;
             ensure!(nobody.verify("kept/", KEYS).await.is_err(), "it is open");
         }
         Ok(())
+    })
+    .await;
+}
+
+/// Members keep logins in memory: when all of them were started again, the operator's is worth nothing, and it goes on
+/// with another.
+#[tokio::test]
+async fn an_operator_whose_login_no_member_knows_any_more_logs_in_anew() {
+    discreet("auth_all_restarted", async |sandbox| {
+        sandbox.apply(&secret(FIRST)).await?;
+        let auth = format!("{DURABLE}  auth: {{secret: root, enabled: true}}\n");
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, &auth)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        await_password(sandbox, "c", FIRST).await?;
+        keys_as(sandbox, "c", FIRST)
+            .await?
+            .fill("kept/", KEYS, |_| ())
+            .await?;
+        let pods = sandbox.member_pods("c").await?;
+        let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
+        let selector = "--selector=etcd_cluster=c";
+        let force = ["--force", "--grace-period=0", "--wait=false"];
+        let words = [&["delete", "pod", selector], &force[..]].concat();
+        sandbox.kubectl(&words).await?;
+        until("every member has another pod", PATIENCE, async || {
+            let pods = sandbox.member_pods("c").await?;
+            let old = pods.iter().any(|pod| before.contains(&pod.metadata.uid));
+            Ok(if !old && pods.len() == 3 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{} pods, some of before: {old}", pods.len()))
+            })
+        })
+        .await?;
+        // What takes a login.
+        sandbox.scale("c", 1).await?;
+        sandbox.await_members("c", 1).await?;
+        keys_as(sandbox, "c", FIRST)
+            .await?
+            .verify("kept/", KEYS)
+            .await
+            .map(drop)
     })
     .await;
 }

@@ -19,7 +19,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::restore_sources::compare;
 
 const KEYS: usize = 500;
-const CLAIM: &str = "etcd.database.coreos.com/restore";
+pub(crate) const CLAIM: &str = "etcd.database.coreos.com/restore";
 /// Many times what an idle machine needs, so that a busy one passes.
 const DOWNTIME: Duration = Duration::from_secs(40);
 

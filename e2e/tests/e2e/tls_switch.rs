@@ -4,16 +4,22 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
 use e2e::leaks::discreet;
-use e2e::objects::{Kind, await_object, condition, field, has_condition};
+use e2e::manifests::aws_secret;
+use e2e::objects::{Kind, await_complete, await_object, condition, field, has_condition};
 use e2e::tls::Identity;
 use e2e::wait::Look;
-use e2e::{Keyspace, Sandbox, Writer, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::ListParams;
 
+use crate::backup_restore_s3::backup;
 use crate::certificates::{arguments, client, make_secrets, of_services};
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{Victim, is_as_asked_for};
+use crate::restore_in_place::{CLAIM, over};
 use crate::tls_generated::client as generated_client;
 
 /// Three times around three members, and where they have no volumes each is followed by another.
@@ -21,10 +27,15 @@ const SWITCHED: Duration = Duration::from_mins(6);
 /// A client's connection to a member ends with it, and a leader hands over.
 const NOTICED: Duration = Duration::from_secs(12);
 
+const KEYS: usize = 50;
+
 /// The writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
 const STATIC: &str = r#"{"static":{"member":{"peerSecret":"peer","serverSecret":"server"},"operatorSecret":"operator"},"#;
+
+/// Both kinds of client are let in.
+const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
     let patch = format!(r#"{{"spec":{{"TLS":{tls}}}}}"#);
@@ -32,9 +43,15 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
+/// Three members, every one of which talks as `spec.TLS` says.
+async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
+    talks(sandbox, peers, accepts).await?;
+    sandbox.await_members("c", 3).await.map(drop)
+}
+
 /// Waits until every member talks as `spec.TLS` says, as a user does: `TLSReady` of this generation is true, or there is
 /// no TLS.
-async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
+async fn talks(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("members are at {peers}, plain text taken: {accepts}");
     await_object(&clusters, "c", &what, SWITCHED, |object| {
@@ -51,14 +68,30 @@ async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
             && has_condition(object, "Available", "True")
             && has_condition(object, "Degraded", "False")
     })
-    .await?;
-    sandbox.await_members("c", 3).await.map(drop)
+    .await
+    .map(drop)
 }
 
 async fn served(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
     ensure!(tally.gap < NOTICED, "{what}: {tally}");
     Ok(())
+}
+
+/// A client writes while `spec.TLS` is set to this, until members are there; then it is changed, and another follows.
+async fn step(
+    sandbox: &Sandbox,
+    (client, what): (Option<&Identity>, &str),
+    tls: &str,
+    (peers, accepts): (&str, bool),
+) -> Result<()> {
+    let writer = match client {
+        Some(identity) => Writer::start_tls(sandbox, "c", identity).await?,
+        None => Writer::start(sandbox, "c").await?,
+    };
+    set(sandbox, tls).await?;
+    switched(sandbox, peers, accepts).await?;
+    served(writer, what).await
 }
 
 /// Every member lets this one in.
@@ -100,10 +133,9 @@ async fn on(
     let identity = identity().await?;
     all_let_in(sandbox, &identity).await?;
     served(plain, "without TLS, while it is switched on").await?;
-    let encrypted = Writer::start_tls(sandbox, "c", &identity).await?;
-    set(sandbox, &format!(r#"{tls}"acceptPlaintext":null}}"#)).await?;
-    switched(sandbox, "Tls", false).await?;
-    served(encrypted, "with TLS, when plain text is over").await?;
+    let encrypted = (Some(&identity), "with TLS, when plain text is over");
+    let alone = format!(r#"{tls}"acceptPlaintext":null}}"#);
+    step(sandbox, encrypted, &alone, ("Tls", false)).await?;
     for argument in arguments(sandbox).await? {
         let listens = argument.starts_with("--listen-") && argument.contains("http://");
         ensure!(
@@ -116,14 +148,10 @@ async fn on(
 
 /// From TLS to plain text and nothing else.
 async fn off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
-    let encrypted = Writer::start_tls(sandbox, "c", identity).await?;
-    set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
-    switched(sandbox, "Tls", true).await?;
-    served(encrypted, "with TLS, when both are taken").await?;
-    let plain = Writer::start(sandbox, "c").await?;
-    set(sandbox, "null").await?;
-    switched(sandbox, "Plain", false).await?;
-    served(plain, "without TLS, while it is switched off").await?;
+    let encrypted = (Some(identity), "with TLS, when both are taken");
+    step(sandbox, encrypted, BOTH, ("Tls", true)).await?;
+    let plain = (None, "without TLS, while it is switched off");
+    step(sandbox, plain, "null", ("Plain", false)).await?;
     for argument in arguments(sandbox).await? {
         ensure!(!argument.contains("https://"), "{argument}");
     }
@@ -178,10 +206,12 @@ async fn static_certificates_are_exchanged_for_generated_ones_while_members_run_
             .apply(&cluster_with(&sandbox.env, "c", 3, &tls)?)
             .await?;
         sandbox.await_members("c", 3).await?;
-        let encrypted = Writer::start_tls(sandbox, "c", &client(&authority, sandbox, "c")?).await?;
-        set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
-        switched(sandbox, "Tls", true).await?;
-        served(encrypted, "with static certificates, when both are taken").await?;
+        let identity = client(&authority, sandbox, "c")?;
+        let encrypted = (
+            Some(&identity),
+            "with static certificates, when both are taken",
+        );
+        step(sandbox, encrypted, BOTH, ("Tls", true)).await?;
         let generated = r#"{"static":null,"generated":{},"#;
         on(sandbox, generated, async || {
             generated_client(sandbox, "c").await
@@ -218,6 +248,54 @@ async fn a_cluster_that_hibernates_is_switched_when_it_is_back() {
         switched(sandbox, "Tls", true).await?;
         let identity = generated_client(sandbox, "c").await?;
         all_let_in(sandbox, &identity).await.context("generated")
+    })
+    .await;
+}
+
+/// A switch that is asked for while a restore in place is under way: the seed was made without it, is asked as it was
+/// made, and is switched when it is handed over. A backup does not wait for the switch.
+#[tokio::test]
+async fn a_switch_waits_for_a_restore_in_place_and_no_backup_waits_for_the_switch() {
+    discreet("tls_switch_restore", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(s3, "aws")).await?;
+        let spec = format!("  TLS: {{generated: {{}}}}\n{DURABLE}");
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 1, &spec)?)
+            .await?;
+        talks(sandbox, "Tls", false).await?;
+        let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+        let identity = generated_client(sandbox, "c").await?;
+        let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
+        keys.fill("kept/", KEYS, |_| ()).await?;
+        drop(keys);
+        let backups = sandbox.objects(Kind::EtcdBackup);
+        sandbox
+            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
+            .await?;
+        await_complete(&backups, "first", PATIENCE).await?;
+
+        sandbox.apply(&over(sandbox, &bucket, "")?).await?;
+        let pods = sandbox.api::<Pod>();
+        let seeds = ListParams::default().labels(CLAIM);
+        until("the seed's pod", PATIENCE, async || {
+            Ok(match pods.list(&seeds).await?.items.first() {
+                Some(_) => Look::Done(()),
+                None => Look::NotYet("there is none".to_owned()),
+            })
+        })
+        .await?;
+        set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        sandbox
+            .apply(&backup(sandbox, "second", &bucket.name, "second.backup")?)
+            .await?;
+        await_complete(&backups, "second", PATIENCE).await?;
+        talks(sandbox, "Tls", true).await?;
+        sandbox.await_members("c", 1).await?;
+        let keys = Keyspace::of_cluster(env, namespace, "c").await?;
+        keys.verify("kept/", KEYS).await.map(drop)
     })
     .await;
 }
