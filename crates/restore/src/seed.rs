@@ -123,7 +123,7 @@ async fn asked_to_end() {
     if let Ok(mut signals) = signal(SignalKind::terminate()) {
         signals.recv().await;
     } else {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
