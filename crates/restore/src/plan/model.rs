@@ -79,6 +79,10 @@ struct ModelCluster {
     lost_writes: bool,
 }
 
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "what is so and what happened, one by one"
+)]
 #[derive(Clone, Debug, Default)]
 struct ModelPod {
     fetched: bool,
