@@ -148,6 +148,7 @@ impl EtcdClient {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
+        let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
             // What is asked of one member, and quickly, a certificate is enough for: nobody waits for a login then, which
@@ -156,12 +157,11 @@ impl EtcdClient {
             let mut login = if brief {
                 self.session.known()
             } else {
-                self.logged_in(endpoint, None, deadline).await?
+                Box::pin(self.logged_in(endpoint, None, deadline)).await?
             };
-            let mut answer = self.shown(login, call(client.clone())).await;
-            let asks =
-                |answer: &Result<T, etcd_client::Error>| answer.as_ref().is_err_and(asks_for_token);
-            let denied = |answer: &Result<T, etcd_client::Error>| {
+            let mut answer = self.shown(login, call(&client)).await;
+            let asks = |answer: &Result<T, _>| answer.as_ref().is_err_and(asks_for_token);
+            let denied = |answer: &Result<T, _>| {
                 let error = answer.as_ref().err().map(|it| classify(endpoint, it));
                 matches!(error, Some(Error::AccessDenied(_)))
             };
@@ -170,17 +170,17 @@ impl EtcdClient {
                 && let Some(former) = self.session.take_back()
             {
                 login = Some(former);
-                answer = self.shown(login, call(client.clone())).await;
+                answer = self.shown(login, call(&client)).await;
             } else if brief && login.is_some() && asks(&answer) {
                 self.session.drop_token();
                 login = None;
-                answer = call(client.clone()).await;
+                answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
                 // The member does not know the token, as it was started, or the token has lasted its time; or it does
                 // not take the certificate for a user.
-                login = self.logged_in(endpoint, login, deadline).await?;
-                answer = self.shown(login, call(client.clone())).await;
+                login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
+                answer = self.shown(login, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
                 // Also where the user that the certificate names may do less.
