@@ -53,7 +53,7 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
     rig.proxy.harm(faults);
     let stored = rig.upload(&content(SIZE)).await;
     rig.proxy.harm(&[]);
-    stored.expect_err("a false success")
+    stored.unwrap_err()
 }
 
 /// Invariant 12.
