@@ -127,7 +127,7 @@ impl Certificates {
     /// ahead would have every authority run out at once, and nobody trust anybody any more; one that is behind delays
     /// what is due after two thirds of a life.
     pub fn time(&self, now: Timestamp) -> Timestamp {
-        let ahead = self.differs().filter(|clock| clock.is_negative());
+        let ahead = self.differs().filter(SignedDuration::is_negative);
         let theirs = ahead.and_then(|clock| now.checked_add(clock).ok());
         theirs.unwrap_or(now)
     }
