@@ -253,13 +253,6 @@ async fn a_released_lease_is_taken_over_at_once_and_a_held_one_is_not() {
     assert!(lost.is_ok(), "a leader goes on without its lease");
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("it always fails")]
-struct AlwaysFails;
-
-impl Failure for AlwaysFails {
-    fn reason(&self) -> &'static str {
-        "AlwaysFails"
 #[tokio::test]
 async fn an_event_is_made_once_and_counted_from_then_on() {
     let (_server, client) = with_crd().await;
@@ -295,6 +288,13 @@ async fn an_event_is_made_once_and_counted_from_then_on() {
     .await;
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("it always fails")]
+struct AlwaysFails;
+
+impl Failure for AlwaysFails {
+    fn reason(&self) -> &'static str {
+        "AlwaysFails"
     }
 }
 
