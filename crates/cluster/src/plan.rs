@@ -27,6 +27,7 @@ mod settings;
 mod size;
 mod switch;
 mod tls;
+mod together;
 mod upkeep;
 mod urgent;
 mod versions;
@@ -247,7 +248,7 @@ fn formed(
             objects::budget(desired, observed, &view, draft);
             auth::settle(desired, observed, draft);
             objects::labels(&view, intent, cluster_id, draft);
-            objects::member_services(observed, &view, draft);
+            objects::member_services((observed, now), &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
             membership::change((desired, observed, now), &view, draft);
             ended::clear(observed, &view.names(), draft);

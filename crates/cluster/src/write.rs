@@ -138,7 +138,7 @@ pub enum Write {
         /// Whether it has no endpoints until it is opened.
         closed: bool,
     },
-    /// Gives a first member's Service its endpoints.
+    /// Gives a member's Service its endpoints.
     OpenService {
         /// Whose Service.
         member: String,
@@ -368,6 +368,8 @@ pub enum Order {
     Reserve {
         /// How many.
         count: usize,
+        /// Whether the Services have no endpoints until they are opened.
+        apart: bool,
     },
     /// These, in this order.
     Writes(Vec<Write>),
@@ -429,12 +431,12 @@ pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
             }
             vec![vec![Write::RecordRecovery(record)]]
         }
-        Order::Reserve { count } => (0..*count)
+        Order::Reserve { count, apart } => (0..*count)
             .map(|_| {
                 vec![Write::CreateService {
                     member: draw.member(),
                     started: false,
-                    closed: false,
+                    closed: *apart,
                 }]
             })
             .collect(),

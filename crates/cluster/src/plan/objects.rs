@@ -11,7 +11,7 @@ use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen, S
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, STEADY, adoption};
+use crate::plan::{Draft, STEADY, adoption, together};
 use crate::write::{Label, Order, Start, Write};
 
 /// The grace period of a pod that is not worth waiting for.
@@ -158,10 +158,15 @@ pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft:
 }
 
 /// The Service of every member in the list, as long as the member has anything that needs it.
-pub(super) fn member_services(observed: &Observed, view: &View, draft: &mut Draft) {
+pub(super) fn member_services(
+    (observed, now): (&Observed, Timestamp),
+    view: &View,
+    draft: &mut Draft,
+) {
     for seat in &view.seats {
         if seat.data == Data::There {
-            serve(&seat.name, observed.services.get(&seat.name), true, draft);
+            let open = together::may_be_reached(view, seat, now);
+            serve(&seat.name, observed.services.get(&seat.name), open, draft);
         }
     }
 }

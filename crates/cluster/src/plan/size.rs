@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Observed};
 use crate::plan::membership::{decide, remove_voter};
 use crate::plan::view::{Data, Seat, VersionRules, View};
-use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects};
+use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::write::{Order, Write};
 
 /// Services for members to come, made before the members: a name that is never absent leaves nothing for a
@@ -39,7 +39,8 @@ pub(super) fn reserve(
     if reserved.len() < needed {
         let count = needed - reserved.len();
         draft.say(format!("make the Services of {count} new members"));
-        draft.order(Order::Reserve { count });
+        let apart = together::begin_apart(view, needed);
+        draft.order(Order::Reserve { count, apart });
     }
     reserved
 }

@@ -221,13 +221,10 @@ fn removes_the_dead_member_before_adding_one() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     // The new member's Service is made meanwhile.
-    assert!(
-        scene
-            .plan()
-            .step
-            .orders
-            .contains(&Order::Reserve { count: 1 })
-    );
+    assert!(scene.plan().step.orders.contains(&Order::Reserve {
+        count: 1,
+        apart: false
+    }));
 }
 
 #[test]

@@ -287,7 +287,8 @@ impl World {
     /// What the first peer that answers knows; not linearizable, as in etcd.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        let group = self.group(&start.member);
+        // Its own Service keeps others from it; it finds them all the same.
+        let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
                 .running

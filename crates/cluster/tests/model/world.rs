@@ -337,16 +337,23 @@ impl World {
     pub(crate) fn group(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
-        if self.nodes[node].power == Power::Cut {
-            return 100 + node;
-        }
+        let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            None if has_address => self.faults.cut.get(name).copied().unwrap_or_default(),
             // Nobody finds it, and it is alone.
-            None => 1000 + place(name),
-            Some(service) if service.closed => 1000 + place(name),
-            Some(_) => self.faults.cut.get(name).copied().unwrap_or_default(),
+            None if !is_cut && !has_address => 1000 + place(name),
+            Some(service) if !is_cut && service.closed => 1000 + place(name),
+            _ => self.group_it_dials(name),
+        }
+    }
+
+    /// Whom it reaches itself, whether it is found or not.
+    pub(crate) fn group_it_dials(&self, name: &str) -> usize {
+        let pod = self.pods.get(name);
+        let node = pod.and_then(|pod| pod.node).unwrap_or_default();
+        match self.nodes[node].power {
+            Power::Cut => 100 + node,
+            _ => self.faults.cut.get(name).copied().unwrap_or_default(),
         }
     }
 

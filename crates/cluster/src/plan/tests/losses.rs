@@ -50,12 +50,10 @@ fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
             .iter()
             .all(|write| scene::is_service(write, "n"))
     );
-    assert!(
-        late.plan()
-            .step
-            .orders
-            .contains(&Order::Reserve { count: 1 })
-    );
+    assert!(late.plan().step.orders.contains(&Order::Reserve {
+        count: 1,
+        apart: false
+    }));
 }
 
 #[test]

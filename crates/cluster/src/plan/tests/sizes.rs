@@ -146,13 +146,10 @@ fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
     ));
     // Then the others: Services first, both as learners at once, and nobody waits for a connection of the only voter.
     let alone = seed(Scene::formed(&["a"]).young("a"));
-    assert!(
-        alone
-            .plan()
-            .step
-            .orders
-            .contains(&Order::Reserve { count: 2 })
-    );
+    assert!(alone.plan().step.orders.contains(&Order::Reserve {
+        count: 2,
+        apart: true
+    }));
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
     // A seed whose first attempt came to nothing is begun again as a seed.
@@ -224,4 +221,32 @@ fn even_sizes_are_reached_and_left_like_odd_ones() {
         .silent_voter("a")
         .down("b");
     assert_eq!(down.changes(), []);
+}
+
+/// A member that joins asks the others before it answers them: two that start together would wait for each other.
+#[test]
+fn members_that_join_one_voter_together_are_found_once_all_of_them_run() {
+    let opened = |scene: &Scene| {
+        let writes = scene.writes();
+        ["d", "e"].map(|member| {
+            let opens = |write: &Write| matches!(write, Write::OpenService { member: of, .. } if of == member);
+            writes.iter().any(opens)
+        })
+    };
+    let mut scene = Scene::formed(&["a"]).size(3);
+    for member in ["d", "e"] {
+        scene = scene.added(member).leftover(member).young(member);
+        scene.observed.services.get_mut(member).unwrap().closed = true;
+    }
+    assert_eq!(opened(&scene), [true; 2]);
+    let half = scene.clone().not_running("e");
+    assert_eq!(opened(&half), [false; 2]);
+    // Nothing depends on another's pod for long.
+    assert_eq!(opened(&half.aged()), [true; 2]);
+    // Beside several voters, or alone, a member is found from the beginning.
+    for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
+        let reserves = Scene::formed(voters).size(size).plan().step.orders;
+        let apart = |order: &Order| matches!(order, Order::Reserve { apart: true, .. });
+        assert!(!reserves.iter().any(apart));
+    }
 }
