@@ -16,8 +16,20 @@ impl Page {
     /// # Errors
     /// When it does not answer.
     pub async fn of_pod(sandbox: &Sandbox, pod: &str) -> Result<Self> {
+        Self::of_port(sandbox, pod, 8080).await
+    }
+
+    /// Reads what a member's etcd says.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn of_member(sandbox: &Sandbox, pod: &str) -> Result<Self> {
+        Self::of_port(sandbox, pod, 2381).await
+    }
+
+    async fn of_port(sandbox: &Sandbox, pod: &str, port: u16) -> Result<Self> {
         let namespace = &sandbox.namespace;
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:8080/proxy/metrics");
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
         Ok(Self(sandbox.kubectl(&["get", "--raw", &path]).await?))
     }
 

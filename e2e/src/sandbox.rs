@@ -35,13 +35,21 @@ pub struct Sandbox {
 /// # Panics
 /// When the test fails.
 pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    bare(name, async |sandbox| {
+        sandbox.install_operators().await?;
+        body(sandbox).await
+    })
+    .await;
+}
+
+/// As [`scenario`], in a namespace without operators.
+///
+/// # Panics
+/// When the test fails.
+pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
-        let outcome = async {
-            sandbox.install_operators().await?;
-            body(&sandbox).await
-        }
-        .await;
+        let outcome = body(&sandbox).await;
         if outcome.is_err() {
             sandbox.print_state().await;
         }
@@ -101,10 +109,18 @@ impl Sandbox {
     /// # Errors
     /// When Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
+        self.install_operators_of(&self.env, settings).await
+    }
+
+    /// As [`Self::install_operators_with`], with the chart and the image of other surroundings; the CRDs are today's.
+    ///
+    /// # Errors
+    /// When Helm fails or a Deployment does not become available.
+    pub async fn install_operators_of(&self, env: &Env, settings: &[&str]) -> Result<()> {
         CRDS.get_or_try_init(|| install_crds(&self.env)).await?;
         let mut all = vec!["--set", "crds.install=false"];
         all.extend_from_slice(settings);
-        chart::install(&self.env, RELEASE, &self.namespace, &all).await?;
+        chart::install(env, RELEASE, &self.namespace, &all).await?;
         self.await_operators().await
     }
 
@@ -390,7 +406,10 @@ pub async fn await_no_data(
 }
 
 /// Renders the CRDs out of the chart and applies them, as an administrator may do who installs them apart.
-async fn install_crds(env: &Env) -> Result<()> {
+///
+/// # Errors
+/// With what Helm or kubectl say.
+pub async fn install_crds(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(
         env,

@@ -3,13 +3,14 @@
 //! and tell what came out.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::before::{self, Before};
 use crate::libtest::{self, Summary};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
@@ -18,6 +19,8 @@ use crate::{checkout, image, programs, progress, shell, testbed};
 /// The module name of e2e tests that break nodes.
 const ALONE: &str = "alone::";
 const BREAKING: &str = "end-to-end tests that break nodes";
+/// The module name of e2e tests that begin with the operators of the commit before.
+const BEFORE: &str = "before::";
 
 /// Where to run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -69,6 +72,24 @@ struct Prepared {
     steps: Vec<(&'static str, Duration)>,
 }
 
+impl Prepared {
+    fn add(&mut self, name: &str, value: &str) {
+        self.vars.push((name.to_owned(), value.to_owned()));
+    }
+}
+
+/// What the end-to-end tests run with.
+struct Compiled {
+    /// The operators and the programs of the e2e crate.
+    built: Vec<PathBuf>,
+    /// The program of the tests.
+    executable: PathBuf,
+    /// The tests that were asked for.
+    names: Vec<String>,
+    /// The operators of the commit before, or why there are none.
+    before: Result<Before, String>,
+}
+
 /// `cargo xtask test`.
 pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     let begun = Instant::now();
@@ -85,16 +106,19 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
             } else {
                 unit_tests(options.filter.as_deref())
             };
-            let compiled =
-                image::compile_with_fail_points().and_then(|built| Ok((built, test_program()?)));
-            (early.join(), units, compiled)
+            (early.join(), units, compile(options))
         });
         let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
         let result = units.and_then(|units| {
             summary += units;
-            let (built, executable) = compiled?;
-            let prepared = finish(early.clone(), &options.place, &built)?;
-            e2e_tests(options, &prepared, &executable)
+            let compiled = compiled?;
+            let mut prepared = finish(early.clone(), &options.place, &compiled.built)?;
+            if let Ok(before) = &compiled.before {
+                image::load(&before.image)?;
+                prepared.add("E2E_BEFORE_IMAGE", &before.image.reference);
+                prepared.add("E2E_BEFORE_TREE", &before.tree.display().to_string());
+            }
+            e2e_tests(options, &prepared, &compiled)
         });
         end_cluster(&early, &options.place);
         summary += result?;
@@ -159,10 +183,40 @@ fn test_program() -> Result<PathBuf> {
         .context("cargo built no end-to-end tests")
 }
 
-fn e2e_tests(options: &Tests, prepared: &Prepared, executable: &Path) -> Result<Summary> {
-    let list = shell::output(Command::new(executable).args(["--list", "--format", "terse"]))?;
-    let (together, alone) = divide(libtest::listed(&list), options.filter.as_deref());
+/// Compiles all that the end-to-end tests need.
+fn compile(options: &Tests) -> Result<Compiled> {
+    let built = image::compile_with_fail_points()?;
+    let executable = test_program()?;
+    let list = shell::output(Command::new(&executable).args(["--list", "--format", "terse"]))?;
+    let names = chosen(libtest::listed(&list), options.filter.as_deref());
+    let before = if options.place.context.is_some() {
+        // Their image is in no cluster but the testbed.
+        Err("on the testbed only".to_owned())
+    } else if names.iter().any(|name| name.contains(BEFORE)) {
+        before::build().map_err(|error| {
+            let why = format!("{error:#}").replace('\n', " ");
+            progress::say(&format!("no operators of the commit before: {why}"));
+            why
+        })
+    } else {
+        Err("not asked for".to_owned())
+    };
+    Ok(Compiled {
+        built,
+        executable,
+        names,
+        before,
+    })
+}
+
+fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Result<Summary> {
     let mut summary = Summary::default();
+    let mut names = compiled.names.clone();
+    if let Err(why) = &compiled.before {
+        let needy: Vec<_> = names.extract_if(.., |name| name.contains(BEFORE)).collect();
+        summary.skip(&needy, why);
+    }
+    let (together, alone) = divide(names);
     for (what, names, jobs) in [
         ("end-to-end tests", together, options.jobs),
         (BREAKING, alone, 1),
@@ -171,12 +225,11 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, executable: &Path) -> Result<
             continue;
         }
         if options.place.context.is_some() && what == BREAKING {
-            // A cluster of the user's own is not broken.
-            summary.skip(names);
+            summary.skip(&names, "a cluster of the user's own is not broken");
             continue;
         }
         progress::say(&format!("{}: {what}, {jobs} at a time", names.len()));
-        let mut command = Command::new(executable);
+        let mut command = Command::new(&compiled.executable);
         command
             .arg("--exact")
             .arg(format!("--test-threads={jobs}"))
@@ -194,12 +247,14 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, executable: &Path) -> Result<
     Ok(summary)
 }
 
+fn chosen(names: Vec<String>, filter: Option<&str>) -> Vec<String> {
+    let is_wanted = |name: &String| filter.is_none_or(|filter| name.contains(filter));
+    names.into_iter().filter(is_wanted).collect()
+}
+
 /// The tests that run together, and those that need the cluster for themselves.
-fn divide(names: Vec<String>, filter: Option<&str>) -> (Vec<String>, Vec<String>) {
-    let wanted = names
-        .into_iter()
-        .filter(|name| filter.is_none_or(|filter| name.contains(filter)));
-    wanted.partition(|name| !name.contains(ALONE))
+fn divide(names: Vec<String>) -> (Vec<String>, Vec<String>) {
+    names.into_iter().partition(|name| !name.contains(ALONE))
 }
 
 /// Runs a test program, showing and reading what it says.
@@ -466,20 +521,16 @@ mod tests {
 
     #[test]
     fn tests_that_break_nodes_run_alone() {
-        let (together, alone) = divide(
-            names(&["scale::grows", "replace_member::alone::node_lost"]),
-            None,
-        );
+        let (together, alone) =
+            divide(names(&["scale::grows", "replace_member::alone::node_lost"]));
         assert_eq!(together, ["scale::grows"]);
         assert_eq!(alone, ["replace_member::alone::node_lost"]);
     }
 
     #[test]
     fn a_filter_chooses_among_both() {
-        let (together, alone) = divide(
-            names(&["scale::grows", "scale::alone::x", "other"]),
-            Some("scale"),
-        );
+        let all = names(&["scale::grows", "scale::alone::x", "other"]);
+        let (together, alone) = divide(chosen(all, Some("scale")));
         assert_eq!((together.len(), alone.len()), (1, 1));
     }
 

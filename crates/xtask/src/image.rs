@@ -2,6 +2,7 @@
 //! authorities, a user that is not root, no shell. Its tag follows from its
 //! content. It may not push it anywhere.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use crate::{checkout, progress, testbed};
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
 /// The operators.
-const PROGRAMS: &[&str] = &[
+pub(crate) const PROGRAMS: &[&str] = &[
     "etcd-operator",
     "etcd-backup-operator",
     "etcd-restore-operator",
@@ -122,12 +123,22 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal; returns the programs it built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
+    cargo_executables_of(&checkout::root(), &[], args)
+}
+
+/// As [`cargo_executables`], of the workspace in this folder.
+pub(crate) fn cargo_executables_of(
+    root: &Path,
+    vars: &[(&str, &OsStr)],
+    args: &[&str],
+) -> Result<Vec<PathBuf>> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     progress::say(&format!("cargo {}", args.join(" ")));
     let output = Command::new(cargo)
         .args(args)
         .arg("--message-format=json-render-diagnostics")
-        .current_dir(checkout::root())
+        .envs(vars.iter().copied())
+        .current_dir(root)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

@@ -40,10 +40,11 @@ impl Summary {
             .push(format!("{what} (did not run to its end)"));
     }
 
-    /// Tests that are not run here.
-    pub(crate) fn skip(&mut self, names: Vec<String>) {
+    /// Tests that are not run here, and why.
+    pub(crate) fn skip(&mut self, names: &[String], why: &str) {
         self.skipped += names.len();
-        self.ignored.extend(names);
+        let said = names.iter().map(|name| format!("{name} ({why})"));
+        self.ignored.extend(said);
     }
 
     /// The one line at the end.
@@ -110,6 +111,14 @@ mod tests {
         assert_eq!(summary.line(), "21 passed, 1 failed, 1 skipped");
         assert_eq!(summary.failures, ["a::c"]);
         assert_eq!(summary.ignored, ["a::d"]);
+    }
+
+    #[test]
+    fn tests_that_are_not_run_are_counted_and_their_reason_is_said() {
+        let mut summary = read("test result: ok. 2 passed; 0 failed; 1 ignored\n");
+        summary.skip(&["a::b".to_owned()], "no moon");
+        assert_eq!(summary.line(), "2 passed, 0 failed, 2 skipped");
+        assert_eq!(summary.ignored, ["a::b (no moon)"]);
     }
 
     #[test]

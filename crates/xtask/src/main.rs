@@ -4,6 +4,7 @@
 //! needs to compile.
 
 mod archive;
+mod before;
 mod checkout;
 mod drive;
 mod image;

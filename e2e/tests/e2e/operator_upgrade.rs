@@ -1,10 +1,11 @@
-//! The operator is replaced by a newer release while members run, and restarts none of them.
+//! The operator is replaced by a newer one while members run, and restarts none of them.
 //!
-//! A build of the release before is too much for a test. What it left is made instead: pods as it would have built
-//! them, with another probe, another variable and no termination messages, under the hash in the form it wrote. That is
-//! what an upgrade finds: pods that the operator of today would build otherwise, for a spec that says the same. It does
-//! not show that the release before can be followed in everything else. Pods of every form as earlier builds really made
-//! them are read by a unit test (`observe/earlier.rs` in the crate `cluster`).
+//! In `before`, the operators of the commit before really run, and are followed by today's. One commit rarely changes
+//! what pods are made of, so the first form of all is followed here: pods as the first builds made them, with another
+//! probe, another variable and no termination messages, under the hash in the form they wrote. Pods of every form as
+//! earlier builds really made them are read by a unit test (`observe/earlier.rs` in the crate `cluster`).
+
+mod before;
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Look;
