@@ -290,7 +290,7 @@ async fn answered<T, F>(mut call: impl FnMut() -> F)
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let end = Instant::now() + Duration::from_secs(40);
+    let end = Instant::now() + Duration::from_secs(90);
     while let Err(error) = call().await {
         assert!(Instant::now() < end, "{error}");
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -218,6 +218,16 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
+/// Whether etcd's own container runs: before that nobody answers.
+pub fn etcd_runs(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    containers.into_iter().flatten().any(|status| {
+        let state = status.state.as_ref();
+        status.name == CONTAINER_ETCD && state.is_some_and(|state| state.running.is_some())
+    })
+}
+
 /// What keeps a container from starting or made it end; `None` while it runs or is through.
 fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     let state = status.state.clone().unwrap_or_default();

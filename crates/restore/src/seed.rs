@@ -193,9 +193,17 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Whether the data directory was made. One without anything in it, as a user's own container may leave it, was not:
+/// etcd would begin in it with nothing.
+fn is_made(paths: &Paths) -> bool {
+    // Removes nothing but an empty directory.
+    let _ = fs::remove_dir(paths.data());
+    paths.data().exists()
+}
+
 /// What a data directory that is there already was made from.
 fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
-    if !paths.data().exists() {
+    if !is_made(paths) {
         return Ok(None);
     }
     let message =

@@ -288,10 +288,11 @@ async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
 async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
+    std::fs::write(world.data().join("mark"), "another's").unwrap();
     let trouble = fetch(&world.fetch()).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::SeedFailed);
     assert!(prepare(&world.prepare("http://127.0.0.1:1")).is_err());
-    assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
 }
 
 #[tokio::test]
@@ -542,6 +543,35 @@ async fn a_backup_of_an_empty_cluster_is_restored() {
     assert_eq!(member.serves().await.expect("etcd starts").revision, 1);
 }
 
+/// A user's own container may make it before etcd's begins.
+#[tokio::test]
+async fn a_data_directory_with_nothing_in_it_is_none() {
+    let world = World::new("3.6").await;
+    std::fs::create_dir(world.data()).unwrap();
+    fetch(&world.fetch()).await.unwrap();
+    std::fs::create_dir(world.data()).unwrap();
+    let peer_url = format!("http://127.0.0.1:{}", free_port());
+    let making = world.prepare(&peer_url).making;
+    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
+    let status = member.serves().await.expect("the data directory is made");
+    assert_eq!(status.revision, world.revision);
+}
+
+#[tokio::test]
+async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let world = World::new("3.6").await;
+    fetch(&world.fetch()).await.unwrap();
+    let mut arguments = world.prepare("http://127.0.0.1:1");
+    let tool = world.volume.path().join("tool");
+    std::fs::write(&tool, "#!/bin/sh\nkill -9 $$\n").unwrap();
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+    arguments.making.tool = tool;
+    let trouble = prepare(&arguments).unwrap_err();
+    assert_eq!(trouble.reason, Reason::PodNotStarting);
+    assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
+}
+
 /// The program in a seed's own container, as the pod starts it.
 fn program(world: &World, making: &Making) -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-restore-operator"));
@@ -577,6 +607,15 @@ async fn the_program_makes_the_data_directory_and_becomes_etcd() {
     let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
     let status = member.serves().await.expect("etcd starts on its disk");
     assert_eq!(status.revision, world.revision);
+    drop(member);
+    // A crash between the rename and the removal of what was fetched.
+    std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
+    let work = world.volume.path().join("restore");
+    std::fs::create_dir_all(&work).unwrap();
+    std::fs::write(work.join("snapshot.db"), "left").unwrap();
+    let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
+    member.serves().await.expect("etcd starts on its disk");
+    assert!(!work.exists(), "the fetched snapshot stays on the volume");
 }
 
 #[tokio::test]

@@ -99,13 +99,13 @@ pub(super) async fn seed_serving(
     eyes: &Eyes<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
     seed: &Seed,
-    pod: Option<&KubePod>,
+    found: Option<&KubePod>,
 ) -> Serving {
     match &seed.pod {
-        Pod::Present(pod) if pod.restored.is_some() => {}
+        Pod::Present(facts) if facts.restored.is_some() && found.is_some_and(pod::etcd_runs) => {}
         _ => return Serving::NotAsked,
     }
-    match seed_url(namespace, cluster, pod) {
+    match seed_url(namespace, cluster, found) {
         Some(url) => reach::serving(eyes, &url).await,
         None => Serving::Unknown("its pod has no address yet".to_owned()),
     }

@@ -90,6 +90,12 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &
         return abandon(Trouble::new(Reason::SeedFailed, message));
     }
     let plan = prepare_seed(cluster, verified(restore), observed);
+    // Invariant 9: after the turn the old members stop only for a seed that is ready, and one that answers and never is
+    // ready would keep both.
+    let is_ready = matches!(&observed.seed.pod, Pod::Present(pod) if pod.verified);
+    if matches!(plan.step, Step::RecordFormed { .. }) && !is_ready {
+        return Plan::wait_for("the seed member to be ready");
+    }
     match plan.outlook {
         super::Outlook::Stuck(trouble) | super::Outlook::Halted(trouble) => abandon(trouble),
         _ => plan,

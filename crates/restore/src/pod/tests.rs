@@ -92,7 +92,10 @@ fn the_data_path_runs_our_image_and_the_members_own() {
         (&etcd["name"], &etcd["image"]),
         (&json!("etcd"), &json!("registry.local/etcd:v3.6.16"))
     );
-    assert_eq!(etcd["command"], json!(["/tools/etcd-restore-operator"]));
+    assert_eq!(
+        etcd["command"],
+        json!(["/var/etcd-tools/etcd-restore-operator"])
+    );
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 

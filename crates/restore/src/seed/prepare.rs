@@ -5,6 +5,7 @@
 //! of both only the few pages are that tell the revision.
 
 use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -181,6 +182,14 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         })?;
     if output.status.success() {
         return Ok(());
+    }
+    if let Some(signal) = output.status.signal() {
+        // Not the snapshot's fault: the kubelet tries again.
+        let text = format!(
+            "{} was ended by signal {signal}; the node or spec.pod.resources may give it too little memory",
+            tool.display()
+        );
+        return Err(Trouble::new(Reason::PodNotStarting, text));
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let start = said.ceil_char_boundary(said.len().saturating_sub(OUTPUT_LIMIT));

@@ -9,8 +9,8 @@ use api::conditions::Reason;
 use clap::Args;
 use runtime::member::Making;
 
-use super::Paths;
 use super::prepare::{Prepare, prepare};
+use super::{Paths, is_made};
 use crate::observed::Trouble;
 
 /// Arguments of `seed start`.
@@ -40,7 +40,12 @@ fn parse(text: &str) -> Result<Making, serde_json::Error> {
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
     // Once it is there it is the member's, and nothing of the restore is asked for any more.
-    if !paths.data().exists() {
+    if is_made(&paths) {
+        // A crash may have left it behind.
+        if paths.restored().exists() {
+            let _ = std::fs::remove_dir_all(paths.work());
+        }
+    } else {
         let making = arguments.making.clone();
         let made = tokio::task::spawn_blocking(move || prepare(&Prepare { making, paths }));
         let failed = match made.await {

@@ -27,9 +27,10 @@ pub const FETCH: &str = "fetch";
 /// Name of the container that made the data directory in the seeds of earlier releases.
 pub const RESTORE: &str = "restore";
 
-const TOOLS: &str = "/tools";
+/// Below what no mount of a user's may begin with.
+const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
-const PROGRAM: &str = "/tools/etcd-restore-operator";
+const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 
 /// The image the operators run from; its program prepares a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]

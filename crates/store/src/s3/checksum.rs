@@ -35,6 +35,8 @@ pub(super) struct Whole {
     crc32c: Option<[String; 2]>,
     /// Its entity tag.
     tag: Option<String>,
+    /// Its entity tag, if the store makes it of its parts' own, which it need not.
+    composed: Option<String>,
 }
 
 impl Whole {
@@ -45,6 +47,7 @@ impl Whole {
             crc32c: None,
             // A tag that is no MD5 says nothing.
             tag: (tag == md5).then_some(md5),
+            composed: None,
         }
     }
 
@@ -53,6 +56,7 @@ impl Whole {
         Self {
             crc32c: crc32c(parts),
             tag: tag(parts),
+            composed: composed(parts),
         }
     }
 
@@ -82,12 +86,18 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the stored object's checksum is not that of what was sent".to_owned(),
             )),
+            // Its parts are proven, and it is they.
+            (None, None) if tag.is_some_and(|said| self.is_composed_of_its_parts(said)) => Ok(()),
             (None, None) if self.crc32c.is_some() => Err(Error::Other(
                 "it does not say the checksum of the stored object, and said those of its parts"
                     .to_owned(),
             )),
             _ => Ok(()),
         }
+    }
+
+    fn is_composed_of_its_parts(&self, tag: &str) -> bool {
+        self.composed.as_deref() == Some(tag.trim_matches('"'))
     }
 }
 
@@ -103,13 +113,24 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
 
 /// If the store makes tags of MD5s, as its parts then show.
 fn tag(parts: &[Part]) -> Option<String> {
+    let is_its_md5 = |part: &Part| {
+        let md5 = part.md5.map(|md5| hexadecimal(&md5));
+        md5.as_deref() == Some(part.tag.trim_matches('"'))
+    };
+    parts.iter().all(is_its_md5).then(|| composed(parts))?
+}
+
+/// As S3 makes the tag of an object from those of its parts, whatever they say of what is in these.
+fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
-        let md5 = part.md5?;
-        if part.tag.trim_matches('"') != hexadecimal(&md5) {
+        let tag = part.tag.trim_matches('"');
+        if tag.len() != 32 || !tag.is_ascii() {
             return None;
         }
-        whole.update(md5);
+        for at in (0..tag.len()).step_by(2) {
+            whole.update([u8::from_str_radix(&tag[at..at + 2], 16).ok()?]);
+        }
     }
     let digest: [u8; 16] = whole.finalize().into();
     Some(format!("{}-{}", hexadecimal(&digest), parts.len()))
@@ -159,6 +180,14 @@ mod tests {
         for said in [None, Some("AAAAAA==-3"), Some("")] {
             assert!(whole.is_proven_by(said, Some("any")).is_err(), "{said:?}");
         }
+        // A store that keeps the whole's checksum to itself: the tag says that it is made of these parts.
+        let tag = whole.composed.clone().unwrap();
+        assert!(
+            whole
+                .is_proven_by(None, Some(&format!("\"{tag}\"")))
+                .is_ok()
+        );
+        assert!(whole.is_proven_by(Some("AAAAAA==-3"), Some(&tag)).is_err());
         // The order is part of it.
         let mut other = parts(true, false);
         other.swap(0, 1);

@@ -152,6 +152,7 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
     assert_eq!(reason(&plan), Reason::ClusterExists);
 }
 
+/// Invariant 9: also a seed that answers and never gets ready leaves the old cluster whole.
 #[test]
 fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     let preparing = beside(Pod::Absent, Serving::NotAsked);
@@ -167,6 +168,12 @@ fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
         revision: 100,
     };
     check(&recorded(), &beside(restored_pod(), serves(100)), &record);
+    let Pod::Present(mut waking) = restored_pod() else {
+        panic!("the seed's pod is there")
+    };
+    waking.verified = false;
+    let waking = beside(Pod::Present(waking), serves(100));
+    check(&verified_seed(), &waking, &Step::Nothing);
     let turn = Step::RecordFormed {
         cluster_id: ID.into(),
     };
