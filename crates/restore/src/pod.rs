@@ -151,6 +151,7 @@ fn from_store(block: &StorageBlock, version: &EtcdVersion) -> Source {
 /// What the pod reports.
 pub fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
+    let ended = ended(pod);
     let prepare = status.init_container_statuses.unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();
     let trouble = prepare
@@ -184,7 +185,10 @@ pub fn facts(pod: &Pod) -> PodFacts {
         .any(|status| status.name == CONTAINER_ETCD && status.ready);
     PodFacts {
         joined: pod.labels().contains_key(LABEL_CLUSTER),
-        trouble: trouble.or(unscheduled),
+        trouble: match trouble {
+            Some(trouble) if trouble.reason != Reason::PodNotStarting => Some(trouble),
+            trouble => ended.or(trouble).or(unscheduled),
+        },
         fetching: prepare.iter().any(|status| {
             status.name == FETCH
                 && status
@@ -216,6 +220,25 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
         Report::Done(contents) if ended.exit_code == 0 => Some(contents),
         _ => None,
     }
+}
+
+/// A pod that was evicted, or went with its node in order, is not started again by anybody.
+fn ended(pod: &Pod) -> Option<Trouble> {
+    let status = pod.status.as_ref()?;
+    if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
+        return None;
+    }
+    let words = [status.reason.as_deref(), status.message.as_deref()];
+    let words: Vec<&str> = words.into_iter().flatten().collect();
+    let why = if words.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", words.join(": "))
+    };
+    let text = format!(
+        "the seed's pod has ended for good{why}: delete it, and another one takes its place"
+    );
+    Some(Trouble::new(Reason::PodNotStarting, text))
 }
 
 /// Whether etcd's own container runs: before that nobody answers.

@@ -373,6 +373,15 @@ fn what_the_kubelet_cannot_start_is_said() {
         .trouble
         .unwrap();
     assert_eq!(killed.reason, Reason::PodNotStarting);
+    let evicted = json!({ "status": { "phase": "Failed", "reason": "Evicted", "message": "DiskPressure",
+        "initContainerStatuses": [container("fetch", ended(143, ""), json!({}))] } });
+    let trouble = facts(&serde_json::from_value(evicted).unwrap())
+        .trouble
+        .unwrap();
+    assert_eq!(trouble.reason, Reason::PodNotStarting);
+    for said in ["Evicted: DiskPressure", "delete it"] {
+        assert!(trouble.message.contains(said), "{}", trouble.message);
+    }
     let pod = json!({ "status": { "conditions": [
         { "type": "PodScheduled", "status": "False", "message": "no node" }] } });
     let trouble = facts(&serde_json::from_value(pod).unwrap())
