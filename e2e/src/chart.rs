@@ -56,7 +56,8 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        "--set",
+        // A tag of digits alone would be a number.
+        "--set-string",
         &tag,
         "--set",
         "image.pullPolicy=IfNotPresent",
