@@ -310,6 +310,25 @@ impl Sandbox {
         await_no_data(&self.client, &self.namespace, cluster, PATIENCE).await
     }
 
+    /// Waits for an Event about an object whose `type reason: message` has all these words. Events are told beside the
+    /// status, and may be there a moment later.
+    ///
+    /// # Errors
+    /// When there is none in time, with those there are.
+    pub async fn await_event(&self, kind: Kind, name: &str, words: &[&str]) -> Result<()> {
+        let what = format!("an Event of {name} with {words:?}");
+        until(&what, PATIENCE, async || {
+            let events = self.events(kind, name).await?;
+            let says = |event: &String| words.iter().all(|word| event.contains(word));
+            Ok(if events.iter().any(says) {
+                Look::Done(())
+            } else {
+                Look::NotYet(events.join("; "))
+            })
+        })
+        .await
+    }
+
     /// The Events about an object, as `type reason: message` lines.
     ///
     /// # Errors

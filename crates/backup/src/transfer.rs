@@ -322,7 +322,7 @@ impl Transfer {
         BackupManifest {
             format_version: FORMAT,
             etcd_version: member.status.version.clone(),
-            cluster_id: format!("{:016x}", member.status.cluster_id.0),
+            cluster_id: member.status.cluster_id.to_string(),
             revision: inspected.store_revision(),
             size: i64::try_from(inspected.size).unwrap_or(i64::MAX),
             sha256: hexadecimal(&inspected.sha256),

@@ -232,3 +232,18 @@ pub trait Etcd: Send + Sync {
     /// it has compacted them since. The member reads its whole database and applies nothing meanwhile.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All three operators write IDs into statuses and compare them as text. One in sixteen begins with a zero.
+    #[test]
+    fn ids_are_written_as_etcd_writes_them_without_leading_zeros() {
+        assert_eq!(
+            ClusterId(0x0d33_b92e_7a68_3be3).to_string(),
+            "d33b92e7a683be3"
+        );
+        assert_eq!(MemberId(0xaa).to_string(), "aa");
+    }
+}

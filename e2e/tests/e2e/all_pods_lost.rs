@@ -34,12 +34,10 @@ async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
             let what = format!("all pods lost {how}, disks left");
             writer.finish(&what).await?;
         }
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        ensure!(
-            events.iter().any(|event| event.contains("PodHurried")),
-            "members that ended together were waited for: {events:?}"
-        );
-        Ok(())
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["PodHurried"])
+            .await
+            .context("members that ended together were waited for")
     })
     .await;
 }

@@ -314,9 +314,9 @@ async fn a_seed_grows_to_the_wanted_size_and_can_be_replaced_while_it_serves() {
             "first members: {first}"
         );
         let seed = first[0].as_str().unwrap_or_default().to_owned();
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        let promoted = events.iter().any(|event| event.contains("MemberPromoted"));
-        ensure!(promoted, "nobody joined as a learner: {events:?}");
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["MemberPromoted"])
+            .await?;
 
         // Nothing but the claim is deleted: Kubernetes holds it back, the operator replaces the member.
         let writer = Writer::start(sandbox, "c").await?;

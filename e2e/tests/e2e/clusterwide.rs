@@ -66,11 +66,9 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     let nobodys = await_managed(namespaced, "handed", "False", "NotManaged").await?;
     let said = condition(&nobodys, "Managed").context("just seen")?["message"].to_string();
     ensure!(said.contains("--cluster-wide"), "no remedy: {said}");
-    let events = namespaced.events(Kind::EtcdCluster, "handed").await?;
-    ensure!(
-        events.iter().any(|event| event.contains("NotManaged")),
-        "{events:?}"
-    );
+    namespaced
+        .await_event(Kind::EtcdCluster, "handed", &["NotManaged"])
+        .await?;
     ensure!(namespaced.member_pods("handed").await?.is_empty());
 
     // A cluster-wide one takes it, there and in a namespace without operators, and leaves alone what is not handed

@@ -82,11 +82,9 @@ async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
         let after = everything(sandbox).await?;
         ensure!(found == after, "before: {found:?}, after: {after:?}");
         ensure!(members(&seen).len() == 3, "{:?}", members(&seen));
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        ensure!(
-            events.iter().any(|event| event.contains(" Paused: ")),
-            "no Event says so: {events:?}"
-        );
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &[" Paused: "])
+            .await?;
 
         pause(sandbox, false).await?;
         let after = sandbox.await_members("c", 5).await?;

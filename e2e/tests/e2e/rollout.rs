@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::objects::{Kind, field};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
@@ -172,10 +172,9 @@ async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
         writer.await_more(10).await?;
         let tally = writer.finish("CPU and memory in place").await?;
         ensure!(tally.unknown == 0, "{tally}");
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        let event = events.iter().find(|event| event.contains(" PodResized: "));
-        event.with_context(|| format!("no Event says so: {events:?}"))?;
-        Ok(())
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &[" PodResized: "])
+            .await
     })
     .await;
 }

@@ -167,10 +167,9 @@ async fn upgrade_refused() {
             ensure!(field(&object, "/status/currentVersion") == old.as_str());
             ensure!(field(&object, "/status/targetVersion").is_null());
         }
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        let said =
-            |event: &String| event.starts_with("Warning") && event.contains("VersionRefused");
-        ensure!(events.iter().any(said), "{events:?}");
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["Warning", "VersionRefused"])
+            .await?;
         in_place(&before, &pods(sandbox, "c").await?, 0)?;
         // Back to what runs, and all is well.
         change(sandbox, "c", json!({ "version": old })).await?;
@@ -194,10 +193,9 @@ async fn bad_image() {
         ensure!(condition(&object, "Degraded").is_some_and(|found| found["status"] == "True"));
         ensure!(field(&object, "/status/currentVersion") == old.as_str());
         ensure!(field(&object, "/status/targetVersion") == missing);
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        let said =
-            |event: &String| event.starts_with("Warning") && event.contains("UpgradeStopped");
-        ensure!(events.iter().any(said), "{events:?}");
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["Warning", "UpgradeStopped"])
+            .await?;
         writer.await_more(60).await?;
         let changed = changed_pods(sandbox, missing).await?;
         ensure!(
@@ -273,9 +271,9 @@ async fn downgrade() {
         let after = await_version(sandbox, "c", 3, &old).await?;
         ensure!(members(&after) == members(&before), "other members");
         await_version(sandbox, "plain", 3, &old).await?;
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        let said = |event: &String| event.contains("DowngradeAllowed");
-        ensure!(events.iter().any(said), "{events:?}");
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["DowngradeAllowed"])
+            .await?;
         for writer in writers {
             writer.await_more(10).await?;
             let tally = writer.finish("a downgrade").await?;

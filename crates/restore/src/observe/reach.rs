@@ -37,7 +37,7 @@ pub(super) async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
     match eyes.etcd.status(url).await {
         Err(error) => Serving::Unknown(error.to_string()),
         Ok(status) => Serving::Serves {
-            cluster_id: format!("{:016x}", status.cluster_id.0),
+            cluster_id: status.cluster_id.to_string(),
             revision: status.revision,
         },
     }
