@@ -135,7 +135,6 @@ async fn await_work(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "not yet seen passing as a whole: run it with --ignored on a quiet machine"]
 async fn no_member_restarts_when_the_operators_of_the_commit_before_are_replaced() {
     bare("operator_before", async |sandbox| {
         let (before, _) = sandbox.env.before()?;
