@@ -13,6 +13,7 @@ use cluster::write::{Order, Write};
 
 use crate::etcd_model::Cluster;
 use crate::invariants::demand;
+use crate::others::is_elsewhere;
 use crate::run::said;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
@@ -170,7 +171,8 @@ impl World {
         };
         let (spoken, has) = (spoken.version, minor(&version));
         // Invariant 18. What was sent before and comes late may hit what has changed since.
-        let harmless = self.memory.second;
+        // And who runs a member elsewhere may start it again when it has been removed.
+        let harmless = self.memory.second || is_elsewhere(name);
         demand!(
             self,
             harmless || has >= spoken,
