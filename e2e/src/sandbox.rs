@@ -310,6 +310,24 @@ impl Sandbox {
         await_no_data(&self.client, &self.namespace, cluster, PATIENCE).await
     }
 
+    /// Waits until one pod of an operator is left: one that is ending still works for a moment.
+    ///
+    /// # Errors
+    /// When there are others in the end.
+    pub async fn await_one_pod_of(&self, operator: &str) -> Result<()> {
+        let what = format!("one pod of {operator} is left");
+        let selector = format!("app.kubernetes.io/component={operator}");
+        let selector = ListParams::default().labels(&selector);
+        until(&what, PATIENCE, async || {
+            let pods = self.api::<Pod>().list(&selector).await?;
+            Ok(match pods.items.len() {
+                1 => Look::Done(()),
+                other => Look::NotYet(format!("{other} pods")),
+            })
+        })
+        .await
+    }
+
     /// Waits for an Event about an object whose `type reason: message` has all these words. Events are told beside the
     /// status, and may be there a moment later.
     ///

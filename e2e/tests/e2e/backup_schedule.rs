@@ -369,8 +369,8 @@ pub(crate) async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()
         .await?;
     sandbox
         .kubectl(&["rollout", "status", deployment, "--timeout=120s"])
-        .await
-        .map(drop)
+        .await?;
+    sandbox.await_one_pod_of("etcd-backup-operator").await
 }
 
 /// The operator dies between any two writes of a backup: what comes after makes one whole backup of it, and what was

@@ -110,6 +110,8 @@ async fn dies_at(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<(
             let deployment = format!("deployment/{OPERATOR}");
             let wait = ["rollout", "status", &deployment, "--timeout=120s"];
             sandbox.kubectl(&wait).await?;
+            // The one before, which lives, would take the lease again and make the first writes.
+            sandbox.await_one_pod_of(OPERATOR).await?;
             sandbox.apply(manifest).await?;
         }
         dies(sandbox, point).await?;
