@@ -182,6 +182,22 @@ impl Sandbox {
         .await
     }
 
+    /// `kubectl apply --dry-run=server -f -` in this namespace: whether the API server would take it.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn dry_run(&self, manifest: &str) -> Result<String> {
+        let words = [
+            "-n",
+            &self.namespace,
+            "apply",
+            "--dry-run=server",
+            "-f",
+            "-",
+        ];
+        kubectl::run_with_input(&self.env, &words, Some(manifest)).await
+    }
+
     /// `kubectl` in this namespace.
     ///
     /// # Errors

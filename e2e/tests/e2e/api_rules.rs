@@ -3,25 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{Sandbox, kubectl, scenario};
+use e2e::{Sandbox, scenario};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::fixtures::manifests;
 
 /// `kubectl` processes at a time.
 const AT_A_TIME: usize = 4;
-
-async fn dry_run(sandbox: &Sandbox, manifest: &str) -> Result<String> {
-    let arguments = [
-        "-n",
-        &sandbox.namespace,
-        "apply",
-        "--dry-run=server",
-        "-f",
-        "-",
-    ];
-    kubectl::run_with_input(&sandbox.env, &arguments, Some(manifest)).await
-}
 
 #[tokio::test]
 async fn the_api_server_applies_every_rule() {
@@ -30,7 +18,8 @@ async fn the_api_server_applies_every_rule() {
             .iter()
             .map(std::fs::read_to_string)
             .collect::<Result<_, _>>()?;
-        dry_run(sandbox, &accepted.join("\n---\n"))
+        sandbox
+            .dry_run(&accepted.join("\n---\n"))
             .await
             .context("a manifest of e2e/fixtures/cel/accepted is refused")?;
 
@@ -55,7 +44,7 @@ async fn refused_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
         !expected.is_empty(),
         "{name} does not begin with the message expected"
     );
-    match dry_run(sandbox, &manifest).await {
+    match sandbox.dry_run(&manifest).await {
         Ok(_) => bail!("{name} is accepted; expected: {expected}"),
         Err(error) => {
             let text = format!("{error:#}");

@@ -1,7 +1,7 @@
 //! Every manifest under `examples/` is applied.
 
 use anyhow::{Context, ensure};
-use e2e::{kubectl, scenario};
+use e2e::scenario;
 
 use crate::fixtures::manifests;
 
@@ -10,15 +10,8 @@ async fn every_example_is_accepted() {
     scenario("examples", async |sandbox| {
         for path in manifests("examples")? {
             let manifest = std::fs::read_to_string(&path)?;
-            let arguments = [
-                "-n",
-                &sandbox.namespace,
-                "apply",
-                "--dry-run=server",
-                "-f",
-                "-",
-            ];
-            let printed = kubectl::run_with_input(&sandbox.env, &arguments, Some(&manifest))
+            let printed = sandbox
+                .dry_run(&manifest)
                 .await
                 .with_context(|| format!("{}", path.display()))?;
             ensure!(printed.contains("created"), "{}: {printed}", path.display());

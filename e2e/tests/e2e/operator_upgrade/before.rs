@@ -184,7 +184,6 @@ async fn no_member_restarts_when_the_operators_of_the_commit_before_are_replaced
 mod alone {
     use std::path::Path;
 
-    use e2e::kubectl;
     use e2e::sandbox::install_crds;
     use serde_json::Map;
 
@@ -229,16 +228,7 @@ mod alone {
         install_crds(&sandbox.env).await?;
         let today = accepted(&crate::fixtures::root())?;
         until("today's objects are accepted", PATIENCE, async || {
-            let words = [
-                "-n",
-                &sandbox.namespace,
-                "apply",
-                "--dry-run=server",
-                "-f",
-                "-",
-            ];
-            let said = kubectl::run_with_input(&sandbox.env, &words, Some(&today)).await;
-            said.map(Look::Done)
+            sandbox.dry_run(&today).await.map(Look::Done)
         })
         .await?;
         let found = objects(sandbox).await?;
