@@ -11,6 +11,7 @@ const PARTS: &str = "partNumber=";
 const ALGORITHM: &str = "x-amz-checksum-algorithm";
 const CRC32C: &str = "x-amz-checksum-crc32c";
 const SIZE: usize = 30 * MIB;
+const UNSAID: Harm = Harm::Headers(&[(CRC32C, None)]);
 
 fn begins(request: &Request) -> bool {
     request.method == "POST" && request.target.contains("uploads")
@@ -68,7 +69,7 @@ async fn stores_that_know_no_checksums_are_asked_once_and_compare_md5s() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),
-        Harm::Unsaid(ALGORITHM),
+        Harm::Headers(&[(ALGORITHM, None)]),
     ] {
         let rig = Rig::s3().await;
         let fault = fault(begins_checked, ALWAYS, harm);
@@ -84,13 +85,13 @@ async fn stores_that_know_no_checksums_are_asked_once_and_compare_md5s() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_a_store_that_does_not_tell_checksums_compares_md5s() {
     let rig = Rig::s3().await;
-    let silent = fault(part, ALWAYS, Harm::Unsaid(CRC32C));
+    let silent = fault(part, ALWAYS, UNSAID);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&silent)).await;
     // Up to three were under way before it was seen.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
     // Then the whole is proven by its tag as well.
-    let both = [silent, fault(head, ALWAYS, Harm::Unsaid(CRC32C))];
+    let both = [silent, fault(head, ALWAYS, UNSAID)];
     proofs(&rig, &both).await;
 }
 
@@ -98,14 +99,24 @@ async fn invariant_12_a_store_that_does_not_tell_checksums_compares_md5s() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_a_checksum_that_is_not_ours_is_no_success() {
     let rig = Rig::s3().await;
-    let other = Harm::Forged(CRC32C, "AAAAAA==");
+    let other = Harm::Headers(&[(CRC32C, Some("AAAAAA=="))]);
     let error = refused(&rig, &[fault(third_part, ALWAYS, other.clone())]).await;
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.beside.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    for harm in [other, Harm::Unsaid(CRC32C)] {
+    // Of the whole: another checksum, or none and a tag that is not made of the parts'.
+    let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
+    for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
         assert!(error.to_string().contains("checksum"), "{error}");
         rig.clean("the whole").await;
     }
+}
+
+/// Invariant 12: such as keep the whole's checksum to themselves say by its tag that it is made of the proven parts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invariant_12_the_whole_is_proven_by_a_tag_made_of_its_parts() {
+    let rig = Rig::s3().await;
+    let unsaid = fault(head, ALWAYS, UNSAID);
+    assert_eq!(proofs(&rig, &[unsaid]).await, (5, 0));
 }

@@ -23,10 +23,8 @@ pub(crate) enum Harm {
     Damage,
     /// Answered as the same request was answered the first time.
     Stale,
-    /// Done by the server; this header is not in the answer.
-    Unsaid(&'static str),
-    /// Done by the server; this header has this value in the answer.
-    Forged(&'static str, &'static str),
+    /// Done by the server; these headers have other values in the answer, or are not in it.
+    Headers(&'static [(&'static str, Option<&'static str>)]),
 }
 
 /// What is done to which requests, and how often.
@@ -222,8 +220,9 @@ impl Proxy {
             }
         };
         let answer = match harm {
-            Some(Harm::Unsaid(name)) => with_header(&answer, name, None),
-            Some(Harm::Forged(name, value)) => with_header(&answer, name, Some(value)),
+            Some(Harm::Headers(headers)) => headers.iter().fold(answer, |answer, (name, value)| {
+                with_header(&answer, name, *value)
+            }),
             _ => answer,
         };
         match harm {
