@@ -243,15 +243,17 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
     }
 }
 
-fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
+/// By when the backup that is under way has to be complete, if it has a limit.
+fn deadline(backup: &EtcdBackup, observed: &Observed) -> Option<Timestamp> {
     let moved = match observed.transfer.work {
         Work::Running(moved) => Some(moved),
         _ => None,
     };
-    match (intent(backup), limit(backup, moved)) {
-        (Some(begun), Some(limit)) => now.duration_since(begun) > limit,
-        _ => false,
-    }
+    intent(backup)?.checked_add(limit(backup, moved)?).ok()
+}
+
+fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
+    deadline(backup, observed).is_some_and(|deadline| now >= deadline)
 }
 
 /// When the next backup is due, of one that is not under way.
@@ -444,7 +446,11 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     if overdue(backup, observed, now) {
         return leave(Verdict::Failed(too_late(backup, &observed.transfer)));
     }
-    attempt(begun, observed, now)
+    let next = attempt(begun, observed, now);
+    // Nothing that is waited for is waited for longer than the backup may take.
+    let left = deadline(backup, observed).map(|deadline| until(deadline, now));
+    let requeue = next.requeue.into_iter().chain(left).min();
+    Plan { requeue, ..next }
 }
 
 /// No backup is under way: the next one, or what the last one left to do.

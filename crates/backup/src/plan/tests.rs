@@ -229,11 +229,33 @@ fn a_failed_attempt_is_repeated_after_a_pause() {
 }
 
 #[test]
+fn nothing_is_waited_for_beyond_the_deadline() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
+    let unknown = known(Work::Idle, Place::Unknown(refused()));
+    let failed = Observed {
+        transfer: Pace {
+            work: Work::Ended(Err(refused())),
+            not_before: Some(at(900)),
+            ..Pace::default()
+        },
+        ..Observed::default()
+    };
+    for waiting in [unknown, failed] {
+        let early = plan(&backup, &waiting, at(300));
+        assert_eq!(early.verdict, Verdict::Waiting(refused()));
+        let again = at(300) + SignedDuration::try_from(early.requeue.unwrap()).unwrap();
+        assert_eq!(again, at(310));
+        let late = plan(&backup, &waiting, again);
+        assert!(matches!(late.verdict, Verdict::Failed(_)), "{late:?}");
+    }
+}
+
+#[test]
 fn fails_at_the_deadline_and_says_what_was_wrong() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let observed = known(Work::Ended(Err(refused())), Place::Free);
-    assert_eq!(plan(&backup, &observed, at(60)).step, Step::Begin);
-    let late = plan(&backup, &observed, at(61));
+    assert_eq!(plan(&backup, &observed, at(59)).step, Step::Begin);
+    let late = plan(&backup, &observed, at(60));
     assert_eq!(late.step, Step::Nothing);
     let failed = after(backup.clone(), &late, at(61));
     let condition = find(failed.conditions(), &ConditionType::Failed)
