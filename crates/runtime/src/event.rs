@@ -3,6 +3,7 @@
 //! What has to be remembered of an Event is its name and how often it was told. `kube`'s recorder keeps all of it, tells
 //! notes apart by their reasons alone and forgets only when it is asked again: kilobytes for every note.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -11,14 +12,51 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use tokio::task::JoinHandle;
 
 use crate::apply::is_not_found;
 use crate::outcome::Notice;
 
 /// How long after the last time another one is counted; later it is an Event of its own.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
+/// How long a publication may take; what is told of the same object waits for it.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// What fits into the note of an Event (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
+
+/// Publications under way, in the order in which they were told, for each object: a count that overtook the Event it
+/// counts, or a later count, would be lost. Each is a task of its own that waits for the one before it, so nobody waits
+/// for an Event, and one object's wait for no other's. How many there are at most is bounded by what may be told.
+pub(crate) struct Queue {
+    last: HashMap<String, JoinHandle<()>>,
+    deadline: Duration,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            last: HashMap::new(),
+            deadline: DEADLINE,
+        }
+    }
+}
+
+impl Queue {
+    /// Publishes after all that was told of this object before, whatever became of that.
+    pub(crate) fn push(&mut self, object: &str, publish: impl Future<Output = ()> + Send + 'static) {
+        self.last.retain(|_, task| !task.is_finished());
+        let (before, deadline) = (self.last.remove(object), self.deadline);
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                // One that has panicked keeps nobody waiting.
+                let _ = before.await;
+            }
+            // One that is never answered does not, either.
+            let _ = tokio::time::timeout(deadline, publish).await;
+        });
+        self.last.insert(object.to_owned(), task);
+    }
+}
 
 /// Who tells.
 #[derive(Clone, Debug)]
@@ -120,6 +158,45 @@ fn shorten(note: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// However the tasks are scheduled, and also when the first one takes its time.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_told_of_one_object_is_published_in_order_and_waits_for_no_other() {
+        let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let (opens, opened) = tokio::sync::oneshot::channel::<()>();
+        let mut queue = Queue::default();
+        queue.push("a", async move { drop(opened.await) });
+        for number in 0..100 {
+            let sent = sent.clone();
+            queue.push("a", async move { drop(sent.send(("a", number))) });
+        }
+        queue.push("b", async move { drop(sent.send(("b", 0))) });
+        assert_eq!(received.recv().await, Some(("b", 0)));
+        assert!(received.try_recv().is_err(), "the first one is under way");
+        opens.send(()).unwrap();
+        for number in 0..100 {
+            assert_eq!(received.recv().await, Some(("a", number)));
+        }
+        assert_eq!(received.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_publication_that_fails_or_is_never_answered_holds_up_nobody_for_good() {
+        let (sent, received) = tokio::sync::oneshot::channel();
+        let mut queue = Queue {
+            deadline: Duration::from_millis(10),
+            ..Queue::default()
+        };
+        queue.push("a", async { panic!("a defect") });
+        queue.push("a", std::future::pending());
+        queue.push("a", async move { drop(sent.send(())) });
+        assert!(received.await.is_ok());
+        while !queue.last["a"].is_finished() {
+            tokio::task::yield_now().await;
+        }
+        queue.push("b", async {});
+        assert_eq!(queue.last.len(), 1, "what is done is forgotten");
+    }
 
     #[test]
     fn long_notes_are_cut_between_characters() {

@@ -19,7 +19,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use tracing::{debug, info, warn};
 
-use crate::event::{Reporter, SERIES, Series};
+use crate::event::{Queue, Reporter, SERIES, Series};
 
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
@@ -234,6 +234,8 @@ pub struct Report {
     reporter: Reporter,
     metrics: Metrics,
     told: Mutex<Told>,
+    /// Locked before the other one.
+    published: Mutex<Queue>,
 }
 
 impl Report {
@@ -248,6 +250,7 @@ impl Report {
             reporter,
             metrics,
             told: Mutex::default(),
+            published: Mutex::default(),
         }
     }
 
@@ -304,6 +307,11 @@ impl Report {
 
     /// Tells the user one thing: an Event and a log line, unless just that was told already.
     pub fn tell(&self, object: &ObjectReference, notice: &Notice) {
+        // What is counted later is published later.
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let series = match self.telling(object, notice, Instant::now()) {
             Telling::As(series) => series,
             Telling::Told => return,
@@ -333,7 +341,8 @@ impl Report {
         // Nobody waits for an Event: the next step is worth more than the word about the last one.
         let (object, notice) = (object.clone(), notice.clone());
         let (client, reporter) = (self.client.clone(), self.reporter.clone());
-        tokio::spawn(async move {
+        let uid = object.uid.clone().unwrap_or_default();
+        published.push(&uid, async move {
             if let Err(error) = series.publish(client, reporter, object, &notice).await {
                 debug!(
                     error = Chain(&error).to_string(),
