@@ -13,13 +13,33 @@ pub(crate) fn processor() -> Duration {
 /// machine is, that is what the work takes.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor_of_all() -> Duration {
-    let own = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let parent = std::process::id().to_string();
+    own_and_started("stat")
+        .map(|stat| times(&stat, 4))
+        .sum::<Duration>()
+}
+
+/// What the same processes have had the disk read, in bytes: what was in memory does not count.
+#[allow(dead_code, reason = "not every test measures it")]
+pub(crate) fn read_by_all() -> u64 {
+    let read = |io: String| {
+        let line = io
+            .lines()
+            .find_map(|line| line.strip_prefix("read_bytes: "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    own_and_started("io").map(read).sum()
+}
+
+/// A file of `/proc`, of this process and of those it has started that run.
+fn own_and_started(file: &str) -> impl Iterator<Item = String> {
+    let own = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let started = processes
-        .filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok())
-        .filter(|stat| fields(stat).nth(1) == Some(parent.as_str()));
-    times(&own, 4) + started.map(|stat| times(&stat, 4)).sum::<Duration>()
+    let found = processes.filter(move |process| {
+        let stat = std::fs::read_to_string(process.path().join("stat"));
+        let parent_is_own = |stat: String| fields(&stat).nth(1) == Some(own.as_str());
+        process.file_name().to_str() == Some(own.as_str()) || stat.is_ok_and(parent_is_own)
+    });
+    found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
 /// The first two times are the process's own, the next two those of its children that have ended.
