@@ -1,6 +1,6 @@
 //! Executes exactly the step that was planned: one write. Nothing is decided here.
 
-use api::cluster::{BootstrapStatus, EtcdClusterStatus, ReplacedStatus};
+use api::cluster::{BootstrapStatus, EtcdClusterStatus, ReplacedStatus, TlsStatus};
 use api::conditions::Reason;
 use api::names::{
     self, ANNOTATION_CLUSTER_ID, ANNOTATION_RESTORE, ANNOTATION_SCOPE, FINALIZER_CLAIM,
@@ -90,6 +90,7 @@ pub async fn act(
             let cluster = known_cluster(seen)?;
             create_child(hands, restore, seen, cluster, step).await
         }
+        Step::ClearPod(_) => delete(hands, &namespace, seen.children.pod.as_ref()).await,
         Step::DiscardSeed => {
             let Children {
                 pod,
@@ -122,6 +123,7 @@ fn point(step: &Step) -> &'static str {
         Step::CreateService => "restore-before-create-service",
         Step::CreateClaim => "restore-before-create-volume-claim",
         Step::CreatePod => "restore-before-create-pod",
+        Step::ClearPod(_) => "restore-before-clear-pod",
         Step::RecordRestored { .. } => "restore-before-record-restored",
         Step::Abandon(_) => "restore-before-abandon",
         Step::DiscardSeed => "restore-before-discard-seed",
@@ -161,27 +163,37 @@ async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<()
     Ok(())
 }
 
-/// The turn, in one write (invariant 9): the new cluster's ID, token and first member, and what it replaces.
+/// The turn, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and what it replaces.
 async fn record_formed(
     hands: &Hands<'_>,
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
     cluster_id: &str,
 ) -> Result<(), Error> {
+    let formed = formed(restore, cluster, cluster_id, Timestamp::now());
+    let api: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
+    apply::status_if_unchanged(&api, MANAGER_RESTORE, cluster, None, &formed).await?;
+    Ok(())
+}
+
+fn formed(
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+    cluster_id: &str,
+    now: Timestamp,
+) -> EtcdClusterStatus {
     let first = naming::seed(restore);
-    let now = Timestamp::now();
-    let formed = EtcdClusterStatus {
+    EtcdClusterStatus {
         cluster_id: Some(cluster_id.to_owned()),
+        // With what the seed was started; it is made again with that.
+        tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
         bootstrap: Some(BootstrapStatus {
             token: first.token,
             members: vec![first.member],
         }),
         replaced: in_place::replaces(restore).map(|before| replaced(restore, before, cluster, now)),
         ..EtcdClusterStatus::default()
-    };
-    let api: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
-    apply::status_if_unchanged(&api, MANAGER_RESTORE, cluster, None, &formed).await?;
-    Ok(())
+    }
 }
 
 /// What the cluster operator has to know of the cluster before: its members mean nothing to the new one, and until
@@ -395,6 +407,8 @@ pub fn trouble(error: &Error) -> Trouble {
 
 #[cfg(test)]
 mod tests {
+    use api::cluster::TlsPolicy;
+
     use super::*;
 
     fn restore(scope: Option<&str>) -> EtcdRestore {
@@ -421,6 +435,30 @@ mod tests {
         assert_eq!(cluster.annotations()["note"], "n");
         assert_eq!(cluster.labels()["team"], "a");
         assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
+    }
+
+    /// The spec asks for something else by now, and the pod that tells what the seed was started with is lost.
+    #[test]
+    fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_with() {
+        let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };
+        let (accepts, insists) = (
+            tls(r#"{"generated":{},"acceptPlaintext":true}"#),
+            tls(r#"{"generated":{}}"#),
+        );
+        for with in [None, accepts, insists.clone()] {
+            let mut cluster = EtcdCluster::new("main", api::EtcdClusterSpec::default());
+            cluster.spec.tls.clone_from(&with);
+            let turned = formed(&restore(None), &cluster, "ab", Timestamp::UNIX_EPOCH);
+            let token = naming::seed(&restore(None)).token;
+            assert_eq!(turned.bootstrap.as_ref().unwrap().token, token);
+            cluster.status = Some(turned);
+            for wanted in [None, insists.clone()] {
+                cluster.spec.tls = wanted;
+                for claimed in [true, false] {
+                    assert_eq!(started::policy(&cluster, None, claimed), with);
+                }
+            }
+        }
     }
 
     #[test]

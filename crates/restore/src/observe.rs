@@ -9,7 +9,7 @@ mod tls;
 
 use std::time::Duration;
 
-use api::cluster::{self, TlsPolicy};
+use api::cluster;
 use api::conditions::{self, ConditionType, Reason};
 use api::names::ANNOTATION_RESTORE;
 use api::storage::StorageBlock;
@@ -105,13 +105,19 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             }
         }
         Ok(Some(mut cluster)) => {
-            cluster.spec.tls = started(eyes, restore, &namespace, &cluster).await;
+            let claim = cluster.annotations().get(ANNOTATION_RESTORE);
+            let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
+            let named = members::named(eyes, restore, &namespace, (&cluster, claimed)).await;
+            // Where the pod cannot be read, what is recorded is the best there is.
+            let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
+            // What its members are started with, which is not always what its spec says by now.
+            cluster.spec.tls = started::policy(&cluster, pod, claimed);
             let certificates = tls::read(eyes.client, &namespace, &mut cluster).await;
             let mut facts = facts(&cluster);
             facts
                 .problems
                 .extend(tls::problems(&cluster, &certificates));
-            look_around(eyes, restore, (&cluster, &facts), &mut seen).await;
+            look_around(eyes, restore, (&cluster, &facts), named, &mut seen).await;
             seen.observed.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,
                 None => Cluster::Present(Box::new(facts)),
@@ -122,27 +128,12 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
     seen
 }
 
-/// The TLS its members are started with, which is not always what its spec says by now.
-async fn started(
-    eyes: &Eyes<'_>,
-    restore: &EtcdRestore,
-    namespace: &str,
-    cluster: &EtcdCluster,
-) -> Option<TlsPolicy> {
-    let seed = naming::seed(restore).member;
-    // Where it cannot be read, what is recorded is the best there is.
-    let seed = read::<KubePod>(eyes.client, namespace, &seed).await;
-    let seed = seed.ok().flatten();
-    let claim = cluster.annotations().get(ANNOTATION_RESTORE);
-    let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
-    started::policy(cluster, seed.as_ref(), claimed)
-}
-
 /// What is to be known around an EtcdCluster that is there.
 async fn look_around(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     (cluster, facts): (&EtcdCluster, &ClusterFacts),
+    named: members::Named,
     seen: &mut Seen,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
@@ -159,8 +150,7 @@ async fn look_around(
         if !in_place::gives_up(restore) || turned {
             seen.place = backup::place(eyes, restore, &namespace).await;
         }
-        seen.observed.seed =
-            members::seed(eyes, restore, &namespace, cluster, &mut seen.children).await;
+        seen.observed.seed = members::seed(named, cluster, &mut seen.children);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         if turned {
             seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;

@@ -156,9 +156,23 @@ pub enum Pod {
     Present(PodFacts),
 }
 
+/// Whether a kubelet still has to do with a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Life {
+    /// It runs, or will.
+    #[default]
+    Lives,
+    /// It has ended for good, a moment after it was made.
+    EndedAtOnce,
+    /// It has ended for good: evicted, ended with its node, refused by a kubelet. No container of it is started again.
+    Ended,
+}
+
 /// What the pod reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
+    /// Whether a kubelet still has to do with it.
+    pub life: Life,
     /// What keeps it from starting. The kubelet tries again by itself.
     pub trouble: Option<Trouble>,
     /// The revision an etcd serves that is started from what was fetched and verified. Whatever answers at the pod's

@@ -16,9 +16,11 @@ use runtime::progress::Moved;
 
 use crate::naming;
 use crate::observed::{
-    Child, Cluster, ClusterFacts, FormerPod, Observed, Pod, PodFacts, Serving, Source, Trouble,
+    Child, Cluster, ClusterFacts, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source,
+    Trouble,
 };
 
+mod ended;
 pub mod expiry;
 pub mod in_place;
 #[cfg(test)]
@@ -34,6 +36,9 @@ const SHORTLY: Duration = Duration::from_millis(100);
 const SOON: Duration = Duration::from_secs(2);
 /// How soon to look again at what a person has to put right.
 const LATER: Duration = Duration::from_secs(15);
+/// A pod that is being deleted, on a node that answers or on one that does not.
+const IN_THE_WAY: &str = "the pod that has the seed's name to be gone; if its node will never come back, delete the \
+                          Node";
 
 /// What to do now, and how it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +75,8 @@ pub enum Step {
     CreateClaim,
     /// The seed's pod.
     CreatePod,
+    /// The seed's pod goes: it has ended for good, for this reason, and another one is to take its place.
+    ClearPod(String),
     /// Into the restore's status: the seed serves, verified.
     RecordRestored {
         /// 16 hexadecimal digits.
@@ -363,7 +370,7 @@ fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, observed: &O
     }
     match &observed.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::InTheWay => Plan::wait_for("an older pod of the seed's name to be gone"),
+        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
         Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
         Pod::Present(pod) => await_seed(pod, known, &observed.serving),
     }
@@ -383,6 +390,9 @@ fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
 }
 
 fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> Plan {
+    if pod.life != Life::Lives {
+        return ended::clear(pod);
+    }
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }

@@ -18,7 +18,11 @@ use runtime::member::{
 
 use runtime::progress::Moved;
 
-use crate::observed::{PodFacts, Trouble};
+use crate::observed::{Life, PodFacts, Trouble};
+
+mod life;
+
+pub use life::life;
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
@@ -148,10 +152,10 @@ fn from_store(block: &StorageBlock, version: &EtcdVersion) -> Source {
     from
 }
 
-/// What the pod reports.
+/// What the pod reports, but for its [`life`], which a clock is needed for.
 pub fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
-    let ended = ended(pod);
+    let ended = life::ended(pod);
     let prepare = status.init_container_statuses.unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();
     let trouble = prepare
@@ -184,11 +188,9 @@ pub fn facts(pod: &Pod) -> PodFacts {
         .iter()
         .any(|status| status.name == CONTAINER_ETCD && status.ready);
     PodFacts {
+        life: Life::default(),
         joined: pod.labels().contains_key(LABEL_CLUSTER),
-        trouble: match trouble {
-            Some(trouble) if trouble.reason != Reason::PodNotStarting => Some(trouble),
-            trouble => ended.or(trouble).or(unscheduled),
-        },
+        trouble: ended.or(trouble).or(unscheduled),
         fetching: prepare.iter().any(|status| {
             status.name == FETCH
                 && status
@@ -220,25 +222,6 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
         Report::Done(contents) if ended.exit_code == 0 => Some(contents),
         _ => None,
     }
-}
-
-/// A pod that was evicted, or went with its node in order, is not started again by anybody.
-fn ended(pod: &Pod) -> Option<Trouble> {
-    let status = pod.status.as_ref()?;
-    if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
-        return None;
-    }
-    let words = [status.reason.as_deref(), status.message.as_deref()];
-    let words: Vec<&str> = words.into_iter().flatten().collect();
-    let why = if words.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", words.join(": "))
-    };
-    let text = format!(
-        "the seed's pod has ended for good{why}: delete it, and another one takes its place"
-    );
-    Some(Trouble::new(Reason::PodNotStarting, text))
 }
 
 /// Whether etcd's own container runs: before that nobody answers.

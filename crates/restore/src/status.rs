@@ -165,6 +165,7 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Create",
             "started the seed member's pod",
         )),
+        Step::ClearPod(why) => Some(Notice::warning("SeedEnded", "Delete", why.clone())),
         Step::RecordRestored { revision, .. } => Some(Notice::normal(
             "SeedServes",
             "Verify",

@@ -3,20 +3,24 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
 use e2e::objects::{Kind, await_object, conditions_line, field, has_condition};
 use e2e::picture::Picture;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::fixtures::root;
-use crate::restore_in_place::{Living, living, over};
+use crate::restore_in_place::{CLAIM, Living, living, living_on, over};
 use crate::restore_sources::compare;
 
 const OPERATOR: &str = "etcd-restore-operator";
+
+/// Before this one the seed's pod ends for good.
+const CLEAR: &str = "restore-before-clear-pod";
 
 /// In the order in which they are come to, over a living cluster.
 const IN_PLACE: &[&str] = &[
@@ -29,6 +33,7 @@ const IN_PLACE: &[&str] = &[
     "restore-before-record-restored",
     "restore-before-record-formed",
     "restore-before-stop-former",
+    CLEAR,
     "restore-before-join",
     "restore-before-release-claim",
     "restore-before-let-go",
@@ -42,6 +47,9 @@ const GIVEN_UP: &[&str] = &[
     "restore-before-release-claim",
     "restore-before-let-go",
 ];
+
+/// With a seed that is lost when it is there and recorded in the EtcdRestore alone.
+const ENDED: &[&str] = &["restore-before-record-formed", CLEAR];
 
 /// Of a cluster that is not there; what is made for its seed is made in the same way as above.
 const NEW: &[&str] = &[
@@ -102,9 +110,41 @@ fn has_died(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
-/// Applies the manifest to an operator that dies at the first of the points, then at the next; the last one lives.
+/// The kubelet ends the pod, as it does one it evicts, and nobody starts a container of it again.
+async fn seed_ends_for_good(sandbox: &Sandbox) -> Result<()> {
+    let (pods, seeds) = (sandbox.api::<Pod>(), ListParams::default().labels(CLAIM));
+    let seeds = pods.list(&seeds).await?.items;
+    let [seed] = &seeds[..] else {
+        bail!("{} seeds", seeds.len())
+    };
+    let name = seed.name_any();
+    let deadline = r#"{"spec":{"activeDeadlineSeconds":1}}"#;
+    let patch = ["patch", "pod", &name, "--type=merge", "-p", deadline];
+    sandbox.kubectl(&patch).await?;
+    until("the seed's pod has ended for good", PATIENCE, async || {
+        let status = pods.get(&name).await?.status.unwrap_or_default();
+        let phase = status.phase.unwrap_or_default();
+        Ok(if phase == "Failed" {
+            Look::Done(())
+        } else {
+            Look::NotYet(phase)
+        })
+    })
+    .await
+}
+
+/// As [`dies_at_each`]; and the last operator lives.
 async fn dies_at(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<()> {
+    dies_at_each(sandbox, points, manifest).await?;
+    restart_with(sandbox, "FAILPOINTS-").await
+}
+
+/// Applies the manifest to an operator that dies at the first of the points, then at the next.
+async fn dies_at_each(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<()> {
     for (number, point) in points.iter().enumerate() {
+        if *point == CLEAR {
+            seed_ends_for_good(sandbox).await?;
+        }
         restart_with(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
         if number == 0 {
             let deployment = format!("deployment/{OPERATOR}");
@@ -116,7 +156,7 @@ async fn dies_at(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<(
         }
         dies(sandbox, point).await?;
     }
-    restart_with(sandbox, "FAILPOINTS-").await
+    Ok(())
 }
 
 #[tokio::test]
@@ -146,6 +186,27 @@ async fn operator_crash_restore_gives_up_or_makes_a_new_cluster_all_the_same() {
         let living = living(sandbox, 1).await?;
         gives_up(sandbox, &living).await?;
         makes_a_new_cluster(sandbox, &living).await
+    })
+    .await;
+}
+
+/// Without a volume its data is gone with it. The cluster that is there serves all along.
+#[tokio::test]
+async fn restore_seed_ended_for_good_is_made_again_beside_the_cluster_that_serves() {
+    scenario("restore_seed_ended", async |sandbox| {
+        let living = living_on(sandbox, 1, "").await?;
+        let manifest = over(sandbox, &living.bucket, "")?;
+        dies_at_each(sandbox, ENDED, &manifest).await?;
+        living.keys.verify("later/", 50).await?;
+        drop(living.keys);
+        restart_with(sandbox, "FAILPOINTS-").await?;
+        compare(sandbox, "over", "c", &living.picture).await?;
+        let after = sandbox.await_members("c", 1).await?;
+        ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
+        // What the seed was started with is recorded for the cluster it became.
+        let token = field(&after, "/status/bootstrap/token");
+        ensure!(token == field(&after, "/status/TLS/token"), "{token}");
+        Ok(())
     })
     .await;
 }
@@ -206,7 +267,7 @@ fn every_write_of_a_restore_is_crashed_at() {
         });
         points.extend(named.map(str::to_owned));
     }
-    let crashed_at = [IN_PLACE, GIVEN_UP, NEW].concat();
+    let crashed_at = [IN_PLACE, ENDED, GIVEN_UP, NEW].concat();
     let crashed_at: BTreeSet<String> = crashed_at.into_iter().map(str::to_owned).collect();
     assert_eq!(points, crashed_at);
 }

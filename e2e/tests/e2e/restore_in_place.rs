@@ -34,10 +34,15 @@ pub(crate) struct Living {
 
 /// Of so many members, with volumes. The backup is `etcd.backup` in the bucket.
 pub(crate) async fn living(sandbox: &Sandbox, size: usize) -> Result<Living> {
+    living_on(sandbox, size, DURABLE).await
+}
+
+/// The same, with such lines under the cluster's `spec`.
+pub(crate) async fn living_on(sandbox: &Sandbox, size: usize, more: &str) -> Result<Living> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
     sandbox
-        .apply(&cluster_with(&sandbox.env, "c", size, DURABLE)?)
+        .apply(&cluster_with(&sandbox.env, "c", size, more)?)
         .await?;
     let before = sandbox.await_members("c", size).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;

@@ -122,6 +122,8 @@ pub struct EtcdClusterStatus {
     pub defragmentation: Option<DefragmentationStatus>,
     /// The TLS that members are started with. While `spec.TLS` is another, what is on the way to it.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
+    // Two operators record it: whoever does replaces it whole.
+    #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
     /// Alarms that etcd has raised.
     #[serde(

@@ -113,3 +113,17 @@ fn conditions_are_merged_by_type() {
         );
     }
 }
+
+/// Two operators record what members are started with: nothing of the other's record may stay in it.
+#[test]
+fn what_members_are_started_with_is_replaced_whole() {
+    let mut all = definitions().into_iter();
+    let (_, crd) = all
+        .find(|(name, _)| name.starts_with("etcdclusters."))
+        .unwrap();
+    let status = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+    assert_eq!(
+        status["properties"]["TLS"]["x-kubernetes-map-type"],
+        "atomic"
+    );
+}

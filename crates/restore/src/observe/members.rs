@@ -4,6 +4,7 @@ use api::EtcdCluster;
 use api::EtcdRestore;
 use api::names::{self, Addresses};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 use runtime::member::Members;
@@ -12,38 +13,64 @@ use runtime::progress;
 use tokio::time::timeout;
 
 use super::{Children, Eyes, READ, reach, read};
-use crate::observed::{Child, Former, FormerPod, Pod, Seed, Serving};
+use crate::observed::{Child, Former, FormerPod, Pod, PodFacts, Seed, Serving};
 use crate::{naming, pod};
 
-pub(super) async fn seed(
+/// What has the names of the seed's objects, whosever it is; or why nobody can say.
+pub(super) struct Named {
+    service: Result<Option<Service>, String>,
+    claim: Result<Option<PersistentVolumeClaim>, String>,
+    /// Of the name of the seed's pod.
+    pub(super) pod: Result<Option<KubePod>, String>,
+}
+
+/// Reads the seed's pod and, where the cluster is `claimed` by the restore, the other objects of it.
+pub(super) async fn named(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-    cluster: &EtcdCluster,
-    children: &mut Children,
-) -> Seed {
+    (cluster, claimed): (&EtcdCluster, bool),
+) -> Named {
     let member = naming::seed(restore).member;
-    let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = tokio::join!(
-        read::<Service>(eyes.client, namespace, &member),
+        async {
+            if claimed {
+                read::<Service>(eyes.client, namespace, &member).await
+            } else {
+                Ok(None)
+            }
+        },
         read::<KubePod>(eyes.client, namespace, &member),
         async {
-            if cluster.spec.is_durable() {
+            if claimed && cluster.spec.is_durable() {
                 read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await
             } else {
                 Ok(None)
             }
         },
     );
+    Named {
+        service,
+        claim,
+        pod,
+    }
+}
+
+/// The seed, of what was read by its names.
+pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children) -> Seed {
+    let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = (
-        child(service, owner, &mut children.service),
-        child(pod, owner, &mut children.pod),
-        child(claim, owner, &mut children.claim),
+        child(named.service, owner, &mut children.service),
+        child(named.pod, owner, &mut children.pod),
+        child(named.claim, owner, &mut children.claim),
     );
     let pod = match (pod, &children.pod) {
         (Child::Unknown(why), _) => Pod::Unknown(why),
         (Child::InTheWay, _) => Pod::InTheWay,
-        (Child::Present, Some(pod)) => Pod::Present(pod::facts(pod)),
+        (Child::Present, Some(pod)) => Pod::Present(PodFacts {
+            life: pod::life(pod, Timestamp::now()),
+            ..pod::facts(pod)
+        }),
         (Child::Absent | Child::Present, _) => Pod::Absent,
     };
     Seed {

@@ -12,9 +12,12 @@ use api::names::FINALIZER_CLAIM;
 use api::problem;
 use api::restore::ReplacesStatus;
 
-use super::{PROMPTLY, Plan, Step, missing, prepare_seed, refuse, seed_is_recorded, verified};
+use super::{
+    IN_THE_WAY, PROMPTLY, Plan, Step, ended, missing, prepare_seed, refuse, seed_is_recorded,
+    verified,
+};
 use crate::naming;
-use crate::observed::{Child, ClusterFacts, Former, Observed, Pod, Source, Trouble};
+use crate::observed::{Child, ClusterFacts, Former, Life, Observed, Pod, Source, Trouble};
 
 /// Whether the operator holds the object back from deletion until the claim is settled.
 pub fn is_held(restore: &EtcdRestore) -> bool {
@@ -165,7 +168,8 @@ pub(super) fn replace(observed: &Observed, durable: bool) -> Plan {
     match &observed.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::Present(pod) if !pod.joined => Plan::step(Step::Join, "the seed joins the cluster"),
-        // Nothing is created any more: clients may have written to it. On a volume it comes back.
+        // Nothing is created any more: clients may have written to it. On a volume it comes back, also where its pod
+        // has ended for good: the cluster operator clears that away.
         Pod::Absent | Pod::InTheWay | Pod::Present(_) => {
             Plan::step(Step::ReleaseClaim, "handing the cluster over")
         }
@@ -184,8 +188,12 @@ fn stop(observed: &Observed, durable: bool, running: Vec<crate::observed::Former
     }
     match &observed.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::InTheWay => Plan::wait_for("an older pod of the seed's name to be gone"),
+        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
         Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
+        // With the cluster's labels clients may have found it: what they wrote is on its volume, or gone.
+        Pod::Present(pod) if pod.life != Life::Lives && (durable || !pod.joined) => {
+            ended::clear(pod)
+        }
         Pod::Present(pod) => match (&pod.trouble, pod.verified) {
             (Some(trouble), _) => Plan::wait(trouble.clone()),
             (None, false) => Plan::wait_for("the seed's data directory to be verified again"),

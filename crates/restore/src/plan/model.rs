@@ -32,6 +32,8 @@ enum Fate {
     ClusterOperator,
     /// The seed's pod is lost, and with it what lay in the pod.
     LosePod,
+    /// The seed's pod ends for good, and with it what lay in the pod; the object stays.
+    EndPod,
     /// The backup cannot be read for now.
     StoreDown,
     /// The backup can be read.
@@ -90,6 +92,8 @@ struct ModelPod {
     serving: bool,
     /// It carries the cluster's labels.
     joined: bool,
+    /// It has ended for good.
+    ended: bool,
 }
 
 #[allow(
@@ -205,6 +209,11 @@ impl World {
             _ if hidden(2) => Pod::Unknown("timeout".into()),
             None => Pod::Absent,
             Some(pod) => Pod::Present(PodFacts {
+                life: match (pod.ended, hidden(5)) {
+                    (false, _) => Life::Lives,
+                    (true, true) => Life::EndedAtOnce,
+                    (true, false) => Life::Ended,
+                },
                 trouble: (!self.good_backup && !pod.fetched)
                     .then(|| Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
                 restored: pod.fetched.then_some(BACKUP),
@@ -258,6 +267,15 @@ impl World {
                     joined,
                     ..ModelPod::default()
                 });
+            }
+            (Step::ClearPod(_), Some(cluster)) => {
+                let cleared = cluster.pod.take();
+                let (ended, joined) = cleared.map_or((true, false), |pod| (pod.ended, pod.joined));
+                assert!(ended, "a seed that lives was cleared away (invariant 9)");
+                assert!(
+                    !joined || !cluster.has_turned(),
+                    "a seed that clients could find was cleared away (invariant 9)"
+                );
             }
             (Step::Claim, Some(cluster)) => {
                 assert!(
@@ -332,12 +350,19 @@ impl World {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
                     prepared: true,
-                    serving: false,
                     joined: true,
+                    ..ModelPod::default()
                 });
             }
             return;
         };
+        if pod.ended {
+            // The cluster operator makes room for another one where the data is on a volume.
+            if durable && disk && !cluster.claim && cluster.has_turned() {
+                cluster.pod = None;
+            }
+            return;
+        }
         if pod.prepared {
             pod.serving = true;
         } else if !pod.fetched {
@@ -402,6 +427,15 @@ impl World {
                     .filter(|cluster| cluster.pod.is_some())
                 {
                     cluster.pod = None;
+                    cluster.disk &= self.durable;
+                    cluster.available = false;
+                }
+            }
+            Fate::EndPod => {
+                if let Some(cluster) = &mut self.cluster
+                    && let Some(pod) = cluster.pod.as_mut()
+                {
+                    (pod.ended, pod.serving) = (true, false);
                     cluster.disk &= self.durable;
                     cluster.available = false;
                 }

@@ -296,6 +296,87 @@ fn a_seed_lost_before_anybody_could_write_is_restored_again() {
     check(&seed_verified(), &observed, &Step::CreatePod);
 }
 
+fn ended(life: Life) -> PodFacts {
+    let evicted = "the seed's pod has ended for good (Evicted: DiskPressure)";
+    PodFacts {
+        life,
+        trouble: Some(Trouble::new(Reason::PodNotStarting, evicted)),
+        ..PodFacts::default()
+    }
+}
+
+fn clear() -> Step {
+    let why =
+        "the seed's pod has ended for good (Evicted: DiskPressure): another one takes its place";
+    Step::ClearPod(why.into())
+}
+
+/// While it fetches, when the data directory is there, and when that is recorded; with a volume and without.
+fn ended_pods() -> [PodFacts; 3] {
+    let fetched = PodFacts {
+        restored: Some(100),
+        ..ended(Life::Ended)
+    };
+    // As the seeds of earlier releases told it.
+    let made = PodFacts {
+        verified: true,
+        ..fetched.clone()
+    };
+    [ended(Life::Ended), fetched, made]
+}
+
+/// Nobody can have written to it: another pod finds the data on the volume, or makes it from the backup again.
+#[test]
+fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
+    for restore in [intended(), seed_verified(), held(seed_verified())] {
+        for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
+            let mut observed = claimed_with(Pod::Present(pod), serves(100));
+            observed.seed.claim = Child::Present;
+            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+                durable,
+                ..claimed()
+            }));
+            check(&restore, &observed, &clear());
+            // The object is gone at once, or a kubelet has still to confirm it.
+            observed.seed.pod = Pod::InTheWay;
+            check(&restore, &observed, &Step::Nothing);
+            observed.seed.pod = Pod::Absent;
+            check(&restore, &observed, &Step::CreatePod);
+        }
+    }
+}
+
+#[test]
+fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() {
+    let observed = claimed_with(Pod::Present(ended(Life::EndedAtOnce)), Serving::NotAsked);
+    let plan = check(&intended(), &observed, &Step::Nothing);
+    assert_eq!(plan.requeue, Some(SOON));
+    assert!(
+        matches!(plan.outlook, Outlook::Working(ref it) if it.message.contains("DiskPressure")),
+        "{plan:?}"
+    );
+}
+
+/// Invariant 9: from the record on it is a member, and the cluster operator decides what becomes of it.
+#[test]
+fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
+    for pod in ended_pods() {
+        let mut observed = claimed_with(Pod::Present(pod), Serving::NotAsked);
+        for claim in [Some(UID.to_owned()), None] {
+            let step = match &claim {
+                Some(_) => Step::ReleaseClaim,
+                None => Step::Nothing,
+            };
+            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+                cluster_id: Some(ID.into()),
+                claim,
+                ..ClusterFacts::default()
+            }));
+            check(&seed_verified(), &observed, &step);
+        }
+    }
+}
+
 /// From the moment the cluster ID is recorded clients may write: a lost seed is not restored over again.
 #[test]
 fn creates_no_pod_once_the_cluster_id_is_recorded() {

@@ -16,6 +16,7 @@ fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
         1 => Just(Fate::StoreDown),
         2 => Just(Fate::StoreUp),
         2 => Just(Fate::LosePod),
+        2 => Just(Fate::EndPod),
         1 => Just(Fate::DeleteCluster),
         1 => Just(Fate::StrangerCreates),
         1 => Just(Fate::DeleteRestore),
@@ -60,7 +61,7 @@ proptest! {
         let mut lost = false;
         for fate in fates {
             let formed = world.cluster.as_ref().is_some_and(ModelCluster::has_turned);
-            lost |= matches!(fate, Fate::LosePod) && formed;
+            lost |= matches!(fate, Fate::LosePod | Fate::EndPod) && formed;
             world.happen(fate);
         }
         world.calm_down();

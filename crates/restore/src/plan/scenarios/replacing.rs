@@ -273,6 +273,60 @@ fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
     check(&restore, &turned(&[], Pod::Absent), &Step::ReleaseClaim);
 }
 
+/// Before the turn the old cluster serves, and after it until its members stop; nobody can have written to the seed.
+#[test]
+fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
+    let running = [old("a", false, true), old("b", true, true)];
+    for durable in [false, true] {
+        for pod in ended_pods() {
+            let pod = Pod::Present(pod);
+            let mut preparing = beside(pod.clone(), serves(100));
+            let mut turned = turned(&running, pod);
+            for observed in [&mut preparing, &mut turned] {
+                observed.seed.claim = Child::Present;
+                if let Cluster::Present(facts) = &mut observed.cluster {
+                    facts.durable = durable;
+                }
+                check(&verified_seed(), observed, &clear());
+            }
+            check(&recorded(), &preparing, &clear());
+            check(&deleted(verified_seed()), &turned, &clear());
+            check(&abandoned(), &preparing, &Step::DiscardSeed);
+        }
+        let refused = turned(&running, Pod::Present(ended(Life::EndedAtOnce)));
+        check(&verified_seed(), &refused, &Step::Nothing);
+    }
+}
+
+/// Invariant 9: with the labels clients may have found it, and what they wrote is on its volume or nowhere.
+#[test]
+fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
+    let late = [old("late", false, false)];
+    let joined = PodFacts {
+        joined: true,
+        ..ended(Life::Ended)
+    };
+    let mut observed = turned(&late, Pod::Present(joined.clone()));
+    check(&verified_seed(), &observed, &Step::Nothing);
+    observed.seed.claim = Child::Present;
+    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+        cluster_id: Some(ID.into()),
+        durable: true,
+        ..there(true)
+    }));
+    check(&verified_seed(), &observed, &clear());
+    // No old member runs any more: it is a member, and the cluster operator's.
+    for durable in [false, true] {
+        let mut observed = turned(&[], Pod::Present(joined.clone()));
+        if let Cluster::Present(facts) = &mut observed.cluster {
+            facts.durable = durable;
+        }
+        check(&verified_seed(), &observed, &Step::ReleaseClaim);
+        observed.seed.pod = Pod::Present(ended(Life::Ended));
+        check(&verified_seed(), &observed, &Step::Join);
+    }
+}
+
 #[test]
 fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
     let preparing = beside(restored_pod(), serves(100));
