@@ -126,6 +126,33 @@ impl Env {
         )
     }
 
+    /// The newest release of a minor one (`3.5`) that the nodes hold the image of.
+    ///
+    /// # Errors
+    /// When they hold none.
+    pub fn newest_of(&self, minor: &str) -> Result<String> {
+        let newest = self.of_minor(minor).next_back();
+        newest.with_context(|| format!("the nodes hold no image of etcd {minor}"))
+    }
+
+    /// Two releases of a minor one (`3.5`) that the nodes hold the images of: the oldest and the newest.
+    ///
+    /// # Errors
+    /// When they hold fewer than two.
+    pub fn oldest_and_newest_of(&self, minor: &str) -> Result<(String, String)> {
+        let mut known = self.of_minor(minor);
+        let both = known.next().zip(known.next_back());
+        both.with_context(|| {
+            format!("the nodes hold no two releases of etcd {minor}: name both in E2E_ETCD_VERSIONS, oldest first")
+        })
+    }
+
+    fn of_minor(&self, minor: &str) -> impl DoubleEndedIterator<Item = String> {
+        let prefix = format!("{minor}.");
+        let known = self.etcd_versions.iter().cloned();
+        known.filter(move |version| version.starts_with(&prefix))
+    }
+
     /// `(repository, tag)` of the operators' image.
     #[must_use]
     pub fn image_parts(&self) -> (&str, &str) {

@@ -49,12 +49,14 @@ const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 
     -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
 const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
 
+const ETCD_ALONE: Build = Build {
+    output: "etcd",
+    packages: &["."],
+    ..PLAIN
+};
+
 const ETCD: &[Build] = &[
-    Build {
-        output: "etcd",
-        packages: &["."],
-        ..PLAIN
-    },
+    ETCD_ALONE,
     Build {
         packages: &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"],
         ..PLAIN
@@ -100,6 +102,12 @@ const MODULES: &[Module] = &[
             version: KUBE_VERSION,
             ..PLAIN
         }],
+    },
+    // For the change of version within a minor release, without tools: nothing is restored with it. Its name does not
+    // begin like that of the newer release, by which tests look for that one's programs.
+    Module {
+        name: "etcd-older-3.5",
+        builds: &[ETCD_ALONE],
     },
     Module {
         name: "etcd-3.5",
@@ -419,10 +427,24 @@ mod tests {
     #[test]
     fn the_versions_come_from_the_modules() {
         let versions = etcd_versions().unwrap();
-        assert_eq!(versions.len(), 4);
-        for (version, minor) in versions.iter().zip(["3.4.", "3.5.", "3.6.", "3.7."]) {
+        assert_eq!(versions.len(), 5);
+        for (version, minor) in versions
+            .iter()
+            .zip(["3.4.", "3.5.", "3.5.", "3.6.", "3.7."])
+        {
             assert!(version.starts_with(minor), "{version}");
         }
+    }
+
+    #[test]
+    fn of_two_releases_of_a_minor_the_older_comes_first() {
+        let versions = etcd_versions().unwrap();
+        let patches: Vec<u64> = versions
+            .iter()
+            .filter_map(|version| version.strip_prefix("3.5.")?.parse().ok())
+            .collect();
+        // 3.6 asks for 3.5.26 (`crates/api/src/version/path.rs`): the older one has to stop over.
+        assert!(patches[0] < 26 && patches[1] >= 26, "{patches:?}");
     }
 
     #[test]

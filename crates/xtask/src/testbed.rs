@@ -99,6 +99,9 @@ pub(crate) fn up(options: Options) -> Result<Up> {
         testbed
             .wait_ready()
             .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
+        for index in 0..testbed.state.nodes {
+            node::complete_images(&testbed, index)?;
+        }
         let env = Env::of(&testbed.run_folder, &testbed.state, &testbed.programs);
         return Ok(Up { env, found: true });
     }

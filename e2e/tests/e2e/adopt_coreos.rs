@@ -348,9 +348,7 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
         })
     })
     .await?;
-    let versions = sandbox.env.etcd_versions.iter();
-    let version = { versions }.find(|version| version.starts_with("3.5"));
-    let version = version.context("the nodes hold no etcd 3.5")?.clone();
+    let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
         // Old members look up who connects to them in DNS, and the name they get ends in the cluster's domain
         // (`isHostInDNS` in etcd's `client/pkg/transport`): the old operator asked for names in both forms.

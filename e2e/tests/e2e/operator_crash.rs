@@ -17,7 +17,7 @@ use kube::api::ListParams;
 use crate::fixtures::{DURABLE, cluster, cluster_with, root};
 use crate::nospace::await_writable;
 use crate::storage_class_change::{claims_with, with_class};
-use crate::upgrade::{await_version, change, manifest, of_minor};
+use crate::upgrade::{await_version, change, manifest};
 use crate::volume_growth::{ask_for, claims, requested};
 
 /// From nothing to a cluster of three on volumes, in this order.
@@ -402,7 +402,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
 #[tokio::test]
 async fn an_operator_that_dies_while_it_changes_versions_goes_on() {
     scenario("crash_versions", async |sandbox| {
-        let (old, new) = (of_minor(sandbox, "3.5")?, of_minor(sandbox, "3.6")?);
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;

@@ -15,16 +15,6 @@ use crate::fixtures::DURABLE;
 /// From one write of the client to the next.
 const EVERY: Duration = Duration::from_millis(50);
 
-/// The version of this minor release that the nodes hold the image of.
-pub(crate) fn of_minor(sandbox: &Sandbox, minor: &str) -> Result<String> {
-    let prefix = format!("{minor}.");
-    let mut known = sandbox.env.etcd_versions.iter();
-    let found = known.find(|version| version.starts_with(&prefix));
-    found
-        .cloned()
-        .with_context(|| format!("the nodes hold no image of etcd {minor}"))
-}
-
 pub(crate) fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  \
@@ -100,6 +90,22 @@ fn in_place(
     Ok(())
 }
 
+/// The restarts of the members' containers do not overlap: when each ended and when it ran again.
+async fn one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
+    let pods = sandbox.member_pods(name).await?.into_iter();
+    let restarts = pods.map(|pod| {
+        let status = pod.status?.container_statuses?.into_iter().next()?;
+        let ended = status.last_state?.terminated?.finished_at?;
+        Some((ended, status.state?.running?.started_at?))
+    });
+    let restarts: Option<Vec<_>> = restarts.collect();
+    let mut restarts = restarts.context("a member has not been restarted, or does not run")?;
+    restarts.sort();
+    let apart = restarts.windows(2).all(|two| two[0].1 <= two[1].0);
+    ensure!(apart, "two members at once: {restarts:?}");
+    Ok(())
+}
+
 async fn await_reason(
     sandbox: &Sandbox,
     name: &str,
@@ -120,7 +126,7 @@ async fn await_reason(
 #[tokio::test]
 async fn upgrade_under_load() {
     scenario("upgrade_under_load", async |sandbox| {
-        let versions = ["3.4", "3.5", "3.6", "3.7"].map(|minor| of_minor(sandbox, minor));
+        let versions = ["3.4", "3.5", "3.6", "3.7"].map(|minor| sandbox.env.newest_of(minor));
         let [first, versions @ ..] = versions;
         sandbox.apply(&manifest("c", 3, &first?, "")).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -142,30 +148,83 @@ async fn upgrade_under_load() {
     .await;
 }
 
+/// From one patch release to another, forwards and backwards: in place, one member after the other, no failed write.
+/// The older one is below the floor of the next minor release, which is refused with the stop-over.
+#[tokio::test]
+async fn upgrade_within_a_minor_release() {
+    scenario("upgrade_within_a_minor", async |sandbox| {
+        let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
+        sandbox.apply(&manifest("c", 3, &older, "")).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let pods_before = pods(sandbox, "c").await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let next = sandbox.env.newest_of("3.6")?;
+        change(sandbox, "c", json!({ "version": next })).await?;
+        await_refused(sandbox, "c", &older, "3.5.26 or a later 3.5").await?;
+        in_place(&pods_before, &pods(sandbox, "c").await?, 0)?;
+        for (version, times) in [(&newer, 1), (&older, 2)] {
+            change(sandbox, "c", json!({ "version": version })).await?;
+            await_version(sandbox, "c", 3, version).await?;
+            in_place(&pods_before, &pods(sandbox, "c").await?, times)?;
+            one_by_one(sandbox, "c").await?;
+        }
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(members(&after) == members(&before), "other members");
+        writer.await_more(10).await?;
+        let tally = writer.finish("a patch release and back").await?;
+        ensure!(tally.unknown == 0, "failed writes: {tally}");
+        Ok(())
+    })
+    .await;
+}
+
+/// The version is set back when the first member has been changed within a minor release: it goes back in its pod, and
+/// the change does not go on meanwhile.
+#[tokio::test]
+async fn rollback_within_a_minor_release() {
+    scenario("rollback_within_a_minor", async |sandbox| {
+        let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
+        sandbox.apply(&manifest("c", 3, &older, DURABLE)).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let pods_before = pods(sandbox, "c").await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        change(sandbox, "c", json!({ "version": newer })).await?;
+        await_one_of_version(sandbox, "c", &newer).await?;
+        change(sandbox, "c", json!({ "version": older })).await?;
+        let after = await_version(sandbox, "c", 3, &older).await?;
+        ensure!(members(&after) == members(&before), "other members");
+        let pods_after = pods(sandbox, "c").await?;
+        let restarts = |(name, (uid, _, count)): (&String, &(String, String, i32))| {
+            let now = pods_after.get(name).filter(|(now, ..)| now == uid);
+            now.map(|(_, _, now)| now - count)
+        };
+        let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
+        // Forth and back, on the way when it was stopped, or untouched, as the leader is, which would be the last.
+        let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
+        let stopped = restarts.contains(&Some(0)) && restarts.contains(&Some(2));
+        ensure!(known && stopped, "restarts: {restarts:?}");
+        writer.await_more(10).await?;
+        let tally = writer.finish("a patch release taken back").await?;
+        ensure!(tally.unknown == 0, "failed writes: {tally}");
+        Ok(())
+    })
+    .await;
+}
+
 /// A minor release that is skipped, and a way back that etcd does not have: nothing changes, and the stop-over is named.
 #[tokio::test]
 async fn upgrade_refused() {
     scenario("upgrade_refused", async |sandbox| {
-        let old = of_minor(sandbox, "3.5")?;
+        let old = sandbox.env.newest_of("3.5")?;
         sandbox.apply(&manifest("c", 1, &old, "")).await?;
         sandbox.await_members("c", 1).await?;
         let before = pods(sandbox, "c").await?;
         for (wanted, says) in [
-            (of_minor(sandbox, "3.7")?, "3.6.11 or a later 3.6"),
-            (of_minor(sandbox, "3.4")?, "cannot go back"),
+            (sandbox.env.newest_of("3.7")?, "3.6.11 or a later 3.6"),
+            (sandbox.env.newest_of("3.4")?, "cannot go back"),
         ] {
             change(sandbox, "c", json!({ "version": wanted })).await?;
-            let clusters = sandbox.objects(Kind::EtcdCluster);
-            await_object(&clusters, "c", says, PATIENCE, |object| {
-                let found = condition(object, "Upgrading");
-                let message = found.and_then(|found| found["message"].as_str());
-                is_condition(object, "Upgrading", "False", "VersionRefused")
-                    && message.is_some_and(|message| message.contains(says))
-            })
-            .await?;
-            let object = clusters.get("c").await?;
-            ensure!(field(&object, "/status/currentVersion") == old.as_str());
-            ensure!(field(&object, "/status/targetVersion").is_null());
+            await_refused(sandbox, "c", &old, says).await?;
         }
         sandbox
             .await_event(Kind::EtcdCluster, "c", &["Warning", "VersionRefused"])
@@ -182,7 +241,7 @@ async fn upgrade_refused() {
 #[tokio::test]
 async fn bad_image() {
     scenario("bad_image", async |sandbox| {
-        let old = of_minor(sandbox, "3.6")?;
+        let old = sandbox.env.newest_of("3.6")?;
         let missing = "3.6.999";
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -212,6 +271,33 @@ async fn bad_image() {
     .await;
 }
 
+/// The version is refused with these words, and the cluster goes nowhere.
+async fn await_refused(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let object = await_object(&clusters, name, says, PATIENCE, |object| {
+        let found = condition(object, "Upgrading");
+        let message = found.and_then(|found| found["message"].as_str());
+        is_condition(object, "Upgrading", "False", "VersionRefused")
+            && message.is_some_and(|message| message.contains(says))
+    })
+    .await?;
+    ensure!(field(&object, "/status/currentVersion") == runs);
+    ensure!(field(&object, "/status/targetVersion").is_null());
+    Ok(())
+}
+
+/// At least one member answers with the version.
+async fn await_one_of_version(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = format!("one member runs etcd {version}");
+    await_object(&clusters, name, &what, PATIENCE, |object| {
+        let details = field(object, "/status/memberDetails").as_array();
+        details.is_some_and(|list| list.iter().any(|one| one["version"] == version))
+    })
+    .await
+    .map(drop)
+}
+
 async fn changed_pods(sandbox: &Sandbox, version: &str) -> Result<usize> {
     let pods = sandbox.member_pods("c").await?;
     let tag = format!(":v{version}");
@@ -224,23 +310,12 @@ async fn changed_pods(sandbox: &Sandbox, version: &str) -> Result<usize> {
 #[tokio::test]
 async fn rollback() {
     scenario("rollback", async |sandbox| {
-        let (old, new) = (of_minor(sandbox, "3.5")?, of_minor(sandbox, "3.6")?);
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
         change(sandbox, "c", json!({ "version": new })).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        await_object(
-            &clusters,
-            "c",
-            "one member is changed",
-            PATIENCE,
-            |object| {
-                let details = field(object, "/status/memberDetails").as_array();
-                details.is_some_and(|list| list.iter().any(|one| one["version"] == new.as_str()))
-            },
-        )
-        .await?;
+        await_one_of_version(sandbox, "c", &new).await?;
         change(sandbox, "c", json!({ "version": old })).await?;
         let after = await_version(sandbox, "c", 3, &old).await?;
         ensure!(members(&after) == members(&before), "other members");
@@ -256,7 +331,7 @@ async fn rollback() {
 #[tokio::test]
 async fn downgrade() {
     scenario("downgrade", async |sandbox| {
-        let (old, new) = (of_minor(sandbox, "3.5")?, of_minor(sandbox, "3.6")?);
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &new, DURABLE)).await?;
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -288,7 +363,7 @@ async fn downgrade() {
 #[tokio::test]
 async fn change_midway() {
     scenario("change_midway", async |sandbox| {
-        let (old, new) = (of_minor(sandbox, "3.5")?, of_minor(sandbox, "3.6")?);
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
         sandbox.await_members("c", 3).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;

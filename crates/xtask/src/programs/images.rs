@@ -1,4 +1,4 @@
-//! The images every node gets: etcd's, one of each minor release, and the one that holds a pod's namespaces.
+//! The images every node gets: etcd's, of each minor release, and the one that holds a pod's namespaces.
 //! It writes archives into the cache and builds no program.
 
 use std::fs;
@@ -21,7 +21,7 @@ pub(super) fn pause(init: &Path) -> Image {
     }
 }
 
-/// An image like upstream's: the programs in /usr/local/bin, no shell.
+/// An image like upstream's: the programs there are, in /usr/local/bin, no shell.
 pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let mut entries = Vec::new();
     for program in ["etcd", "etcdctl", "etcdutl"] {

@@ -46,9 +46,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
         || ctr(testbed, index, "version").is_ok(),
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
-    for image in &testbed.programs.images {
-        import(testbed, index, image, &present)?;
-    }
+    import_programs(testbed, index, &present)?;
     // What was loaded while this node was lost.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
@@ -58,6 +56,22 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
         import(testbed, index, &entry.path(), &present)?;
     }
     Ok(())
+}
+
+/// Gives a node that runs the images that were added to the programs since it was started.
+pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
+    if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
+        return Ok(());
+    }
+    let present = ctr(testbed, index, "images ls -q")?;
+    import_programs(testbed, index, &present)
+}
+
+fn import_programs(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
+    let images = &testbed.programs.images;
+    images
+        .iter()
+        .try_for_each(|image| import(testbed, index, image, present))
 }
 
 /// Starts a node's kubelet.
@@ -100,11 +114,7 @@ pub(crate) fn load_image(
     archive: &Path,
     reference: &str,
 ) -> Result<()> {
-    if testbed
-        .cgroups
-        .processes(&group_of(&format!("node-{index}/daemons/containerd")))
-        .is_empty()
-    {
+    if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
     }
     let present = ctr(testbed, index, "images ls -q")?;

@@ -17,7 +17,7 @@ use kube::api::{DeleteParams, ListParams};
 use serde::Serialize;
 use serde_json::json;
 
-const MINOR: &str = "3.6.";
+const MINOR: &str = "3.6";
 const KEY: &str = "bench/etcd.backup";
 const MIB: usize = 1 << 20;
 /// How long a step may take before the benchmark gives up.
@@ -129,7 +129,7 @@ fn program(name: &str) -> Result<PathBuf> {
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
         PathBuf::from,
     );
-    let prefix = format!("etcd-{}-", MINOR.trim_end_matches('.'));
+    let prefix = format!("etcd-{MINOR}-");
     let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
     let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
     let found = found.with_context(|| format!("no {prefix} in the testbed's cache"))?;
@@ -258,9 +258,7 @@ async fn by_hand(bucket: &Bucket) -> Result<f64> {
 }
 
 async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64) -> Result<Round> {
-    let mut known = sandbox.env.etcd_versions.iter();
-    let version = known.find(|version| version.starts_with(MINOR));
-    let version = version.with_context(|| format!("the nodes hold no image of etcd {MINOR}x"))?;
+    let version = sandbox.env.newest_of(MINOR)?;
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 16Gi}}}}}}}}}}}}}}"

@@ -89,12 +89,7 @@ async fn measure(sandbox: &Sandbox, rounds: usize) -> Result<Vec<Round>> {
 }
 
 async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> {
-    let of_minor = |minor: &str| {
-        let mut known = sandbox.env.etcd_versions.iter();
-        let found = known.find(|version| version.starts_with(minor)).cloned();
-        found.with_context(|| format!("the nodes hold no image of etcd {minor}x"))
-    };
-    let (old, new) = (of_minor("3.5.")?, of_minor("3.6.")?);
+    let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
     let volumes = if durable {
         "  pod: {persistentVolumeClaimSpec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}}\n"
     } else {
