@@ -117,7 +117,8 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             facts
                 .problems
                 .extend(tls::problems(&cluster, &certificates));
-            look_around(eyes, restore, (&cluster, &facts), named, &mut seen).await;
+            let around = look_around(eyes, restore, (&cluster, &facts), named, &mut seen);
+            Box::pin(around).await;
             seen.observed.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,
                 None => Cluster::Present(Box::new(facts)),
