@@ -1,11 +1,11 @@
 //! A cluster made by coreos/etcd-operator v0.9.4 is taken over while clients write.
 //!
 //! The test makes the old form itself: the object with its old status, both Services, and pods as that operator built
-//! them (`pkg/util/k8sutil/k8sutil.go`), first a seed and then members that were added one by one. Left out is the init
-//! container that waits for DNS, whose image the nodes do not hold; and the probe calls etcdctl without a shell, which
-//! the images here have none. On volumes the pods run as the user the new ones run as, because the volumes here follow
-//! no `fsGroup` (`docs/adoption.md`). Every form with its init container is in the unit tests (`observe/coreos.rs` in the
-//! crate `cluster`).
+//! them (`pkg/util/k8sutil/k8sutil.go`), first a seed and then members that were added one by one. The last of them has
+//! the init container that waits for DNS, with etcd's image and a command that ends at once, as the nodes hold no
+//! busybox; the others have none. The probe calls etcdctl without a shell, which the images here have none. On volumes
+//! the pods run as the user the new ones run as, because the volumes here follow no `fsGroup` (`docs/adoption.md`).
+//! Every form with the init container in its own words is in the unit tests (`observe/coreos.rs` in the crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
@@ -174,6 +174,11 @@ fn pod(
             }
         }
     }
+    let image = format!("quay.io/coreos/etcd:v{version}");
+    let mut waiting = json!([]);
+    if together.len() == NAMES.len() {
+        waiting = json!([{ "name": "check-dns", "image": image, "command": ["/usr/local/bin/etcdctl", "version"] }]);
+    }
     let mut ask = form.etcdctl();
     ask.extend(["endpoint", "status"].map(String::from));
     let probe = |delay: u8, timeout: u8, period: u8| {
@@ -190,7 +195,8 @@ fn pod(
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
-            "containers": [{ "name": "etcd", "image": format!("quay.io/coreos/etcd:v{version}"), "command": command,
+            "initContainers": waiting,
+            "containers": [{ "name": "etcd", "image": image, "command": command,
                 "env": [{ "name": "ETCDCTL_API", "value": "3" }],
                 "ports": [{ "name": "server", "containerPort": 2380 }, { "name": "client", "containerPort": 2379 }],
                 "volumeMounts": mounts,
