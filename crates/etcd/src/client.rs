@@ -3,10 +3,12 @@
 //! It decides nothing about membership; it reaches, asks within a deadline, and translates the answer.
 
 mod auth;
+mod deadlines;
 mod snapshot;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,48 +20,17 @@ use etcd_client::{
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
+pub use deadlines::Deadlines;
+
 use crate::access::Access;
 use crate::answer::{
     ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling,
 };
-use crate::login::{Session, asks_for_token};
+use crate::login::{ALONE, Session, asks_for_token};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Snapshot, Status,
 };
-
-/// How long the parts of a call may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
-    /// For a connection to be made, TLS included.
-    pub connect: Duration,
-    /// For [`Etcd::status`], connecting included.
-    pub status: Duration,
-    /// For every other call, connecting and all members tried included.
-    pub call: Duration,
-    /// After this long without an answer a read is also sent to the next member.
-    pub hedge: Duration,
-    /// For a defragmentation: etcd writes the whole database anew before it answers.
-    pub defragment: Duration,
-    /// For a snapshot stream: the longest silence between two chunks.
-    pub progress: Duration,
-    /// A connection that was not used for this long is closed.
-    pub idle: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(2),
-            status: Duration::from_secs(2),
-            call: Duration::from_secs(5),
-            hedge: Duration::from_secs(1),
-            defragment: Duration::from_mins(10),
-            progress: Duration::from_secs(30),
-            idle: Duration::from_mins(2),
-        }
-    }
-}
 
 struct Connection {
     client: Client,
@@ -148,6 +119,22 @@ impl EtcdClient {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
+        self.ask_beside(endpoint, deadline, &ALONE, call).await
+    }
+
+    /// The same beside calls to other members; `overtaken` when one of them has answered.
+    async fn ask_beside<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        overtaken: &AtomicBool,
+        call: C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
@@ -159,7 +146,7 @@ impl EtcdClient {
             } else {
                 Box::pin(self.logged_in(endpoint, None, deadline)).await?
             };
-            let mut answer = self.shown(login, call(&client)).await;
+            let mut answer = self.shown(login, overtaken, call(&client)).await;
             let asks = |answer: &Result<T, _>| answer.as_ref().is_err_and(asks_for_token);
             let denied = |answer: &Result<T, _>| {
                 let error = answer.as_ref().err().map(|it| classify(endpoint, it));
@@ -170,7 +157,7 @@ impl EtcdClient {
                 && let Some(former) = self.session.take_back()
             {
                 login = Some(former);
-                answer = self.shown(login, call(&client)).await;
+                answer = self.shown(login, overtaken, call(&client)).await;
             } else if brief && login.is_some() && asks(&answer) {
                 self.session.drop_token();
                 login = None;
@@ -180,7 +167,7 @@ impl EtcdClient {
                 // The member does not know the token, as it was started, or the token has lasted its time; or it does
                 // not take the certificate for a user.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
-                answer = self.shown(login, call(&client)).await;
+                answer = self.shown(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
                 // Also where the user that the certificate names may do less.
@@ -215,6 +202,7 @@ impl EtcdClient {
         &self,
         endpoint: &str,
         deadline: Duration,
+        overtaken: &AtomicBool,
         call: &C,
     ) -> Result<T, Error>
     where
@@ -226,7 +214,7 @@ impl EtcdClient {
         let end = Instant::now() + deadline;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.ask(endpoint, left, call).await {
+            match self.ask_beside(endpoint, left, overtaken, call).await {
                 Err(Error::Unavailable(text)) if text.ends_with(LEADER_CHANGED) && left > PAUSE => {
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -256,13 +244,14 @@ impl EtcdClient {
         self.session.know(via);
         let ordered = self.ordered(via);
         let mut waiting = ordered.iter();
+        let overtaken = AtomicBool::new(false);
         let mut asked = FuturesUnordered::new();
         let mut errors = Vec::new();
         let end = Instant::now() + self.deadlines.call;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if let Some(endpoint) = waiting.next() {
-                asked.push(self.ask_through_election(endpoint, left, &call));
+                asked.push(self.ask_through_election(endpoint, left, &overtaken, &call));
             }
             let patience = if waiting.len() == 0 {
                 left
@@ -270,7 +259,10 @@ impl EtcdClient {
                 self.deadlines.hedge.min(left)
             };
             match timeout(patience, asked.next()).await {
-                Ok(Some(Ok(answer))) => return Ok(answer),
+                Ok(Some(Ok(answer))) => {
+                    overtaken.store(true, Ordering::Relaxed);
+                    return Ok(answer);
+                }
                 Ok(Some(Err(error))) => errors.push(error),
                 Ok(None) => return Err(most_telling(errors)),
                 Err(_) if Instant::now() >= end => {

@@ -16,7 +16,7 @@
 //! shown until there is another, as silence has other reasons; whoever has a certificate shows that meanwhile.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -45,12 +45,17 @@ const SILENT_FOR: Duration = Duration::from_secs(2);
 /// they have: also without a quorum, which gives no new one out, a member knows one that it is shown time and again.
 const FOUND_FOR: Duration = Duration::from_mins(4);
 
-/// A call that was given up earlier says nothing about the login it showed.
+/// A call that was given up earlier says nothing about the login it showed. Less than the least time anybody gives a
+/// call: the cluster operator gives members that are not ready 250 ms, and those that keep calls do not become ready. A
+/// read that another member answers meanwhile says nothing either, however long it has taken ([`Session::shows`]).
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often a login is doubted at most: another one costs a member a hash, and the cluster an entry of its log.
 const DOUBTED_EVERY: Duration = Duration::from_secs(15);
 
 type Token = Arc<RwLock<Option<HeaderValue>>>;
+
+/// For a call that nobody overtakes: it is made to one member alone.
+pub(crate) static ALONE: AtomicBool = AtomicBool::new(false);
 
 /// What is known of the login, and how many times it was found out.
 #[derive(Clone, Debug)]
@@ -175,11 +180,17 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call that shows this login, until it is answered: one that is dropped before tells against it.
-    pub(crate) fn shows(&self, login: Option<u64>) -> Unanswered<'_> {
+    /// Watches a call that shows this login, until it is answered: one that is dropped before tells against it, unless
+    /// it was overtaken. Then another member has answered with the same login, and this one is slow.
+    pub(crate) fn shows<'a>(
+        &'a self,
+        login: Option<u64>,
+        overtaken: &'a AtomicBool,
+    ) -> Unanswered<'a> {
         Unanswered {
             session: self,
             login,
+            overtaken,
             since: Instant::now(),
         }
     }
@@ -343,6 +354,7 @@ impl Session {
 pub(crate) struct Unanswered<'a> {
     session: &'a Session,
     login: Option<u64>,
+    overtaken: &'a AtomicBool,
     since: Instant,
 }
 
@@ -357,6 +369,7 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if let Some(login) = self.login
             && self.since.elapsed() >= PATIENCE
+            && !self.overtaken.load(Ordering::Relaxed)
         {
             self.session.doubt(login);
         }
@@ -548,14 +561,17 @@ mod tests {
         let first = session.ensure("a", None, gives("a.9")).await.unwrap();
         let first = first.map(|(_, number)| number);
         // Answered, or given up at once.
-        let watch = session.shows(first);
-        tokio::time::sleep(PATIENCE).await;
-        watch.answered();
-        drop(session.shows(first));
+        late(&session, first).await.answered();
+        drop(session.shows(first, &ALONE));
         assert_eq!(session.take_doubt(), None);
-        let watch = session.shows(first);
+        // Overtaken: a slow member is no reason to doubt.
+        let overtaken = AtomicBool::new(false);
+        let watch = session.shows(first, &overtaken);
         tokio::time::sleep(PATIENCE).await;
+        overtaken.store(true, Ordering::Relaxed);
         drop(watch);
+        assert_eq!(session.take_doubt(), None);
+        drop(late(&session, first).await);
         let doubted = session.take_doubt();
         assert_eq!(doubted, first);
         assert_eq!(session.take_doubt(), None, "once");
@@ -578,7 +594,7 @@ mod tests {
     }
 
     async fn late(session: &Session, login: Option<u64>) -> Unanswered<'_> {
-        let watch = session.shows(login);
+        let watch = session.shows(login, &ALONE);
         tokio::time::sleep(PATIENCE).await;
         watch
     }

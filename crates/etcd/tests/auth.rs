@@ -351,10 +351,7 @@ async fn a_login_with_which_a_member_keeps_calls_is_followed_by_another() {
     let mut kept = 0;
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let secure = certified();
-        let ways = [
-            (&light(), None),
-            (&secure.start, Some(&secure.tls)),
-        ];
+        let ways = [(&light(), None), (&secure.start, Some(&secure.tls))];
         for (start, tls) in ways {
             let programs = Programs::find(minor);
             let before = EtcdProcess::start(&programs, start).await;

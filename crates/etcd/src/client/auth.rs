@@ -1,6 +1,7 @@
 //! The real client's login, and what it changes of etcd's authentication.
 
 use std::future::Future;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use etcd_client::{Client, UserAddOptions};
@@ -50,9 +51,14 @@ impl EtcdClient {
         Ok(found.map(|(_, number)| number).or(doubted))
     }
 
-    /// A call that shows this login: while it is not answered, that tells against the login.
-    pub(super) async fn shown<F: Future>(&self, login: Option<u64>, call: F) -> F::Output {
-        let watch = self.session.shows(login);
+    /// A call that shows this login: while it is not answered, nor overtaken, that tells against the login.
+    pub(super) async fn shown<F: Future>(
+        &self,
+        login: Option<u64>,
+        overtaken: &AtomicBool,
+        call: F,
+    ) -> F::Output {
+        let watch = self.session.shows(login, overtaken);
         let answer = call.await;
         watch.answered();
         answer

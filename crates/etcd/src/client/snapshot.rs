@@ -9,19 +9,20 @@ use tokio::time::timeout;
 
 use super::EtcdClient;
 use crate::answer::classify;
+use crate::login::ALONE;
 use crate::port::{Error, Snapshot};
 
 impl EtcdClient {
     pub(super) async fn stream(&self, member: &str) -> Result<Snapshot, Error> {
         let login = self.logged_in(member, None, self.deadlines.call).await?;
-        let opened = match Box::pin(self.shown(login, self.open(member))).await {
+        let opened = match Box::pin(self.shown(login, &ALONE, self.open(member))).await {
             Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
                 // The member does not know the token, or the certificate is not enough.
                 let login = match self.session.take_back() {
                     Some(former) => Some(former),
                     None => self.logged_in(member, login, self.deadlines.call).await?,
                 };
-                Box::pin(self.shown(login, self.open(member))).await?
+                Box::pin(self.shown(login, &ALONE, self.open(member))).await?
             }
             opened => opened?,
         };
