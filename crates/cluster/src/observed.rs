@@ -78,8 +78,6 @@ pub struct Pod {
     pub durable: bool,
     /// A deletion was asked for; what is not durable in it is lost.
     pub terminating: bool,
-    /// How long it gets to end, from when its deletion was asked for.
-    pub grace: Option<Duration>,
     /// It ended for good (evicted, node lost); it will not run again.
     pub failed: bool,
     /// Its kubelet was asked to look at it again.
@@ -202,8 +200,17 @@ pub struct Disk {
     pub initial: BTreeSet<String>,
     /// A deletion was asked for; it is gone when its pod is.
     pub terminating: bool,
+    /// Its volume is gone, as Kubernetes says: a pod that has it open may go on, and no other one gets it.
+    pub lost: bool,
     /// What it asks for and has.
     pub claim: Claim,
+}
+
+impl Disk {
+    /// The data on it outlives its pod: it is not on its way out, and its volume is there.
+    pub fn stays(&self) -> bool {
+        !self.terminating && !self.lost
+    }
 }
 
 /// What a volume claim asks for and has, or should ask for.

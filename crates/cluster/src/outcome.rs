@@ -203,7 +203,6 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::RecordClusterId { .. } => Some(("ClusterFormed", "Bootstrap")),
         Write::CreatePod(_) => Some(("MemberStarted", "Start")),
         Write::DeletePod { .. } => Some(("PodDeleted", "Delete")),
-        Write::HurryPod { .. } => Some(("PodHurried", "Delete")),
         Write::PatchImage { .. } => Some(("MemberVersionChanged", "Upgrade")),
         Write::Downgrade { to: Some(_) } => Some(("DowngradeAllowed", "Downgrade")),
         Write::Downgrade { to: None } => Some(("DowngradeTakenBack", "Downgrade")),

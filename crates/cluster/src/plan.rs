@@ -228,7 +228,6 @@ fn formed(
 ) {
     let open = recovery::lets_clients_in(observed, intent);
     objects::shared_services(observed, open, draft);
-    objects::hurry(observed, draft);
     auth::network(desired, observed, draft);
     match &observed.members {
         Seen::Unknown(why) => {
@@ -250,6 +249,9 @@ fn formed(
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services((observed, now), &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
+            if adoption::refuses(observed, list, draft) {
+                return;
+            }
             membership::change((desired, observed, now), &view, draft);
             ended::clear(observed, &view.names(), draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);

@@ -195,13 +195,6 @@ pub enum Write {
         /// The pod that was seen.
         uid: String,
     },
-    /// Shortens the grace period of a pod that somebody has deleted.
-    HurryPod {
-        /// Whose pod.
-        member: String,
-        /// The pod that was seen.
-        uid: String,
-    },
     /// Puts the image of another version into a running pod; the kubelet starts its container again in place.
     PatchImage {
         /// Whose pod.
@@ -467,7 +460,6 @@ impl Write {
             Self::DeleteDisk { .. } => "before-delete-disk",
             Self::CreatePod(_) => "before-create-pod",
             Self::DeletePod { .. } => "before-delete-pod",
-            Self::HurryPod { .. } => "before-hurry-pod",
             Self::PatchImage { .. } => "before-patch-image",
             Self::SettleImage { .. } => "before-settle-image",
             Self::NoteVersion { .. } => "before-note-version",
@@ -529,7 +521,6 @@ impl fmt::Display for Write {
             Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
             Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
-            Self::HurryPod { member, .. } => write!(f, "end the pod of {member} sooner"),
             Self::PatchImage {
                 member,
                 version,

@@ -130,12 +130,21 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
         "metadata": { "name": "c", "annotations": { "etcd.database.coreos.com/join": urls.join(",") } },
         "spec": { "size": 3, "version": version, "pod": { "labels": { "serves": "app" } } },
     });
+    let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
+        // The old members are peers with TLS, and this says otherwise: nothing is begun, and the spec is put right.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
-            "member": { "peerSecret": "peer", "serverSecret": "server" } } });
+            "member": { "serverSecret": "server" } } });
+        sandbox.apply(&object.to_string()).await?;
+        let refusal = ["JoinRefused", "spec.TLS.static.member.peerSecret"];
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &refusal)
+            .await?;
+        let refused = clusters.get("c").await?;
+        ensure!(field(&refused, "/status/clusterID").is_null(), "it began");
+        object["spec"]["TLS"]["static"]["member"]["peerSecret"] = json!("peer");
     }
     sandbox.apply(&object.to_string()).await?;
-    let clusters = sandbox.objects(Kind::EtcdCluster);
     let seen = await_object(
         &clusters,
         "c",

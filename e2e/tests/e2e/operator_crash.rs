@@ -54,8 +54,6 @@ const REPAIR: &[&str] = &["before-repair-service"];
 /// The spec of pods is changed, in what running ones take.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// All pods are deleted, and take their time.
-const HURRY: &[&str] = &["before-hurry-pod"];
 /// Members go to the next minor release, and back.
 const VERSIONS: &[&str] = &[
     "before-note-version",
@@ -359,12 +357,6 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
             })
             .await?;
         victim
-            .dies_at(HURRY, async |_| {
-                let delete = ["delete", "pods", "-l", "etcd_cluster=d", "--wait=false"];
-                sandbox.kubectl(&delete).await.map(drop)
-            })
-            .await?;
-        victim
             .dies_at(RECOVERY, async |_| {
                 let survivor = follower(&lost)?;
                 let mut gone = ready_members(&lost);
@@ -386,7 +378,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;
-        ensure!(victim.lives_on().await? == 4 + SETTINGS.len());
+        ensure!(victim.lives_on().await? == 3 + SETTINGS.len());
         is_as_asked_for(sandbox, "d", 3).await?;
         is_as_asked_for(sandbox, "r", 3).await?;
         let after = sandbox.await_members("d", 3).await?;
@@ -522,7 +514,6 @@ fn every_boundary_between_two_writes_is_crashed_at() {
         REPAIR,
         SETTINGS,
         NO_BUDGET,
-        HURRY,
         VERSIONS,
         NO_SPACE,
         LARGER,

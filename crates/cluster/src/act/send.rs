@@ -26,9 +26,6 @@ use std::fmt::Debug;
 use crate::act::{Actor, Error, LONGEST};
 use crate::write::Write;
 
-/// How long a pod gets that is not worth waiting for, in seconds. Zero would be by force.
-const HURRIED: u32 = 1;
-
 impl Actor<'_> {
     /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
     pub(super) async fn write(
@@ -75,12 +72,10 @@ impl Actor<'_> {
             | Write::Compact { .. }
             | Write::Disarm { .. } => self.keep_up(write).await,
             Write::DeleteDisk { member, uid } => {
-                self.delete::<PersistentVolumeClaim>(member, uid, None)
-                    .await
+                self.delete::<PersistentVolumeClaim>(member, uid).await
             }
             Write::CreatePod(start) => self.create(&self.pod(start).await?).await,
-            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid, None).await,
-            Write::HurryPod { member, uid } => self.delete::<Pod>(member, uid, Some(HURRIED)).await,
+            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write).await
             }
@@ -151,7 +146,7 @@ impl Actor<'_> {
                 started,
                 over,
             } => self.mark(member, *started, over.as_deref()).await,
-            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid, None).await,
+            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
             _ => Ok(None),
         }
     }
@@ -195,12 +190,7 @@ impl Actor<'_> {
         }
     }
 
-    async fn delete<K>(
-        &self,
-        name: &str,
-        uid: &str,
-        grace_seconds: Option<u32>,
-    ) -> Result<Option<String>, Error>
+    async fn delete<K>(&self, name: &str, uid: &str) -> Result<Option<String>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + DeserializeOwned
@@ -212,7 +202,7 @@ impl Actor<'_> {
         seen.meta_mut().name = Some(name.to_owned());
         seen.meta_mut().uid = Some(uid.to_owned());
         let api = self.api::<K>();
-        self.removed(apply::delete(&api, &seen, grace_seconds).await?, name)
+        self.removed(apply::delete(&api, &seen, None).await?, name)
     }
 
     fn removed(&self, deleted: Deleted, name: &str) -> Result<Option<String>, Error> {

@@ -66,8 +66,18 @@ pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
             .map(|list| list.split(',').map(str::to_owned).collect())
             .unwrap_or_default(),
         terminating: claim.metadata.deletion_timestamp.is_some(),
+        lost: is_lost(claim),
         claim: volume(claim),
     }
+}
+
+/// Whether the claim had a volume and has none any more: its PersistentVolume does not exist, or belongs to another
+/// claim (`syncBoundClaim` in Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). Somebody may put
+/// the PersistentVolume back, and the claim is bound again. Every other phase, and none, says nothing of a loss.
+fn is_lost(claim: &PersistentVolumeClaim) -> bool {
+    let status = claim.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    phase == Some("Lost")
 }
 
 /// What a claim asks for and has.

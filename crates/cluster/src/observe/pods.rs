@@ -1,7 +1,6 @@
 //! A member's pod, as the planner sees it. Pure.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use api::cluster::EtcdClusterSpec;
 use api::names;
@@ -69,11 +68,6 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         joins: container.is_some_and(|one| has_word(one, "--initial-cluster-state=existing")),
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
-        grace: pod
-            .metadata
-            .deletion_grace_period_seconds
-            .and_then(|seconds| u64::try_from(seconds).ok())
-            .map(Duration::from_secs),
         failed: phase == "Failed" || phase == "Succeeded",
         nudged: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use etcd::{ClusterId, Members};
+use api::cluster::peers_of;
+use etcd::{ClusterId, Member, Members};
 
 use crate::observed::{Intent, Observed, Seen};
 use crate::plan::fate::Fate;
-use crate::plan::view::{Data, Seat, name_of};
+use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::write::{Order, Write};
 
@@ -55,10 +56,52 @@ pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut
         return false;
     }
     if let Some(list) = answer(observed, recorded, "JoinWaits", "joined", draft) {
+        if refuses(observed, list, draft) {
+            return true;
+        }
         let said = format!("join cluster {}", list.cluster_id);
         // It has no first members: it began elsewhere.
         record(observed, list, BTreeSet::new(), said, draft);
     }
+    true
+}
+
+/// Members of both clusters are peers for a while, so they have to talk to each other in the same way: one that talks
+/// TLS reaches none that does not, nor is it reached. `true`, with the reason, where the spec says otherwise than the
+/// peer URLs of the cluster that is joined, and nobody of ours is in its list yet: nothing is begun, or added.
+pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) -> bool {
+    let Some(standing) = observed.certificates.standing.as_ref() else {
+        return false;
+    };
+    let theirs = |member: &&Member| is_elsewhere(observed, &name_of(member));
+    if observed.join.is_empty() || !list.members.iter().all(|member| theirs(&member)) {
+        return false;
+    }
+    let (ours, _) = peers_of(standing.at.as_ref()).usual();
+    let mut urls = list.members.iter().flat_map(|member| &member.peer_urls);
+    let Some(other) = urls.find(|url| url.starts_with("https://") != ours) else {
+        return false;
+    };
+    let (says, remedy) = if ours {
+        (
+            "with",
+            "take peerSecret out of spec.TLS.static.member, or spec.TLS.generated away; TLS between members can be \
+             switched on when the other cluster's members are gone",
+        )
+    } else {
+        (
+            "without",
+            "name the Secret with certificates for peers, of an authority that both clusters trust, in \
+             spec.TLS.static.member.peerSecret",
+        )
+    };
+    let text = format!(
+        "a member of cluster {} is dialled by other members at {other}, and spec.TLS says that members of this one talk \
+         to each other {says} TLS: nothing is begun, because neither could reach the other; {remedy}",
+        list.cluster_id
+    );
+    draft.problem("JoinRefused", text);
+    draft.requeue = draft.requeue.min(BLIND);
     true
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Pod, Role};
+use crate::observed::{Desired, Disk, Intent, Observed, Pod, Role};
 use crate::plan::versions;
 use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
 use crate::write::{Label, Order, Start, State, Write};
@@ -30,7 +30,7 @@ pub(super) fn blind(
     let added = second::start_added(desired, observed, intent, cluster_id, draft);
     for name in &initial {
         let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
-        let kept = disk.is_some_and(|disk| !disk.terminating);
+        let kept = disk.is_some_and(Disk::stays);
         if kept || pod.is_some_and(Pod::stays) {
             objects::serve(name, observed.services.get(name), true, draft);
         }

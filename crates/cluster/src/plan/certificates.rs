@@ -17,7 +17,7 @@ use jiff::Timestamp;
 
 use crate::authority::{Circle, Held, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::observed::{Observed, Seen};
+use crate::observed::{Disk, Observed, Seen};
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::write::{Order, Write};
 
@@ -466,10 +466,12 @@ impl Keeper<'_> {
             if ended.is_none_or(|ended| ended > self.now) || !renewed {
                 continue;
             }
-            if !pod.durable {
+            // A claim that is being deleted or has lost its volume is worth no more than the pod.
+            let disk = self.observed.disks.get(member);
+            if !(pod.durable && disk.is_some_and(Disk::stays)) {
                 let text = format!(
-                    "the certificate authorities {member} was started with have run out, and it has no volume, so \
-                     that it cannot be started again without losing its data: restore the cluster from a backup, or \
+                    "the certificate authorities {member} was started with have run out, and it has no volume that \
+                     stays, so that it cannot be started again without losing its data: restore the cluster from a backup, or \
                      give members volumes (spec.pod.persistentVolumeClaimSpec)"
                 );
                 draft.problem("AuthorityExpired", text);

@@ -5,7 +5,7 @@
 //!
 //! Nothing is lost by it, whether a quorum answers or not: such a pod runs nothing and holds nothing.
 
-use crate::observed::{Observed, Pod};
+use crate::observed::{Disk, Observed, Pod};
 use crate::plan::Draft;
 use crate::write::{Order, Write};
 
@@ -20,7 +20,7 @@ pub(super) fn clear<'a>(
             continue;
         };
         let disk = observed.disks.get(name);
-        if pod.durable && disk.is_some_and(|disk| !disk.terminating) {
+        if pod.durable && disk.is_some_and(Disk::stays) {
             delete(name, pod, draft);
         }
     }

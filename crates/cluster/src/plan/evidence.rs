@@ -104,6 +104,19 @@ impl Evidence {
         lost.cloned().collect()
     }
 
+    /// The voters of which a claim is left and the volume is not.
+    pub(super) fn without_volume(&self, observed: &Observed) -> Vec<&str> {
+        let is_one = |name: &&String| {
+            let data = self.members.iter().any(|(other, _)| other == *name);
+            !data && observed.disks.get(*name).is_some_and(|disk| disk.lost)
+        };
+        self.voters
+            .iter()
+            .filter(is_one)
+            .map(String::as_str)
+            .collect()
+    }
+
     /// The voters that do not answer, whatever is left of them.
     pub(super) fn absent(&self) -> Vec<&str> {
         let survives = |name: &String| {
@@ -180,8 +193,9 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// A pod that is being deleted may stand for a container that runs, on a node that does not answer. Of a member that
-/// somebody else runs nothing is in Kubernetes at all, and it may be part of a quorum that serves.
+/// A pod that is being deleted may stand for a container that runs, on a node that does not answer. A claim whose volume
+/// is lost may be given it back by a person. Of a member that somebody else runs nothing is in Kubernetes at all, and it
+/// may be part of a quorum that serves.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);

@@ -17,6 +17,9 @@ const DAMAGED_RESTARTS: i32 = 2;
 /// 80 s in between.
 const FAILED_RESTARTS: i32 = 5;
 
+/// What Kubernetes says of a claim with `Lost`.
+const VOLUME_LOST: &str = "its volume is lost: its claim is there, and the PersistentVolume is not";
+
 /// What is to become of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -35,25 +38,31 @@ pub(super) fn fate(
     (desired, now): (&Desired, Timestamp),
 ) -> (Fate, Option<Timestamp>) {
     let serves = seat.serves() && seat.pod.is_some_and(Pod::stays);
-    let claim_ends = seat.disk.is_some_and(|disk| disk.terminating) && seat.pod.is_some();
+    let claim = seat.disk.filter(|disk| !disk.stays());
     match seat.data {
         Data::Elsewhere | Data::NeverMade => return (Fate::Stays, None),
         // Somebody removed the claim under a pod that has its volume open: it goes on until it is restarted.
         Data::Gone if serves && seat.pod.is_some_and(|pod| pod.durable) => {
             return (Fate::Leaves("its volume claim is gone".to_owned()), None);
         }
-        Data::Gone => return (Fate::Lost("its disk is gone".to_owned()), None),
-        // Whoever deletes a claim wants the member on another one. It is held back as long as the pod lives.
-        Data::There if claim_ends => {
-            let why = "its volume claim is being deleted".to_owned();
-            let fate = if serves {
-                Fate::Leaves(why)
-            } else {
-                Fate::Lost(why)
-            };
-            return (fate, None);
+        Data::Gone => {
+            let lost = claim.filter(|claim| claim.lost);
+            let why = lost.map_or("its disk is gone", |_| VOLUME_LOST);
+            return (Fate::Lost(why.to_owned()), None);
         }
-        Data::There => {}
+        // Whoever deletes a claim wants the member on another one. It is held back as long as the pod lives. A pod that
+        // has its volume open goes on without the PersistentVolume, until it is restarted.
+        Data::There => {
+            if let Some(claim) = claim.filter(|_| seat.pod.is_some()) {
+                let why = if claim.terminating {
+                    "its volume claim is being deleted"
+                } else {
+                    VOLUME_LOST
+                };
+                let fate = if serves { Fate::Leaves } else { Fate::Lost };
+                return (fate(why.to_owned()), None);
+            }
+        }
     }
     match seat.pod {
         Some(pod) if !seat.serves() => {

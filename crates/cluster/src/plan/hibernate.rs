@@ -5,7 +5,7 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::observed::{Desired, Observed};
+use crate::observed::{Desired, Disk, Observed};
 use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::write::{Order, Write};
 
@@ -37,7 +37,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         .iter()
         .filter(|(name, pod)| {
             let disk = observed.disks.get(*name);
-            !(pod.durable && disk.is_some_and(|disk| !disk.terminating))
+            !(pod.durable && disk.is_some_and(Disk::stays))
         })
         .filter(|(_, pod)| pod.stays())
         .map(|(name, _)| name.as_str())
@@ -52,7 +52,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         return false;
     }
     // With no volume left there is nothing to come back: that is a lost quorum, and is called so.
-    if observed.disks.values().all(|disk| disk.terminating) {
+    if !observed.disks.values().any(Disk::stays) {
         return false;
     }
     let open = recovery::lets_clients_in(observed, intent);

@@ -43,7 +43,7 @@ pub(super) fn start(
         .iter()
         .filter(|seat| seat.pod.is_none() && !removed.contains(&seat.name))
     {
-        let disk = seat.disk.filter(|disk| !disk.terminating);
+        let disk = seat.disk.filter(|disk| disk.stays());
         let start = Start {
             member: seat.name.clone(),
             state: if seat.joined() {

@@ -14,8 +14,6 @@ use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY, adoption, together};
 use crate::write::{Label, Order, Start, Write};
 
-/// The grace period of a pod that is not worth waiting for.
-const HURRIED: Duration = Duration::from_secs(1);
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
 const SLOW: Duration = Duration::from_secs(20);
 /// How long a pod may be without a node before that is a problem; a new node takes its time.
@@ -90,32 +88,6 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
          without"
     );
     draft.problem("NameTaken", text);
-}
-
-/// Pods that end while too few voters stay for a quorum do not take their time. Asked to end, a leader waits 7 s for
-/// somebody to take over, and every member as long for its clients to leave (`TransferLeadership` and `stopServers`
-/// in etcd, both with `ReqTimeout`); when the others end as well nobody will, and until all pods are gone and back
-/// on their disks nothing is served. etcd survives being killed, and what is on a disk is there afterwards. A kubelet
-/// that has begun to stop a container does not heed it up to 1.36 (`SyncTerminatingPod`, kubernetes/kubernetes#113606):
-/// it says what is wanted, and does no harm.
-pub(super) fn hurry(observed: &Observed, draft: &mut Draft) {
-    let voters = &observed.reported_voters;
-    let stays = |name: &&String| observed.pods.get(*name).is_some_and(Pod::stays);
-    if voters.is_empty() || voters.iter().filter(stays).count() >= quorum_of(voters.len()) {
-        return;
-    }
-    for name in voters {
-        let ending = |pod: &&Pod| {
-            pod.durable && pod.terminating && pod.grace.is_some_and(|grace| grace > HURRIED)
-        };
-        if let Some(pod) = observed.pods.get(name).filter(ending) {
-            draft.say(format!("end the pod of {name} sooner"));
-            draft.order(Order::Writes(vec![Write::HurryPod {
-                member: name.clone(),
-                uid: pod.uid.clone(),
-            }]));
-        }
-    }
 }
 
 /// Owner, role and cluster ID on pods and disks follow what etcd says.

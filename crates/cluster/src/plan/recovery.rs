@@ -289,7 +289,7 @@ impl Scene<'_> {
         }
         let why = if !self.evidence.is_lost_for_sure {
             "waits until nothing is left of the lost members in Kubernetes: a pod that is being deleted may still run, \
-             and so may a member that somebody else runs"
+             and so may a member that somebody else runs; a claim may be given its volume back"
                 .to_owned()
         } else if !silent.is_empty() {
             format!("waits for {}", said(&silent))
@@ -339,10 +339,20 @@ impl Scene<'_> {
         } else {
             left.join("; ")
         };
-        format!(
+        let mut text = format!(
             "the data of {count} of {all} voters of cluster {cluster_id} is left ({left}) and a quorum needs {needed}: \
              it cannot come back by itself"
-        )
+        );
+        let bare = evidence.without_volume(self.observed);
+        if !bare.is_empty() {
+            let _ = write!(
+                text,
+                "; the volume claims of {} are there and their PersistentVolumes are not: put those back if they exist \
+                 anywhere, and the members come back on them",
+                bare.join(", ")
+            );
+        }
+        text
     }
 
     /// Invariant 10: the decision is in the API server before anything is made.

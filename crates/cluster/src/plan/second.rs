@@ -31,7 +31,7 @@ pub(super) fn start_added(
         let Some(service) = seat.service.filter(|_| seat.pod.is_none()) else {
             continue;
         };
-        let disk = seat.disk.filter(|disk| !disk.terminating);
+        let disk = seat.disk.filter(|disk| disk.stays());
         let start = Start {
             member: seat.name.clone(),
             state: State::Join,

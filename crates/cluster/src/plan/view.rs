@@ -290,14 +290,18 @@ pub(super) fn data(
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A claim that is being deleted stays as long as its pod; a pod on a claim that is gone has nothing.
+    // A claim that is being deleted, or whose volume is gone, is worth as much as its pod, which may have the volume
+    // open; a pod on a claim that is gone has nothing.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
-    if disk.is_some_and(|disk| !disk.terminating) || pod_keeps {
+    if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;
     }
+    let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
         // The mark is set before a pod is made: without it, and without a pod, none ever was.
-        Some(service) if !service.started && !may_have_run && pod.is_none() => Data::NeverMade,
+        Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
+            Data::NeverMade
+        }
         _ => Data::Gone,
     }
 }

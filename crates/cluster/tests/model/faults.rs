@@ -176,10 +176,15 @@ impl World {
                 let Some(name) = pick(self.disks.keys(), which) else {
                     return;
                 };
-                // The data is gone with the volume; the container that had it open is ended.
-                self.disks.remove(&name);
+                // The data is gone with the volume; the container that had it open is ended. The claim may be left.
                 self.pods.remove(&name);
-                tell!(self, "the volume of {name} is gone");
+                if which < 128 {
+                    self.disks.remove(&name);
+                    tell!(self, "the volume of {name} is gone");
+                } else if let Some(disk) = self.disks.get_mut(&name) {
+                    (disk.lost, disk.data) = (true, None);
+                    tell!(self, "the volume of {name} is gone, and its claim is left");
+                }
             }
             Event::DeleteClaim(which) => {
                 let Some(name) = pick(self.disks.keys(), which) else {
@@ -330,6 +335,7 @@ impl World {
             cluster_id: Some(ClusterId(0xf00)),
             owned: false,
             terminating: false,
+            lost: false,
             node: None,
             data: None,
         };

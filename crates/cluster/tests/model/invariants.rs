@@ -12,7 +12,7 @@ use etcd::ClusterId;
 
 use crate::etcd_model::{Data, Moved};
 use crate::read::list;
-use crate::world::{Power, World, WorldPod, tell};
+use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
 /// What has to be remembered to judge.
@@ -469,7 +469,8 @@ impl World {
 
 /// The member's data is gone or goes with its pod.
 pub(crate) fn is_lost(world: &World, name: &str) -> bool {
-    let on_claim = world.disks.get(name).is_some_and(|disk| !disk.terminating);
+    let stays = |disk: &WorldDisk| !disk.terminating && !disk.lost;
+    let on_claim = world.disks.get(name).is_some_and(stays);
     let pod = world.pods.get(name).filter(|pod| !pod.ended);
     let claim = world.disks.contains_key(name);
     !on_claim && !pod.is_some_and(|pod| pod.ends_in.is_none() && (!pod.start.durable || claim))

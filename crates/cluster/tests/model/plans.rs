@@ -167,7 +167,10 @@ impl World {
             || distrusted.is_some_and(|id| self.is_mistrusted(id))
             || self.has_unfit_volume(name)
             || self.data(name).is_some_and(|data| data.corrupt)
-            || self.disks.get(name).is_some_and(|disk| disk.terminating)
+            || self
+                .disks
+                .get(name)
+                .is_some_and(|disk| disk.terminating || disk.lost)
     }
 
     fn judge_promotion(&mut self, id: u64, cluster: &Cluster) {

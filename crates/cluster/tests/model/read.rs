@@ -55,6 +55,7 @@ impl World {
                 version: Some(self.setup.version.to_owned()),
                 initial: disk.initial.clone(),
                 terminating: disk.terminating,
+                lost: disk.lost,
                 claim: disk.volume.claim(),
             };
             (name.clone(), seen)
@@ -216,9 +217,6 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         joins: pod.start.state != State::New,
         durable: pod.start.durable,
         terminating: pod.ends_in.is_some(),
-        grace: pod
-            .ends_in
-            .map(|ticks| std::time::Duration::from_secs(u64::from(ticks))),
         failed: pod.ended,
         nudged: pod.nudged,
         addressed: shown.addressed,

@@ -164,7 +164,7 @@ impl World {
     fn schedule(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let bound = self.disks.get(name);
-        let unbound = pod.start.durable && bound.is_none();
+        let unbound = pod.start.durable && bound.is_none_or(|disk| disk.lost);
         if unbound || self.faults.held.contains(name) || self.api_is_away() {
             return false;
         }

@@ -94,6 +94,8 @@ pub(crate) struct WorldDisk {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) terminating: bool,
+    /// The claim is left, and its volume is gone.
+    pub(crate) lost: bool,
     /// The node it can be used on, where volumes are local.
     pub(crate) node: Option<usize>,
     pub(crate) data: Option<Data>,
@@ -421,8 +423,8 @@ impl fmt::Display for World {
         for (name, disk) in &self.disks {
             writeln!(
                 f,
-                "disk {name}: ends {} node {:?} {:?}",
-                disk.terminating, disk.node, disk.data
+                "disk {name}: ends {} lost {} node {:?} {:?}",
+                disk.terminating, disk.lost, disk.node, disk.data
             )?;
         }
         for (name, service) in &self.services {

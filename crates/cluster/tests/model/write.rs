@@ -98,7 +98,6 @@ impl World {
             Write::DeleteDisk { member, uid } => self.delete_disk(member, uid),
             Write::CreatePod(start) => self.create_pod(start),
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
-            Write::HurryPod { member, uid } => self.hurry_pod(member, uid),
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write)
             }
@@ -239,6 +238,7 @@ impl World {
             cluster_id: start.cluster_id,
             owned: true,
             terminating: false,
+            lost: false,
             node: None,
             data: None,
         }
@@ -301,15 +301,6 @@ impl World {
             Some(_) => Answer::Failed,
             None => Answer::Done(None),
         }
-    }
-
-    fn hurry_pod(&mut self, member: &str, uid: &str) -> Answer {
-        let pod = self.pods.get_mut(member);
-        let Some(pod) = pod.filter(|pod| pod.uid.to_string() == uid) else {
-            return Answer::Failed;
-        };
-        pod.ends_in = pod.ends_in.map(|ticks| ticks.min(1));
-        Answer::Done(None)
     }
 
     fn write_members(&mut self, write: &Write, via: &[String]) -> Answer {

@@ -89,8 +89,7 @@ impl Actor<'_> {
     async fn forget_passwords(&self) -> Result<Option<String>, Error> {
         let name = names::auth_secret(&self.cluster.name_any());
         let uid = self.auth.recorded().map(|recorded| recorded.uid.clone());
-        self.delete::<Secret>(&name, &uid.unwrap_or_default(), None)
-            .await
+        self.delete::<Secret>(&name, &uid.unwrap_or_default()).await
     }
 
     async fn delete_network_policy(&self) -> Result<Option<String>, Error> {

@@ -88,9 +88,7 @@ impl Actor<'_> {
                 let metadata = json!({ "uid": uid, "annotations": annotations });
                 self.merge::<Pod>(member, metadata).await.map(|_| None)
             }
-            CertificateWrite::Discard { secret, uid } => {
-                self.delete::<Secret>(secret, uid, None).await
-            }
+            CertificateWrite::Discard { secret, uid } => self.delete::<Secret>(secret, uid).await,
         }
     }
 

@@ -497,6 +497,20 @@ fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
 }
 
 #[test]
+fn members_whose_claims_do_not_stay_are_not_ended_for_authorities_that_have_run_out() {
+    let mut story = Story::formed(true);
+    story.later(rule().authority_validity.as_secs() + 60);
+    let scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
+    let members: Vec<String> = scene.observed.disks.keys().cloned().collect();
+    let [first, second, _] = &*members else {
+        panic!("{members:?}");
+    };
+    story.scene = scene.claim_deleted(first).volume_lost(second);
+    story.settle();
+    assert_eq!(story.deleted(), 1);
+}
+
+#[test]
 fn a_secret_of_somebody_else_is_left_alone() {
     let mut story = Story::of(Scene::begun(&MEMBERS));
     let mut theirs = held(None);

@@ -59,7 +59,14 @@ pub(super) fn go_on(
     if give_up((desired, observed, now), evidence, record, draft) {
         return;
     }
-    start(desired, observed, record, draft);
+    // Until it is recorded it may begin anew: the survivor has all it had, and answers.
+    let disk = observed.disks.get(member);
+    if disk.is_some_and(|disk| disk.lost) && answers(evidence, survivor) {
+        draft.say(format!("begin {member} anew, whose volume is lost"));
+        objects::discard(observed, member, draft);
+    } else {
+        start(desired, observed, record, draft);
+    }
     let pod = observed.pods.get(member);
     let why = pod
         .and_then(|pod| pod.trouble.as_ref())
@@ -74,12 +81,17 @@ pub(super) fn go_on(
     draft.wait("SeedStarting", text, look_again);
 }
 
-/// What the seed has will still be there in a moment. One that is being deleted is not gone on with: what it has goes
-/// with it, and the survivor would have been given up for it (invariant 9).
+fn answers(evidence: &Evidence, survivor: &str) -> bool {
+    let mut members = evidence.members.iter();
+    members.any(|(name, member)| name == survivor && matches!(member, Member::Survives(_)))
+}
+
+/// What the seed has will still be there in a moment. One that is being deleted, or whose volume is lost, is not gone on
+/// with: what it has goes with it, and the survivor would have been given up for it (invariant 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
-    kept && pod.is_some_and(Pod::stays)
+    kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
 /// The survivor is lost, or has not answered for long, before the seed has its data: another one, if there is one.

@@ -4,6 +4,7 @@ use etcd::{ClusterId, Members};
 
 use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::switch::Standing;
 use crate::write::{Order, Write};
 
 /// As coreos/etcd-operator left it: no token, no role, no status of ours, a Service that leads to every pod.
@@ -177,6 +178,81 @@ fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
     let silent = joins().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&"JoinWaits"));
+}
+
+fn says(mut scene: Scene, tls: &str) -> Scene {
+    scene.observed.certificates.standing = Some(Standing {
+        at: serde_json::from_str(tls).unwrap(),
+        recorded: false,
+        next: None,
+        ways: [].into(),
+    });
+    scene
+}
+
+/// Their members are dialled with TLS.
+fn with_tls(mut scene: Scene) -> Scene {
+    if let Seen::Known(list) = &mut scene.observed.members {
+        let urls = list.members.iter_mut().flat_map(|it| &mut it.peer_urls);
+        urls.for_each(|url| *url = url.replace("http://", "https://"));
+    }
+    scene
+}
+
+const PLAIN: &str = "null";
+const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
+const CLIENTS: &str = r#"{"static":{"member":{"serverSecret":"s"},"operatorSecret":"o"}}"#;
+const GENERATED: &str = r#"{"generated":{}}"#;
+
+#[test]
+fn a_cluster_whose_peers_talk_in_another_way_is_not_joined_before_the_spec_says_the_same() {
+    for (theirs, ours, field) in [
+        (
+            with_tls(joins()),
+            PLAIN,
+            "spec.TLS.static.member.peerSecret",
+        ),
+        (
+            with_tls(joins()),
+            CLIENTS,
+            "spec.TLS.static.member.peerSecret",
+        ),
+        (joins(), PEERS, "peerSecret out of spec.TLS.static.member"),
+        (joins(), GENERATED, "spec.TLS.generated"),
+    ] {
+        let scene = says(theirs, ours);
+        assert!(recorded(&scene).is_none() && !begins(&scene), "{ours}");
+        assert!(scene.writes().is_empty(), "{ours}");
+        let problems = scene.plan().problems;
+        assert_eq!(problems[0].code, "JoinRefused");
+        assert!(problems[0].message.contains(field), "{problems:?}");
+    }
+    for (theirs, ours) in [
+        (with_tls(joins()), PEERS),
+        (with_tls(joins()), GENERATED),
+        (joins(), PLAIN),
+        (joins(), CLIENTS),
+    ] {
+        assert!(recorded(&says(theirs, ours)).is_some(), "{ours}");
+    }
+}
+
+/// The spec was changed, or the operator, after the other cluster was recorded.
+#[test]
+fn nobody_is_added_to_a_cluster_whose_peers_talk_in_another_way() {
+    let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);
+    assert_eq!(scene.changes(), []);
+    let records = |write: &Write| matches!(write, Write::RecordTls { .. });
+    assert!(!scene.writes().iter().any(records), "it may be changed yet");
+    assert_eq!(scene.plan().problems[0].code, "JoinRefused");
+    let scene = says(with_tls(joined(&[])).reserved("a"), PEERS);
+    assert!(matches!(
+        scene.changes().as_slice(),
+        [Write::AddMember { .. }]
+    ));
+    // Those that are in the list have been started, and go on.
+    let late = says(with_tls(joined(&["a"])), PLAIN);
+    assert!(late.plan().problems.is_empty());
 }
 
 /// Invariant 16.

@@ -152,6 +152,49 @@ fn a_lost_member_without_a_disk_is_waited_for_as_long() {
     assert_eq!(scene(60).changes(), [scene::remove("b")]);
 }
 
+// ---- volumes that Kubernetes calls lost ----
+
+#[test]
+fn a_member_whose_volume_is_lost_serves_on_until_it_is_replaced() {
+    let serves = three().leader("b").volume_lost("b");
+    let hands_over = |write: &Write| matches!(write, Write::MoveLeader { from, .. } if from == "b");
+    assert!(matches!(serves.changes().as_slice(), [one] if hands_over(one)));
+    let follows = three().leader("a").volume_lost("b");
+    assert_eq!(follows.changes(), [scene::remove("b")]);
+    let said = follows.plan().next.unwrap();
+    assert!(said.contains("its volume is lost"), "{said}");
+}
+
+/// Invariants 3 and 5.
+#[test]
+fn a_member_whose_volume_is_lost_gets_no_pod_on_it_and_is_removed_when_the_quorum_allows() {
+    let gone = three().without_pod("b").volume_lost("b");
+    assert_eq!(gone.changes(), [scene::remove("b")]);
+    let starts = |scene: &Scene| {
+        let mut writes = scene.writes().into_iter();
+        writes.any(|write| scene::makes_pod(&write, "b"))
+    };
+    assert!(!starts(&gone));
+    let starting = three().not_running("b").volume_lost("b");
+    assert_eq!(starting.changes(), [scene::remove("b")]);
+    let at_risk = gone.clone().down("c");
+    assert!(is_wanted(&at_risk) && !starts(&at_risk));
+    assert!(at_risk.waits().contains(&"QuorumAtRisk"));
+    // It was put back.
+    let mut back = gone;
+    back.observed.disks.get_mut("b").unwrap().lost = false;
+    assert!(is_wanted(&back) && starts(&back));
+}
+
+#[test]
+fn a_member_whose_volume_is_lost_is_not_stopped_for_hibernation() {
+    let mut scene = three().volume_lost("b");
+    scene.desired.hibernate = true;
+    assert!(problem(&scene, "HibernationRefused").contains('b'));
+    let stops = |write: &Write| matches!(write, Write::DeletePod { .. });
+    assert!(!scene.writes().iter().any(stops));
+}
+
 // ---- data that cannot be started on ----
 
 fn damaged(restarts: i32) -> Scene {
@@ -257,39 +300,4 @@ fn a_crash_loop_that_costs_nothing_yet_is_told() {
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));
     assert!(problem(&scene, "ContainerFailing").contains("CrashLoopBackOff"));
-}
-
-// ---- pods that end together ----
-
-fn hurried(scene: &Scene) -> Vec<String> {
-    let writes = scene.writes().into_iter();
-    let names = writes.filter_map(|write| match write {
-        Write::HurryPod { member, .. } => Some(member),
-        _ => None,
-    });
-    names.collect()
-}
-
-#[test]
-fn members_that_end_together_do_not_wait_for_each_other() {
-    let all = three()
-        .terminating("a")
-        .terminating("b")
-        .terminating("c")
-        .silent();
-    assert_eq!(hurried(&all), ["a", "b", "c"]);
-    let most = three().terminating("a").terminating("b").silent();
-    assert_eq!(hurried(&most), ["a", "b"]);
-    // Told once.
-    let mut told = all.clone();
-    for pod in told.observed.pods.values_mut() {
-        pod.grace = Some(Duration::from_secs(1));
-    }
-    assert_eq!(hurried(&told), [""; 0]);
-    // One alone hands over and lets its clients go in peace; and what is in a pod is not lost sooner than it must.
-    assert_eq!(hurried(&three().terminating("a")), [""; 0]);
-    let without_disks = Scene::formed(&["a", "b", "c"])
-        .terminating("a")
-        .terminating("b");
-    assert_eq!(hurried(&without_disks), [""; 0]);
 }

@@ -122,6 +122,44 @@ fn a_lost_quorum_says_what_is_left_and_waits_for_a_person() {
     assert!(!destroys(&scene.writes()));
 }
 
+/// Invariant 8: what is lost may be put back, and a person is asked.
+#[test]
+fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_himself() {
+    let mut scene = Scene::formed(&["a", "b", "c"]).durable();
+    for member in ["b", "c"] {
+        scene = scene.without_pod(member).volume_lost(member);
+    }
+    let scene = leaderless(scene);
+    let text = problem(&scene, "QuorumLost");
+    for part in [
+        "1 of 3 voters",
+        "the volume claims of b, c",
+        "put those back",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for scene in [scene.clone(), automatic(scene.clone())] {
+        assert_eq!(begun(&scene), None);
+        assert!(!destroys(&scene.writes()));
+        let starts = |write: &Write| matches!(write, Write::CreatePod(_));
+        assert!(!scene.writes().iter().any(starts));
+    }
+    assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
+    // One of them is there again: the members are waited for.
+    let mut back = automatic(scene);
+    back.observed.disks.get_mut("b").unwrap().lost = false;
+    assert!(back.waits().contains(&"NoQuorum"));
+    assert_eq!(begun(&back), None);
+    assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
+    // Pods that have their volumes open are what is left, and are kept.
+    let mut open = Scene::formed(&["a", "b", "c"]).durable();
+    for member in ["a", "b", "c"] {
+        open = open.volume_lost(member);
+    }
+    let open = leaderless(open);
+    assert!(open.waits().contains(&"NoQuorum") && !destroys(&open.writes()));
+}
+
 /// Invariants 10 and 16: the decision is recorded, and nothing else happens in that step.
 #[test]
 fn an_approved_recovery_is_recorded_before_anything_is_made() {
@@ -430,6 +468,18 @@ fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
         None,
         "the old cluster's ID"
     );
+}
+
+/// Invariant 9: what it has goes with its pod. Should the survivor be gone as well, it may be the last copy.
+#[test]
+fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_never_recorded() {
+    let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
+    assert_eq!(recorded(&scene), None);
+    let writes = scene.writes();
+    assert!(writes.contains(&scene::delete_disk("n")) && writes.contains(&scene::delete_pod("n")));
+    let gone = scene.down("a");
+    assert_eq!(recorded(&gone), None);
+    assert!(!destroys(&gone.writes()));
 }
 
 #[test]

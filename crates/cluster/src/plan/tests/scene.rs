@@ -207,7 +207,6 @@ impl Scene {
             joins: false,
             durable: false,
             terminating: false,
-            grace: None,
             failed: false,
             nudged: false,
             addressed: true,
@@ -274,9 +273,7 @@ impl Scene {
 
     pub(crate) fn terminating(mut self, member: &str) -> Self {
         self.observed.statuses.remove(member);
-        self.with_pod(member, |pod| {
-            (pod.terminating, pod.grace) = (true, Some(Duration::from_secs(30)));
-        })
+        self.with_pod(member, |pod| pod.terminating = true)
     }
 
     pub(crate) fn not_running(mut self, member: &str) -> Self {
@@ -323,6 +320,12 @@ impl Scene {
     /// Somebody deleted the volume claim; it is held back as long as the pod lives.
     pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().terminating = true;
+        self
+    }
+
+    /// The claim is there, and its volume is not.
+    pub(crate) fn volume_lost(mut self, member: &str) -> Self {
+        self.observed.disks.get_mut(member).unwrap().lost = true;
         self
     }
 
@@ -484,6 +487,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         version: None,
         initial: [].into(),
         terminating: false,
+        lost: false,
         claim: crate::observed::Claim::default(),
     }
 }
