@@ -43,7 +43,11 @@ impl Default for Queue {
 
 impl Queue {
     /// Publishes after all that was told of this object before, whatever became of that.
-    pub(crate) fn push(&mut self, object: &str, publish: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn push(
+        &mut self,
+        object: &str,
+        publish: impl Future<Output = ()> + Send + 'static,
+    ) {
         self.last.retain(|_, task| !task.is_finished());
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = tokio::spawn(async move {
