@@ -144,7 +144,7 @@ async fn a_living_cluster_is_restored_in_place() {
         let answered: Vec<String> = readings
             .clusters
             .iter()
-            .map(|id| format!("{id:016x}"))
+            .map(|id| format!("{id:x}"))
             .collect();
         ensure!(field(&living.before, "/status/clusterID") == answered[0].as_str());
         ensure!(field(&after, "/status/clusterID") == answered[1].as_str());
