@@ -86,6 +86,7 @@ pub(crate) enum End {
     Ended,
 }
 
+#[expect(clippy::struct_excessive_bools)] // As below.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldDisk {
     pub(crate) uid: u64,
