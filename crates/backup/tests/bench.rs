@@ -12,6 +12,7 @@
 mod procfs;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,9 +57,9 @@ async fn fill(url: &str, mebibytes: u64) {
 }
 
 /// What one did is on disk, and gone from the store, before the other begins; and of all files the machine keeps in its
-/// memory the database alone, as it does that of a member in use. Else what is there decides what has to be read again:
-/// at 4 GiB the store's parts.
-async fn settle(store: &dyn Store, etcd: &EtcdProcess) {
+/// memory the database alone, as it does that of a member in use, and the programs. Else what is there decides what has
+/// to be read again: at 4 GiB the store's parts.
+async fn settle(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();
     }
@@ -67,8 +68,17 @@ async fn settle(store: &dyn Store, etcd: &EtcdProcess) {
     if std::fs::write("/proc/sys/vm/drop_caches", "1").is_err() {
         eprintln!("only root can have the machine forget files: the disk may have to read more");
     }
-    let mut database = File::open(etcd.data_dir().join("member/snap/db")).unwrap();
-    std::io::copy(&mut database, &mut std::io::sink()).unwrap();
+    for file in [
+        etcd.data_dir().join("member/snap/db"),
+        etcdctl(programs),
+        std::env::current_exe().unwrap(),
+    ] {
+        std::io::copy(&mut File::open(file).unwrap(), &mut std::io::sink()).unwrap();
+    }
+}
+
+fn etcdctl(programs: &Programs) -> PathBuf {
+    programs.etcdutl().with_file_name("etcdctl")
 }
 
 /// What the way by hand took: the snapshot to a file, and the file to the store.
@@ -83,7 +93,7 @@ fn by_hand(programs: &Programs, url: &str, server: &S3Server) -> ByHand {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("snapshot.db");
     let (began, taken, read) = (Instant::now(), processor_of_all(), read_by_all());
-    let saved = Command::new(programs.etcdutl().with_file_name("etcdctl"))
+    let saved = Command::new(etcdctl(programs))
         .args(["--endpoints", url, "snapshot", "save"])
         .arg(&file)
         .output()
@@ -215,9 +225,9 @@ async fn a_backup_beside_a_file_and_its_upload() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(server.config("bucket")).await.unwrap());
         let (mut fast, mut slow) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            settle(store.as_ref(), &etcd).await;
+            settle(store.as_ref(), &etcd, &programs).await;
             fast.push(ours(&etcd.client_url, store.clone()).await);
-            settle(store.as_ref(), &etcd).await;
+            settle(store.as_ref(), &etcd, &programs).await;
             slow.push(by_hand(&programs, &etcd.client_url, &server));
         }
         let size = fast.iter().map(|took| took.size).max().unwrap();
