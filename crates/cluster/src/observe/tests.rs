@@ -3,7 +3,9 @@
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
 use api::version::EtcdVersion;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodStatus, Service};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, PodStatus, Service,
+};
 use kube::ResourceExt;
 use runtime::member::{self, Member, Members, Role, Start};
 use serde_json::json;
@@ -425,4 +427,30 @@ fn members_in_the_status_of_the_old_operator_tell_that_there_was_a_cluster() {
     // A late report about an object before that had this name.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
+}
+
+/// `Pending`, and nothing said, is no loss.
+#[test]
+fn a_volume_is_lost_when_kubernetes_says_so_and_never_otherwise() {
+    let lost = |phase: Option<&str>| {
+        let seen = seen(|objects| {
+            objects.claims[0].status = phase.map(|phase| PersistentVolumeClaimStatus {
+                phase: Some(phase.to_owned()),
+                ..PersistentVolumeClaimStatus::default()
+            });
+        });
+        let disk = &seen.disks[MEMBER];
+        assert_eq!(disk.stays(), !disk.lost);
+        disk.lost
+    };
+    assert!(lost(Some("Lost")));
+    for phase in [
+        None,
+        Some(""),
+        Some("Pending"),
+        Some("Bound"),
+        Some("Released"),
+    ] {
+        assert!(!lost(phase), "{phase:?}");
+    }
 }
