@@ -95,7 +95,7 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
     let whole = || async {
         let snapshot = client.snapshot(member).await?;
         let chunks: Vec<_> = snapshot.chunks.try_collect().await?;
-        Ok(chunks.iter().map(|chunk| chunk.len()).sum())
+        Ok(chunks.iter().map(bytes::Bytes::len).sum())
     };
     answered(whole).await
 }

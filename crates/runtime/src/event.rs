@@ -169,12 +169,12 @@ mod tests {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
         let (opens, opened) = tokio::sync::oneshot::channel::<()>();
         let mut queue = Queue::default();
-        queue.push("a", async move { drop(opened.await) });
+        queue.push("a", async move { opened.await.unwrap() });
         for number in 0..100 {
             let sent = sent.clone();
-            queue.push("a", async move { drop(sent.send(("a", number))) });
+            queue.push("a", async move { sent.send(("a", number)).unwrap() });
         }
-        queue.push("b", async move { drop(sent.send(("b", 0))) });
+        queue.push("b", async move { sent.send(("b", 0)).unwrap() });
         assert_eq!(received.recv().await, Some(("b", 0)));
         assert!(received.try_recv().is_err(), "the first one is under way");
         opens.send(()).unwrap();
@@ -193,7 +193,7 @@ mod tests {
         };
         queue.push("a", async { panic!("a defect") });
         queue.push("a", std::future::pending());
-        queue.push("a", async move { drop(sent.send(())) });
+        queue.push("a", async move { sent.send(()).unwrap() });
         assert!(received.await.is_ok());
         while !queue.last["a"].is_finished() {
             tokio::task::yield_now().await;
