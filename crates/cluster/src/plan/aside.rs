@@ -58,8 +58,9 @@ pub(super) fn settle(
     now: Timestamp,
     draft: &mut Draft,
 ) {
-    // Invariant 22: clients always find a member that serves.
-    let stays = |seat: &Seat| is_endpoint(seat) && !draft.aside.contains(&seat.name);
+    // Invariant 22: clients always find a member that serves. Who is let in by this very plan does not count yet: the
+    // labels of one plan are written beside each other.
+    let stays = |seat: &Seat| is_endpoint(seat) && is_in(seat) && !draft.aside.contains(&seat.name);
     let out = if view.voters().any(stays) {
         std::mem::take(&mut draft.aside)
     } else {
@@ -101,6 +102,10 @@ pub(super) fn is_out_since(now: Timestamp, seat: &Seat, most: Duration) -> bool 
 fn is_out(seat: &Seat) -> bool {
     seat.pod
         .is_some_and(|pod| matches!(pod.role, Some(Role::Busy { .. })))
+}
+
+fn is_in(seat: &Seat) -> bool {
+    seat.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
 }
 
 /// The Service would lead to it, and it would answer.

@@ -104,6 +104,18 @@ fn the_data_are_compared_once_and_again_when_that_is_long_ago() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
+/// The labels of one plan are written beside each other: for a moment nobody would be in the Service.
+#[test]
+fn invariant_22_nobody_is_taken_out_beside_the_only_other_one_that_is_let_in() {
+    let promoted = Scene::formed(&["a", "b"])
+        .upgraded()
+        .role("a", Role::Learner);
+    assert_eq!(roles(&promoted), one("a", Role::Voter));
+    assert!(!ends(&promoted));
+    let then = promoted.role("a", Role::Voter);
+    assert_eq!(roles(&then), one("b", since(1000)));
+}
+
 #[test]
 fn a_leader_is_taken_out_before_it_hands_over() {
     let scene = upgraded();
