@@ -296,7 +296,7 @@ pub struct EtcdBackupStatus {
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Cluster ID of the cluster it was taken of, 16 hexadecimal digits.
+    /// Cluster ID of the cluster it was taken of, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// When the operator began the newest backup.

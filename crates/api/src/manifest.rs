@@ -23,7 +23,7 @@ pub struct BackupManifest {
     pub format_version: u32,
     /// Version of the etcd server the snapshot came from.
     pub etcd_version: String,
-    /// Cluster ID, 16 hexadecimal digits.
+    /// Cluster ID, in hexadecimal without leading zeros.
     #[serde(rename = "clusterID")]
     pub cluster_id: String,
     /// Revision of the snapshot itself.

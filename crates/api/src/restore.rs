@@ -233,7 +233,7 @@ pub struct EtcdRestoreStatus {
     /// Revision the cluster was brought back to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_revision: Option<i64>,
-    /// Cluster ID of the restored cluster, 16 hexadecimal digits.
+    /// Cluster ID of the restored cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// The recorded intent of the restore: the seed member.

@@ -98,7 +98,7 @@ pub struct EtcdClusterStatus {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub member_details: Vec<MemberStatus>,
-    /// Cluster ID as etcd gives it, 16 hexadecimal digits. A cluster that has one is never bootstrapped again.
+    /// Cluster ID as etcd gives it, in hexadecimal without leading zeros. A cluster that has one is never bootstrapped again.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// Name of the leader.
@@ -330,7 +330,7 @@ pub struct MembersStatus {
 pub struct MemberStatus {
     /// Name of the member.
     pub name: String,
-    /// Member ID as etcd gives it, 16 hexadecimal digits.
+    /// Member ID as etcd gives it, in hexadecimal without leading zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// `Leader`, `Voter` or `Learner`.
