@@ -33,7 +33,7 @@ pub struct Stored {
     pub location: String,
     /// The etcd version of the member it came from.
     pub etcd_version: String,
-    /// 16 hexadecimal digits.
+    /// In hexadecimal, without leading zeros.
     pub cluster_id: String,
     /// The revision an etcd that is started from it serves.
     pub revision: i64,

@@ -207,7 +207,7 @@ pub enum Serving {
     },
     /// It serves.
     Serves {
-        /// 16 hexadecimal digits.
+        /// In hexadecimal, without leading zeros.
         cluster_id: String,
         /// The store's revision.
         revision: i64,

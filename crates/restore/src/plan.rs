@@ -79,7 +79,7 @@ pub enum Step {
     ClearPod(String),
     /// Into the restore's status: the seed serves, verified.
     RecordRestored {
-        /// 16 hexadecimal digits.
+        /// In hexadecimal, without leading zeros.
         cluster_id: String,
         /// The revision the seed holds.
         revision: i64,
@@ -90,7 +90,7 @@ pub enum Step {
     DiscardSeed,
     /// Into the cluster's status: its ID, and the seed as its first member.
     RecordFormed {
-        /// 16 hexadecimal digits.
+        /// In hexadecimal, without leading zeros.
         cluster_id: String,
     },
     /// The pods of the members that are replaced go; their volumes stay.
@@ -315,7 +315,7 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
     // was made for it nothing is created any more, for from here on clients may have written.
     if in_place::has_turned(restore, cluster) {
         return if in_place {
-            in_place::replace(observed, cluster.durable)
+            in_place::replace(observed, cluster.durable, verified(restore))
         } else {
             Plan::step(Step::ReleaseClaim, "handing the cluster over")
         };

@@ -57,7 +57,14 @@ pub(super) async fn named(
 }
 
 /// The seed, of what was read by its names.
-pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children) -> Seed {
+pub(super) fn seed(
+    named: Named,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+    children: &mut Children,
+) -> Seed {
+    let status = restore.status.as_ref();
+    let began = status.and_then(|status| status.start_time.as_ref().map(|time| time.0));
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = (
         child(named.service, owner, &mut children.service),
@@ -68,7 +75,7 @@ pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children)
         (Child::Unknown(why), _) => Pod::Unknown(why),
         (Child::InTheWay, _) => Pod::InTheWay,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
-            life: pod::life(pod, Timestamp::now()),
+            life: pod::life(pod, began, Timestamp::now()),
             ..pod::facts(pod)
         }),
         (Child::Absent | Child::Present, _) => Pod::Absent,

@@ -17,7 +17,9 @@ use super::{
     verified,
 };
 use crate::naming;
-use crate::observed::{Child, ClusterFacts, Former, Life, Observed, Pod, Source, Trouble};
+use crate::observed::{
+    Child, ClusterFacts, Former, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source, Trouble,
+};
 
 /// Whether the operator holds the object back from deletion until the claim is settled.
 pub fn is_held(restore: &EtcdRestore) -> bool {
@@ -138,7 +140,7 @@ pub(super) fn withdraw(observed: &Observed) -> Plan {
 }
 
 /// The turn was made: the old members stop, the seed joins the cluster, the claim goes.
-pub(super) fn replace(observed: &Observed, durable: bool) -> Plan {
+pub(super) fn replace(observed: &Observed, durable: bool, known: Option<(&str, i64)>) -> Plan {
     let pods = match &observed.former {
         Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
         Former::Unknown(why) => {
@@ -152,7 +154,7 @@ pub(super) fn replace(observed: &Observed, durable: bool) -> Plan {
         .cloned()
         .collect();
     if !running.is_empty() {
-        return stop(observed, durable, running);
+        return stop(observed, durable, known, running);
     }
     // Invariant 17: what is ending and not ready is no endpoint any more, however long its node holds it.
     let ready: Vec<&str> = pods
@@ -178,7 +180,12 @@ pub(super) fn replace(observed: &Observed, durable: bool) -> Plan {
 
 /// Invariant 9: the old members stop only while the verified seed is there. Nobody can have written to it yet, so one
 /// that was lost since is made again; it is the same cluster, for its ID follows from its name and token.
-fn stop(observed: &Observed, durable: bool, running: Vec<crate::observed::FormerPod>) -> Plan {
+fn stop(
+    observed: &Observed,
+    durable: bool,
+    known: Option<(&str, i64)>,
+    running: Vec<FormerPod>,
+) -> Plan {
     if let Some(plan) = missing(&observed.seed.service, "Service", Step::CreateService) {
         return plan;
     }
@@ -197,11 +204,50 @@ fn stop(observed: &Observed, durable: bool, running: Vec<crate::observed::Former
         Pod::Present(pod) => match (&pod.trouble, pod.verified) {
             (Some(trouble), _) => Plan::wait(trouble.clone()),
             (None, false) => Plan::wait_for("the seed's data directory to be verified again"),
-            (None, true) => {
-                let mut plan = Plan::step(Step::StopFormer(running), "stopping the old members");
-                plan.requeue = Some(PROMPTLY);
-                plan
-            }
+            (None, true) => stop_for(pod, known, &observed.serving, running),
         },
     }
+}
+
+/// Invariant 9: one that was made again may hold what is at the backup's place by now, or be another cluster, where what
+/// its address follows from was changed. Nobody has looked at that but the operator.
+fn stop_for(
+    pod: &PodFacts,
+    known: Option<(&str, i64)>,
+    serving: &Serving,
+    running: Vec<FormerPod>,
+) -> Plan {
+    let Some((cluster, recorded)) = known else {
+        return Plan::wait_for("the seed to be recorded");
+    };
+    let (id, serves) = match serving {
+        Serving::Serves {
+            cluster_id,
+            revision,
+        } => (cluster_id, *revision),
+        Serving::NotAsked => return Plan::wait_for("the seed member to serve"),
+        Serving::Unknown(why) => {
+            return Plan::wait_for(format!("the seed member to serve: {why}"));
+        }
+        Serving::Differs { expected, found } => {
+            return Plan::wait_for(format!(
+                "a seed whose keys have the hash {expected:08x}, and not {found:08x}"
+            ));
+        }
+    };
+    if id != cluster || serves < recorded || pod.restored != Some(recorded) {
+        let restored = pod.restored.unwrap_or_default();
+        return Plan::wait(Trouble::new(
+            Reason::SeedFailed,
+            format!(
+                "the seed was made again and holds revision {restored} as cluster {id}, and what was verified is \
+                 revision {recorded} as cluster {cluster}: the old members keep what they have; undo what was changed \
+                 (the backup at that place, or which one spec names; the EtcdCluster's addresses), and delete the \
+                 seed's pod"
+            ),
+        ));
+    }
+    let mut plan = Plan::step(Step::StopFormer(running), "stopping the old members");
+    plan.requeue = Some(PROMPTLY);
+    plan
 }

@@ -9,15 +9,24 @@ use crate::observed::{Life, Trouble};
 /// No pod is made in the place of one that ended sooner than this after it was made: a node that refuses every pod
 /// would be asked again and again.
 const REST: SignedDuration = SignedDuration::from_secs(10);
+/// Nor sooner than this, however long the restore has gone on: nodes without room evict others for it, too.
+const LONGEST: SignedDuration = SignedDuration::from_mins(5);
+/// The rest is this part of the time from the beginning of the restore to the making of the pod.
+const PART: i32 = 4;
 
-/// Whether a kubelet still has to do with it.
-pub fn life(pod: &Pod, now: Timestamp) -> Life {
-    let made = pod.metadata.creation_timestamp.as_ref();
-    match ended(pod) {
-        None => Life::Lives,
-        Some(_) if made.is_some_and(|made| now.duration_since(made.0) < REST) => Life::EndedAtOnce,
-        Some(_) => Life::Ended,
+/// Whether a kubelet still has to do with a pod of a restore that `began` then.
+pub fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
+    let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
+    match (ended(pod), made) {
+        (None, _) => Life::Lives,
+        (Some(_), Some(made)) if now.duration_since(made) < rest(began, made) => Life::EndedAtOnce,
+        (Some(_), _) => Life::Ended,
     }
+}
+
+fn rest(began: Option<Timestamp>, made: Timestamp) -> SignedDuration {
+    let until_made = began.map_or(SignedDuration::ZERO, |began| made.duration_since(began));
+    (until_made / PART).clamp(REST, LONGEST)
 }
 
 /// A pod that was evicted, or went with its node in order, is not started again by anybody.
@@ -53,12 +62,21 @@ mod tests {
             }))
             .unwrap()
         };
+        let (recent, long_ago) = (Some(at(90)), Some(at(-3_500)));
         for phase in ["Pending", "Running", "Unknown"] {
-            assert_eq!(life(&pod(phase), at(999)), Life::Lives, "{phase}");
+            assert_eq!(life(&pod(phase), recent, at(999)), Life::Lives, "{phase}");
         }
         for phase in ["Failed", "Succeeded"] {
-            assert_eq!(life(&pod(phase), at(109)), Life::EndedAtOnce, "{phase}");
-            assert_eq!(life(&pod(phase), at(110)), Life::Ended, "{phase}");
+            for (began, rest) in [
+                (None, 10),
+                (recent, 10),
+                (Some(at(-60)), 40),
+                (long_ago, 300),
+            ] {
+                let life = |now| life(&pod(phase), began, at(now));
+                assert_eq!(life(100 + rest - 1), Life::EndedAtOnce, "{phase} {rest}");
+                assert_eq!(life(100 + rest), Life::Ended, "{phase} {rest}");
+            }
         }
     }
 }

@@ -68,7 +68,7 @@ fn beside(pod: Pod, serving: Serving) -> Observed {
 
 /// The turn was made.
 fn turned(former: &[FormerPod], pod: Pod) -> Observed {
-    let mut observed = beside(pod, Serving::NotAsked);
+    let mut observed = beside(pod, serves(100));
     observed.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some(ID.into()),
         ..there(true)
@@ -271,6 +271,31 @@ fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
     check(&restore, &turned(&running, again), &Step::Nothing);
     // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
     check(&restore, &turned(&[], Pod::Absent), &Step::ReleaseClaim);
+}
+
+/// Invariant 9: the backup's place may hold another one by now, and addresses that were changed make another cluster.
+#[test]
+fn the_old_members_stop_only_for_the_seed_that_was_verified() {
+    let newer = Pod::Present(PodFacts {
+        restored: Some(101),
+        verified: true,
+        ..PodFacts::default()
+    });
+    let other = Serving::Serves {
+        cluster_id: OLD.into(),
+        revision: 100,
+    };
+    for (pod, serving) in [
+        (newer, serves(101)),
+        (restored_pod(), other),
+        (restored_pod(), serves(99)),
+        (restored_pod(), Serving::NotAsked),
+        (restored_pod(), Serving::Unknown("timeout".into())),
+    ] {
+        let mut observed = turned(&[old("a", false, true)], pod);
+        observed.serving = serving;
+        check(&verified_seed(), &observed, &Step::Nothing);
+    }
 }
 
 /// Before the turn the old cluster serves, and after it until its members stop; nobody can have written to the seed.
