@@ -19,8 +19,9 @@ use crate::outcome::Notice;
 
 /// How long after the last time another one is counted; later it is an Event of its own.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
-/// How long a publication may take; what is told of the same object waits for it.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a publication may take; what is told of the same object waits for it. Less than it takes until another one
+/// may be told, so that what waits does not grow for ever.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// What fits into the note of an Event (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 

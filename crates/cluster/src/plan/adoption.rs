@@ -82,7 +82,20 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
     let Some(other) = urls.find(|url| url.starts_with("https://") != ours) else {
         return false;
     };
-    let (says, remedy) = if ours {
+    let is_tls = |url: &String| url.starts_with("https://");
+    let mut all = list.members.iter().flat_map(|member| &member.peer_urls);
+    let (says, remedy) = if all.clone().any(is_tls) && !all.all(is_tls) {
+        (
+            if ours { "with" } else { "without" },
+            "the members of that cluster do not all talk in the same way: finish switching it first",
+        )
+    } else if standing.recorded {
+        (
+            if ours { "with" } else { "without" },
+            "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member \
+             has been added, and apply it anew",
+        )
+    } else if ours {
         (
             "with",
             "take peerSecret out of spec.TLS.static.member, or spec.TLS.generated away; TLS between members can be \

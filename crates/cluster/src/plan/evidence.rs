@@ -189,6 +189,9 @@ fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a D
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
+    // A pod has an address when its volumes are mounted, and on a volume that is lost one without never had it open.
+    let lost = disk.is_some_and(|disk| disk.lost);
+    let pod = pod.filter(|pod| pod.addressed || !lost);
     (pod.is_some() || disk.is_some())
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }

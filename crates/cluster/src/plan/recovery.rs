@@ -271,11 +271,14 @@ impl Scene<'_> {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // Whoever may yet answer may be more advanced.
-            if !silent.is_empty() && !self.is_overdue() {
+            // Whoever may yet answer may be more advanced, and so may whoever gets the volume back.
+            let bare = self.evidence.without_volume(self.observed);
+            let bare = bare.into_iter().map(|name| (name, "its volume is lost"));
+            let awaited: Vec<_> = silent.into_iter().chain(bare).collect();
+            if !awaited.is_empty() && !self.is_overdue() {
                 let text = format!(
                     "the recovery is approved and waits, up to {after} s, for {}",
-                    said(&silent)
+                    said(&awaited)
                 );
                 return (text, None);
             }

@@ -28,7 +28,9 @@ pub(super) fn start_added(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for seat in view.voters().filter(|seat| !seat.joined()) {
-        let Some(service) = seat.service.filter(|_| seat.pod.is_none()) else {
+        // On a claim whose volume is lost nothing can be started, and its name is taken.
+        let taken = seat.disk.is_some_and(|disk| disk.lost);
+        let Some(service) = seat.service.filter(|_| seat.pod.is_none() && !taken) else {
             continue;
         };
         let disk = seat.disk.filter(|disk| disk.stays());

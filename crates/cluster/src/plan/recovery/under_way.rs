@@ -59,14 +59,14 @@ pub(super) fn go_on(
     if give_up((desired, observed, now), evidence, record, draft) {
         return;
     }
-    // Until it is recorded it may begin anew: the survivor has all it had, and answers.
+    // Invariant 9: nothing of it is deleted, as it may hold the last copy before long. Another seed is made beside it.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && answers(evidence, survivor) {
-        draft.say(format!("begin {member} anew, whose volume is lost"));
-        objects::discard(observed, member, draft);
-    } else {
-        start(desired, observed, record, draft);
+        let why = format!("the volume of {member} was lost before it was recorded");
+        abandon((observed, now), record, &why, draft);
+        return;
     }
+    start(desired, observed, record, draft);
     let pod = observed.pods.get(member);
     let why = pod
         .and_then(|pod| pod.trouble.as_ref())
@@ -129,16 +129,26 @@ fn give_up(
         draft.problem("SurvivorLost", text);
         return false;
     }
-    let mut given_up = record.clone();
     let why = format!(
         "{} was lost, or did not answer, before its data was copied",
         record.survivor
     );
-    cancel(&mut given_up, &why, now);
+    abandon((observed, now), record, &why, draft);
+    true
+}
+
+/// The next recovery begins with a seed of another name.
+fn abandon(
+    (observed, now): (&Observed, Timestamp),
+    record: &RecoveryStatus,
+    why: &str,
+    draft: &mut Draft,
+) {
+    let mut given_up = record.clone();
+    cancel(&mut given_up, why, now);
     draft.say(format!("give the recovery up: {why}"));
     let stale = observed.recovery.stale_approval.clone();
     write(observed, Some(given_up), stale, draft);
-    true
 }
 
 fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft: &mut Draft) {

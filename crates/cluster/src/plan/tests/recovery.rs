@@ -145,6 +145,11 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
+    // Also a person's approval waits for what may be put back, as long as it waits for members.
+    let mut soon = approved(scene.clone());
+    soon.observed.recovery.unavailable_since = Some(at(999));
+    assert_eq!(begun(&soon), None);
+    assert!(problem(&soon, "QuorumLost").contains("b (its volume is lost)"));
     // One of them is there again: the members are waited for.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
@@ -158,6 +163,16 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&"NoQuorum") && !destroys(&open.writes()));
+    // Pods that wait for theirs never had them open.
+    let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
+    for member in ["b", "c"] {
+        waiting = waiting.volume_lost(member).down(member);
+        let pod = waiting.observed.pods.get_mut(member).unwrap();
+        pod.addressed = false;
+    }
+    let waiting = leaderless(waiting);
+    assert!(problem(&waiting, "QuorumLost").contains("the volume claims of b, c"));
+    assert!(!destroys(&waiting.writes()));
 }
 
 /// Invariants 10 and 16: the decision is recorded, and nothing else happens in that step.
@@ -470,13 +485,14 @@ fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
     );
 }
 
-/// Invariant 9: what it has goes with its pod. Should the survivor be gone as well, it may be the last copy.
+/// Invariant 9: what it has goes with its pod, and it may be the last copy before long. Another seed is made beside it.
 #[test]
 fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_never_recorded() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
-    assert_eq!(recorded(&scene), None);
-    let writes = scene.writes();
-    assert!(writes.contains(&scene::delete_disk("n")) && writes.contains(&scene::delete_pod("n")));
+    let given_up = recorded(&scene).unwrap();
+    assert_eq!(given_up.formed, None);
+    assert_eq!(given_up.recovery.unwrap().phase, RecoveryPhase::Cancelled);
+    assert!(!destroys(&scene.writes()));
     let gone = scene.down("a");
     assert_eq!(recorded(&gone), None);
     assert!(!destroys(&gone.writes()));
