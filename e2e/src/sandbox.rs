@@ -326,19 +326,21 @@ impl Sandbox {
         await_no_data(&self.client, &self.namespace, cluster, PATIENCE).await
     }
 
-    /// Waits until one pod of an operator is left: one that is ending still works for a moment.
+    /// Waits until so many pods of an operator are left: one that is ending still works for a moment.
     ///
     /// # Errors
     /// When there are others in the end.
-    pub async fn await_one_pod_of(&self, operator: &str) -> Result<()> {
-        let what = format!("one pod of {operator} is left");
+    pub async fn await_pods_of(&self, operator: &str, count: usize) -> Result<()> {
+        let what = format!("{count} pods of {operator} are left");
         let selector = format!("app.kubernetes.io/component={operator}");
         let selector = ListParams::default().labels(&selector);
         until(&what, PATIENCE, async || {
             let pods = self.api::<Pod>().list(&selector).await?;
-            Ok(match pods.items.len() {
-                1 => Look::Done(()),
-                other => Look::NotYet(format!("{other} pods")),
+            let found = pods.items.len();
+            Ok(if found == count {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{found} pods"))
             })
         })
         .await

@@ -410,10 +410,8 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
         "{names:?}"
     );
     writer.await_more(10).await?;
-    let tally = writer
+    writer
         .finish("a cluster of coreos/etcd-operator taken over")
-        .await?;
-    // A client that tries again for as long as clients do sees nothing, on a busy machine, too.
-    ensure!(tally.gap.as_secs_f32() < 10.0, "{tally}");
-    Ok(())
+        .await
+        .map(drop)
 }

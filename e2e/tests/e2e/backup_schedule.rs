@@ -370,7 +370,7 @@ pub(crate) async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()
     sandbox
         .kubectl(&["rollout", "status", deployment, "--timeout=120s"])
         .await?;
-    sandbox.await_one_pod_of("etcd-backup-operator").await
+    sandbox.await_pods_of("etcd-backup-operator", 1).await
 }
 
 /// The operator dies between any two writes of a backup: what comes after makes one whole backup of it, and what was

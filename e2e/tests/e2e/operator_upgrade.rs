@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::rollout::lives;
+use crate::upgrade::EVERY;
 
 const HASH: &str = "etcd.database.coreos.com/spec-hash";
 const SAID: &str = "etcd.database.coreos.com/said";
@@ -85,7 +86,8 @@ async fn operator_upgrade_restarts_no_member() {
         })
         .await?;
         go_back(sandbox).await?;
-        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let before = lives(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
 
         sandbox
             .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])

@@ -141,17 +141,28 @@ async fn dies_at(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<(
 
 /// Applies the manifest to an operator that dies at the first of the points, then at the next.
 async fn dies_at_each(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Result<()> {
+    let deployment = format!("deployment/{OPERATOR}");
     for (number, point) in points.iter().enumerate() {
+        let variable = format!("FAILPOINTS={point}=panic");
         if *point == CLEAR {
+            // The one that stands at the point before would be started again, find another step to do, and do it.
+            sandbox
+                .kubectl(&["scale", &deployment, "--replicas=0"])
+                .await?;
+            sandbox.await_pods_of(OPERATOR, 0).await?;
             seed_ends_for_good(sandbox).await?;
+            restart_with(sandbox, &variable).await?;
+            sandbox
+                .kubectl(&["scale", &deployment, "--replicas=1"])
+                .await?;
+        } else {
+            restart_with(sandbox, &variable).await?;
         }
-        restart_with(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
         if number == 0 {
-            let deployment = format!("deployment/{OPERATOR}");
             let wait = ["rollout", "status", &deployment, "--timeout=120s"];
             sandbox.kubectl(&wait).await?;
             // The one before, which lives, would take the lease again and make the first writes.
-            sandbox.await_one_pod_of(OPERATOR).await?;
+            sandbox.await_pods_of(OPERATOR, 1).await?;
             sandbox.apply(manifest).await?;
         }
         dies(sandbox, point).await?;

@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::upgrade::EVERY;
 
 /// UID and restarts of every pod, by name.
 pub(crate) async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
@@ -115,7 +116,8 @@ async fn rollout_metadata_only_restarts_nothing() {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let before = lives(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
         let set = json!({ "pod": { "labels": { "team": "a" }, "annotations": { "note": "b" } } });
         patch(sandbox, &set).await?;
         await_pods(sandbox, "labels and annotations are set", |pod| {
@@ -164,7 +166,8 @@ async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
         let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let before = lives(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
         let resources = json!({ "requests": { "cpu": "20m", "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| has_resources(pod, "96Mi")).await?;
@@ -186,7 +189,8 @@ async fn resize_that_is_refused_in_place_rolls() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let (before, writer) = (lives(sandbox).await?, Writer::start(sandbox, "c").await?);
+        let before = lives(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
         let resources = json!({ "requests": { "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| {

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::fixtures::DURABLE;
 
 /// From one write of the client to the next.
-const EVERY: Duration = Duration::from_millis(50);
+pub(crate) const EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
     format!(
