@@ -52,6 +52,35 @@ pub struct Writer {
     prefix: &'static str,
 }
 
+/// An acknowledged write.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    revision: i64,
+    /// It was sent more than once.
+    again: bool,
+}
+
+impl Written {
+    /// Whether it is what was found under its key, at which revision. An attempt whose answer was lost may be carried
+    /// out after the one that was acknowledged: the same value is written once more then.
+    fn is_kept_by(self, found: Option<&(String, i64)>, value: &str) -> bool {
+        found.is_some_and(|(now, at)| {
+            now == value && (*at == self.revision || (self.again && *at > self.revision))
+        })
+    }
+}
+
+/// An acknowledged write that cannot be read back as it was acknowledged.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// Its key.
+    pub key: String,
+    /// The revision it was acknowledged at.
+    pub revision: i64,
+    /// The revision at which something is found under its key.
+    pub found: Option<i64>,
+}
+
 /// How the cluster is reached, and what is shown there.
 #[derive(Clone)]
 pub(crate) struct Way {
@@ -86,7 +115,7 @@ pub(crate) struct Line {
 struct Ledger {
     begun: Instant,
     /// Number of the key, and the store's revision when its write was acknowledged.
-    acknowledged: BTreeMap<u64, i64>,
+    acknowledged: BTreeMap<u64, Written>,
     /// Numbers of the keys whose writes were not answered, or refused.
     unknown: Vec<u64>,
     last: Instant,
@@ -103,7 +132,7 @@ pub struct Tally {
     /// Writes etcd refused or did not answer in time; they may have been done.
     pub unknown: usize,
     /// Acknowledged writes that are not there, or differ: their keys, with the revision they were acknowledged at.
-    pub lost: Vec<(String, i64)>,
+    pub lost: Vec<Lost>,
     /// The longest time between two acknowledged writes.
     pub gap: Duration,
     /// When that began, from the writer's beginning on.
@@ -308,10 +337,15 @@ impl Writer {
         .await?;
         let lost = acknowledged
             .iter()
-            .filter(|(number, revision)| {
-                found.get(&self.key(**number)) != Some(&(self.value(**number), **revision))
+            .filter_map(|(number, written)| {
+                let key = self.key(*number);
+                let now = found.get(&key);
+                (!written.is_kept_by(now, &self.value(*number))).then(|| Lost {
+                    key,
+                    revision: written.revision,
+                    found: now.map(|(_, revision)| *revision),
+                })
             })
-            .map(|(number, revision)| (self.key(*number), *revision))
             .collect();
         let tally = self.look(|ledger| {
             // What is silent at the end counts, too.
@@ -443,16 +477,18 @@ async fn write(manner: Manner, way: Way, ledger: Arc<Mutex<Ledger>>) {
     for number in 0.. {
         beat.tick().await;
         let begun = Instant::now();
+        let mut again = false;
         let outcome = loop {
             let pair = (key(manner.prefix, number), value(manner.prefix, number));
             let outcome = attempt(&way, &mut line, pair).await;
             if outcome.is_err() {
                 line = None;
             }
-            let again = manner.retries.is_some_and(|most| begun.elapsed() < most);
-            if outcome.is_ok() || !again {
-                break outcome;
+            let retries = manner.retries.is_some_and(|most| begun.elapsed() < most);
+            if outcome.is_ok() || !retries {
+                break outcome.map(|revision| Written { revision, again });
             }
+            again = true;
             tokio::time::sleep(PAUSE).await;
         };
         ledger
@@ -486,16 +522,16 @@ async fn attempt(way: &Way, line: &mut Option<Line>, pair: (String, String)) -> 
 }
 
 impl Ledger {
-    fn enter(&mut self, number: u64, outcome: Result<i64>) {
+    fn enter(&mut self, number: u64, outcome: Result<Written>) {
         match outcome {
-            Ok(revision) => {
+            Ok(written) => {
                 let now = Instant::now();
                 let silence = now.duration_since(self.last);
                 if silence > self.gap && !self.acknowledged.is_empty() {
                     (self.gap, self.gap_begun) = (silence, self.last);
                 }
                 self.last = now;
-                self.acknowledged.insert(number, revision);
+                self.acknowledged.insert(number, written);
             }
             Err(error) => {
                 self.unknown.push(number);
@@ -517,6 +553,35 @@ fn value(prefix: &str, number: u64) -> String {
 mod tests {
     use super::*;
 
+    const fn once(revision: i64) -> Written {
+        Written {
+            revision,
+            again: false,
+        }
+    }
+
+    #[test]
+    fn a_write_is_kept_at_its_revision_or_later_where_it_was_sent_again() {
+        let found = |value: &str, revision| Some((value.to_owned(), revision));
+        let again = Written {
+            revision: 5,
+            again: true,
+        };
+        for (written, found, kept) in [
+            (once(5), found("a", 5), true),
+            (once(5), found("a", 6), false),
+            (once(5), found("b", 5), false),
+            (once(5), None, false),
+            (again, found("a", 5), true),
+            (again, found("a", 6), true),
+            (again, found("a", 4), false),
+            (again, found("b", 6), false),
+            (again, None, false),
+        ] {
+            assert_eq!(written.is_kept_by(found.as_ref(), "a"), kept, "{found:?}");
+        }
+    }
+
     #[test]
     fn a_gap_is_the_time_between_two_acknowledged_writes() {
         let begun = Instant::now()
@@ -532,14 +597,14 @@ mod tests {
             why: String::new(),
         };
         // Before the first there is no gap: the cluster was not there yet.
-        ledger.enter(0, Ok(5));
+        ledger.enter(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
             .checked_sub(Duration::from_secs(4))
             .unwrap_or_else(Instant::now);
         ledger.last = back;
         ledger.enter(1, Err(anyhow::anyhow!("no answer")));
-        ledger.enter(2, Ok(6));
+        ledger.enter(2, Ok(once(6)));
         assert!(ledger.gap >= Duration::from_secs(4), "{:?}", ledger.gap);
         assert_eq!(ledger.gap_begun, back);
         assert_eq!(ledger.acknowledged.len(), 2);

@@ -145,7 +145,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     let kept: Vec<_> = tally
         .lost
         .iter()
-        .filter(|(_, at)| *at <= revision)
+        .filter(|lost| lost.revision <= revision)
         .collect();
     ensure!(
         kept.is_empty(),
