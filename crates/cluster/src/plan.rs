@@ -245,13 +245,13 @@ fn formed(
             let view = View::new(list, (desired, observed, now));
             recovery::settle(observed, cluster_id, now, draft);
             objects::budget(desired, observed, &view, draft);
-            auth::settle(desired, observed, draft);
             objects::labels(&view, intent, cluster_id, draft);
             objects::member_services((observed, now), &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
             if adoption::refuses(observed, list, draft) {
                 return;
             }
+            auth::settle(desired, observed, draft);
             membership::change((desired, observed, now), &view, draft);
             ended::clear(observed, &view.names(), draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);

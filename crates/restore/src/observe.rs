@@ -151,14 +151,22 @@ async fn look_around(
         if !in_place::gives_up(restore) || turned {
             seen.place = backup::place(eyes, restore, &namespace).await;
         }
-        seen.observed.seed = members::seed(named, restore, cluster, &mut seen.children);
+        seen.observed.seed = members::seed(named, cluster, &mut seen.children);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
-        let pod = seen.children.pod.as_ref();
-        seen.observed.serving =
-            members::seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
         if turned {
             seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
-        } else if !plan::is_verified(restore) {
+        }
+        // When the old members have stopped, nobody serves until the seed joins, and it is asked no more.
+        let stopped = match &seen.observed.former {
+            Former::Known(pods) => pods.iter().all(|pod| pod.terminating),
+            Former::NotAsked | Former::Unknown(_) => false,
+        };
+        let pod = seen.children.pod.as_ref();
+        if !(turned && stopped) {
+            seen.observed.serving =
+                members::seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
+        }
+        if !turned && !plan::is_verified(restore) {
             let serving = std::mem::replace(&mut seen.observed.serving, Serving::NotAsked);
             let at = members::seed_url(&namespace, cluster, pod);
             seen.observed.serving = members::compared(eyes, &seen.observed.seed, at, serving).await;

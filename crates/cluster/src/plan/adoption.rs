@@ -93,7 +93,7 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
         (
             if ours { "with" } else { "without" },
             "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member \
-             has been added, and apply it anew",
+             has been added, and apply it anew with its annotation",
         )
     } else if ours {
         (

@@ -273,7 +273,12 @@ impl Scene<'_> {
         if approval == Approval::Given {
             // Whoever may yet answer may be more advanced, and so may whoever gets the volume back.
             let bare = self.evidence.without_volume(self.observed);
-            let bare = bare.into_iter().map(|name| (name, "its volume is lost"));
+            let bare = bare.into_iter().map(|name| {
+                (
+                    name,
+                    "its volume is lost: delete its claim if that is not put back",
+                )
+            });
             let awaited: Vec<_> = silent.into_iter().chain(bare).collect();
             if !awaited.is_empty() && !self.is_overdue() {
                 let text = format!(

@@ -57,20 +57,17 @@ pub(super) async fn named(
 }
 
 /// The seed, of what was read by its names.
-pub(super) fn seed(
-    named: Named,
-    restore: &EtcdRestore,
-    cluster: &EtcdCluster,
-    children: &mut Children,
-) -> Seed {
-    let status = restore.status.as_ref();
-    let began = status.and_then(|status| status.start_time.as_ref().map(|time| time.0));
+pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children) -> Seed {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = (
         child(named.service, owner, &mut children.service),
         child(named.pod, owner, &mut children.pod),
         child(named.claim, owner, &mut children.claim),
     );
+    // Its Service is the first that is made for a seed, once the backup was found.
+    let began = children.service.as_ref();
+    let began = began.and_then(ResourceExt::creation_timestamp);
+    let began = began.map(|time| time.0);
     let pod = match (pod, &children.pod) {
         (Child::Unknown(why), _) => Pod::Unknown(why),
         (Child::InTheWay, _) => Pod::InTheWay,

@@ -237,13 +237,13 @@ fn stop_for(
     };
     if id != cluster || serves < recorded || pod.restored != Some(recorded) {
         let restored = pod.restored.unwrap_or_default();
-        return Plan::wait(Trouble::new(
+        return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
                 "the seed was made again and holds revision {restored} as cluster {id}, and what was verified is \
-                 revision {recorded} as cluster {cluster}: the old members keep what they have; undo what was changed \
-                 (the backup at that place, or which one spec names; the EtcdCluster's addresses), and delete the \
-                 seed's pod"
+                 revision {recorded} as cluster {cluster}: the old members keep what they have; name that backup again \
+                 (by its place, or with spec.backup.before beside spec.backup.name), or undo what was changed of the \
+                 EtcdCluster's addresses, and delete the seed's pod and its volume claim"
             ),
         ));
     }

@@ -11,10 +11,10 @@ use crate::observed::{Life, Trouble};
 const REST: SignedDuration = SignedDuration::from_secs(10);
 /// Nor sooner than this, however long the restore has gone on: nodes without room evict others for it, too.
 const LONGEST: SignedDuration = SignedDuration::from_mins(5);
-/// The rest is this part of the time from the beginning of the restore to the making of the pod.
+/// The rest is this part of the time from when a seed was first wanted to the making of the pod.
 const PART: i32 = 4;
 
-/// Whether a kubelet still has to do with a pod of a restore that `began` then.
+/// Whether a kubelet still has to do with a pod of a seed that is wanted since it `began`.
 pub fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
     match (ended(pod), made) {

@@ -149,7 +149,7 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
-    assert!(problem(&soon, "QuorumLost").contains("b (its volume is lost)"));
+    assert!(problem(&soon, "QuorumLost").contains("b (its volume is lost: delete"));
     // One of them is there again: the members are waited for.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
