@@ -78,35 +78,23 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
         return false;
     }
     let (ours, _) = peers_of(standing.at.as_ref()).usual();
-    let mut urls = list.members.iter().flat_map(|member| &member.peer_urls);
-    let Some(other) = urls.find(|url| url.starts_with("https://") != ours) else {
+    let is_tls = |url: &String| url.starts_with("https://");
+    let urls = list.members.iter().flat_map(|member| &member.peer_urls);
+    let Some(other) = urls.clone().find(|url| is_tls(url) != ours) else {
         return false;
     };
-    let is_tls = |url: &String| url.starts_with("https://");
-    let mut all = list.members.iter().flat_map(|member| &member.peer_urls);
-    let (says, remedy) = if all.clone().any(is_tls) && !all.all(is_tls) {
-        (
-            if ours { "with" } else { "without" },
-            "the members of that cluster do not all talk in the same way: finish switching it first",
-        )
+    let says = if ours { "with" } else { "without" };
+    let remedy = if urls.clone().any(|url| is_tls(url) == ours) {
+        "the members of that cluster do not all talk in the same way: finish switching it first"
     } else if standing.recorded {
-        (
-            if ours { "with" } else { "without" },
-            "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member \
-             has been added, and apply it anew with its annotation",
-        )
+        "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member has \
+         been added, and apply it anew with its annotation"
     } else if ours {
-        (
-            "with",
-            "take peerSecret out of spec.TLS.static.member, or spec.TLS.generated away; TLS between members can be \
-             switched on when the other cluster's members are gone",
-        )
+        "take peerSecret out of spec.TLS.static.member, or spec.TLS.generated away; TLS between members can be \
+         switched on when the other cluster's members are gone"
     } else {
-        (
-            "without",
-            "name the Secret with certificates for peers, of an authority that both clusters trust, in \
-             spec.TLS.static.member.peerSecret",
-        )
+        "name the Secret with certificates for peers, of an authority that both clusters trust, in \
+         spec.TLS.static.member.peerSecret"
     };
     let text = format!(
         "a member of cluster {} is dialled by other members at {other}, and spec.TLS says that members of this one talk \
