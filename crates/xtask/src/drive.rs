@@ -132,6 +132,9 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
     }
     for name in &summary.failures {
         println!("failed: {name}");
+        for line in summary.reasons.get(name).into_iter().flatten() {
+            println!("    {line}");
+        }
     }
     progress::say(&format!("all tests took {}", progress::seconds(took)));
     println!("{}", summary.line());

@@ -1,5 +1,7 @@
 //! Reads what Rust's test programs print, and adds it up. It may not run them.
 
+use std::collections::BTreeMap;
+use std::mem;
 use std::ops::AddAssign;
 
 /// What became of some tests.
@@ -11,12 +13,30 @@ pub(crate) struct Summary {
     /// The names of those that failed, and of those that were skipped.
     pub(crate) failures: Vec<String>,
     pub(crate) ignored: Vec<String>,
+    /// The first words of what those that failed said, by their names.
+    pub(crate) reasons: BTreeMap<String, Vec<String>>,
+    told: Told,
 }
+
+/// Whose output is being read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Told {
+    #[default]
+    Nobody,
+    /// What the test of this name printed.
+    Output(String),
+    /// Why it failed.
+    Reason(String),
+}
+
+/// So many lines say why a test failed; the rest stands above.
+const REASON: usize = 12;
 
 impl Summary {
     /// Takes one line of output into account.
     pub(crate) fn read(&mut self, line: &str) {
         let line = line.trim();
+        self.read_reason(line);
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, "passed");
             self.failed += count(counts, "failed");
@@ -31,6 +51,31 @@ impl Summary {
                 self.ignored.push(name.to_owned());
             }
         }
+    }
+
+    /// What a test that failed has printed follows the names, under its own; its panic is the reason.
+    fn read_reason(&mut self, line: &str) {
+        let header = line.strip_prefix("---- ");
+        if let Some(name) = header.and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.told = Told::Output(name.to_owned());
+            return;
+        }
+        self.told = match mem::take(&mut self.told) {
+            Told::Output(name) if line.starts_with("thread ") && line.contains(" panicked at ") => {
+                Told::Reason(name)
+            }
+            Told::Reason(name) => {
+                let said = self.reasons.entry(name.clone()).or_default();
+                let ends = line.starts_with("note: ") || line == "Stack backtrace:";
+                if ends || said.len() == REASON {
+                    Told::Nobody
+                } else {
+                    said.extend((!line.is_empty()).then(|| line.to_owned()));
+                    Told::Reason(name)
+                }
+            }
+            told => told,
+        };
     }
 
     /// A program that ended badly without saying which test failed.
@@ -63,6 +108,7 @@ impl AddAssign for Summary {
         self.skipped += other.skipped;
         self.failures.extend(other.failures);
         self.ignored.extend(other.ignored);
+        self.reasons.extend(other.reasons);
     }
 }
 
@@ -111,6 +157,19 @@ mod tests {
         assert_eq!(summary.line(), "21 passed, 1 failed, 1 skipped");
         assert_eq!(summary.failures, ["a::c"]);
         assert_eq!(summary.ignored, ["a::d"]);
+    }
+
+    #[test]
+    fn why_a_test_failed_is_kept_and_the_rest_of_its_output_is_not() {
+        let summary = read(
+            "test a::c ... FAILED\n\nfailures:\n\n---- a::c stdout ----\nNAME  READY\n\n\
+             thread 'a::c' (7) panicked at e2e/src/sandbox.rs:63:13:\n\
+             c: waited 180 s for: a pod\n\nCaused by:\n    a stall\n\nStack backtrace:\n   0: main\n\
+             ---- a::d stdout ----\nfine\n\nfailures:\n    a::c\n",
+        );
+        let why = ["c: waited 180 s for: a pod", "Caused by:", "a stall"];
+        assert_eq!(summary.reasons["a::c"], why);
+        assert_eq!(summary.reasons.len(), 1);
     }
 
     #[test]
