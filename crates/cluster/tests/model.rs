@@ -45,6 +45,8 @@ mod time;
 mod versions;
 #[path = "model/wishes.rs"]
 mod wishes;
+#[path = "model/volumes.rs"]
+mod volumes;
 #[path = "model/world.rs"]
 mod world;
 #[path = "model/write.rs"]

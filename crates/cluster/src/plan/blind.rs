@@ -1,6 +1,7 @@
 //! A formed cluster without a trustworthy member list: what may be done all the same.
 //!
-//! Invariant 1: nothing is removed, added or deleted here; pods that have ended for good hold nothing.
+//! Invariant 1: nothing is removed, added or deleted here; pods that have ended for good hold nothing, and the seed of a
+//! recovery that was given up is none of its members.
 
 use std::collections::BTreeSet;
 
@@ -65,6 +66,7 @@ pub(super) fn blind(
         draft.wait("NoQuorum", text, BLIND);
         return;
     }
+    second::without_volume(desired, observed, intent, cluster_id, draft);
     recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
 }
 

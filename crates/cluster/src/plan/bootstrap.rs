@@ -220,8 +220,8 @@ fn first_data(observed: &Observed, name: &str) -> Data {
     }
 }
 
-/// Its data is damaged, or its node, or the node of its disk, has been away for as long as the user gives it. Nothing
-/// was acknowledged yet, so it is not waited for any longer.
+/// Its data is damaged, or its volume is lost before it has it open, or its node, or the node of its disk, has been away
+/// for as long as the user gives it. Nothing was acknowledged yet, so it is not waited for any longer.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -229,7 +229,8 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     let lost = pod.lost_since;
     let ending = pod.ending.as_ref().filter(|_| pod.restarts > 1);
     let damaged = ending.is_some_and(|ending| matches!(ending.cause, Cause::Data(_)));
-    damaged || lost.is_some_and(|since| objects::age(since, now) >= desired.replace_after)
+    let bare = observed.disks.get(name).is_some_and(|disk| disk.lost) && !pod.running;
+    damaged || bare || lost.is_some_and(|since| objects::age(since, now) >= desired.replace_after)
 }
 
 /// Why this bootstrap cannot come to anything; `None` while it can.

@@ -58,10 +58,7 @@ impl Evidence {
             };
             !led && !lists.is_empty() && lists.iter().all(few)
         };
-        let survives = |name: &str| {
-            let found = members.iter().find(|(other, _)| other == name);
-            found.is_some_and(|(_, member)| matches!(member, Member::Survives(_)))
-        };
+        let survives = |name: &str| survives(&members, name);
         Self {
             is_lost: too_few(&|name| has_data(observed, intent, name)),
             is_lost_for_sure: too_few(&|name| is_something_left(observed, intent, name)),
@@ -117,13 +114,14 @@ impl Evidence {
             .collect()
     }
 
+    /// Whether it answers and has its data.
+    pub(super) fn survives(&self, name: &str) -> bool {
+        survives(&self.members, name)
+    }
+
     /// The voters that do not answer, whatever is left of them.
     pub(super) fn absent(&self) -> Vec<&str> {
-        let survives = |name: &String| {
-            let found = self.members.iter().find(|(other, _)| other == name);
-            found.is_some_and(|(_, member)| matches!(member, Member::Survives(_)))
-        };
-        let absent = self.voters.iter().filter(|name| !survives(name));
+        let absent = self.voters.iter().filter(|name| !self.survives(name));
         absent.map(String::as_str).collect()
     }
 
@@ -137,6 +135,11 @@ impl Evidence {
         });
         silent.collect()
     }
+}
+
+fn survives(members: &[(String, Member)], name: &str) -> bool {
+    let mut found = members.iter().filter(|(other, _)| other == name);
+    found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
 /// The voters by each list: the report, unless it is of the cluster before a recovery, and what members answer.

@@ -2,11 +2,12 @@
 //!
 //! Everything is decided before anything is made, and the decision is recorded first (invariant 10). The survivor
 //! and whatever else is left stays untouched until the new cluster answers and is recorded (invariant 9). Until
-//! then nothing is deleted, and a quorum that comes back cancels the recovery.
+//! then nothing is deleted but the pod of a seed that was given up, and a quorum that comes back cancels the recovery.
 //!
 //! Invariant 16: there is never a choice of two clusters for clients. The client Service has no endpoints from the
 //! record of the recovery until the old pods are gone.
 
+mod given_up;
 mod leftover;
 mod under_way;
 
@@ -154,6 +155,7 @@ pub(super) fn without_quorum(
         now,
         cluster_id,
         evidence: &evidence,
+        stops: given_up::stop(observed, &evidence, draft),
     };
     if evidence.is_lost {
         scene.lost(intent, approval, draft);
@@ -190,6 +192,8 @@ struct Scene<'a> {
     now: Timestamp,
     cluster_id: ClusterId,
     evidence: &'a Evidence,
+    /// The seed of the recovery before is being stopped.
+    stops: bool,
 }
 
 impl Scene<'_> {
@@ -371,6 +375,9 @@ impl Scene<'_> {
         approved_by: RecoveryApproval,
         draft: &mut Draft,
     ) {
+        if self.stops {
+            return;
+        }
         let evidence = self.evidence;
         let silent = evidence.silent();
         let recovery = RecoveryStatus {

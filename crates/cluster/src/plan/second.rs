@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen};
+use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen, Service};
 use crate::plan::versions::{self, current_version};
-use crate::plan::view::{Data, Seat, View};
+use crate::plan::view::{self, Data, Seat, View};
 use crate::plan::{Draft, objects};
 use crate::write::{Order, Start, State, Write};
 
@@ -63,6 +63,38 @@ pub(super) fn start_added(
         started.insert(seat.name.clone());
     }
     started
+}
+
+/// Says the remedy where a member that was added has a claim whose volume is lost: without it nobody has a quorum, and no
+/// pod can be made on that claim.
+pub(super) fn without_volume(
+    desired: &Desired,
+    observed: &Observed,
+    intent: &Intent,
+    cluster_id: ClusterId,
+    draft: &mut Draft,
+) {
+    let mut lists = observed.recovery.local.iter();
+    let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
+        return;
+    };
+    let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
+    for seat in view.voters().filter(|seat| !seat.joined()) {
+        let bare = seat.disk.is_some_and(|disk| disk.lost) && seat.pod.is_none();
+        // Without the claim it would be started as one that has nothing.
+        let again = |service: &Service| {
+            let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
+            fresh && !intent.members.contains(&seat.name) || is_second(observed, intent, list, seat)
+        };
+        if bare && seat.service.is_some_and(again) {
+            let text = format!(
+                "{name} was added and has not started, and the volume of its claim is lost: put its PersistentVolume \
+                 back, or delete the volume claim {name}, and it is started on another volume",
+                name = seat.name
+            );
+            draft.problem("VolumeLost", text);
+        }
+    }
 }
 
 /// Whether it may begin with nothing although its Service is marked, so that a pod of it may have run: the operator
@@ -134,6 +166,26 @@ mod tests {
                 assert_eq!(scene.changes(), []);
                 assert_eq!(scene.plan().problems, []);
             }
+        }
+    }
+
+    /// Nothing can be started on its claim, and a person can see to that.
+    #[test]
+    fn a_second_member_whose_volume_is_lost_is_said_with_the_remedy_and_started_when_that_was_done()
+    {
+        for scene in [added(true), added(true).marked("d")] {
+            let lost = scene.clone().with_disk("d").volume_lost("d");
+            assert_eq!(starts(&lost), []);
+            let plan = lost.plan();
+            let [problem] = &plan.problems[..] else {
+                panic!("{:?}", plan.problems);
+            };
+            assert_eq!(problem.code, "VolumeLost");
+            assert!(problem.message.contains("delete the volume claim d"));
+            assert!(plan.waiting_for.iter().any(|one| one.code == "NoQuorum"));
+            // What the remedy says.
+            assert_eq!(starts(&scene).len(), 1);
+            assert_eq!(scene.plan().problems, []);
         }
     }
 

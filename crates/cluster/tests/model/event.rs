@@ -64,6 +64,8 @@ pub(crate) enum Event {
     /// Somebody deletes a volume claim; it stays until its pod is gone.
     DeleteClaim(u8),
     /// etcd cannot read a member's data any more.
+    /// A volume is gone, and a pod that has it open goes on. Played in rounds of its own (`volumes`).
+    LoseVolume(u8),
     Corrupt(u8),
     /// A member's container ends again and again.
     CrashLoop(u8),
@@ -156,11 +158,11 @@ impl Dice {
         self.next() % end
     }
 
-    fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         u8::try_from(self.below(256)).unwrap()
     }
 
-    fn small(&mut self, end: u8) -> u8 {
+    pub(crate) fn small(&mut self, end: u8) -> u8 {
         self.byte() % end
     }
 

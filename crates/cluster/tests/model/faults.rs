@@ -46,6 +46,7 @@ impl World {
             }
             Event::Approve => self.approve(),
             Event::Foreign => self.find_foreign(),
+            Event::LoseVolume(which) => self.lose_volume(which),
             Event::Partition(sides) => self.partition(sides),
             Event::DeletePods => {
                 let ours = |name: &String| !is_elsewhere(name);

@@ -109,6 +109,10 @@ pub(crate) enum Mutation {
     BootstrapsInsteadOfJoining,
     /// Members that somebody else runs are removed before enough of ours vote.
     RemovesTheirsEarly,
+    /// A claim is taken for its volume. Found in rounds of its own (`volumes`), as is the next one.
+    TakesLostVolumesForThere,
+    /// The seed of a recovery that was given up goes on beside another one.
+    ForgetsGivenUpSeeds,
 }
 
 impl Mutation {

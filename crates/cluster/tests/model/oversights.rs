@@ -15,7 +15,7 @@ impl Mutation {
             Self::IgnoresThePause => desired.paused = false,
             Self::ActsOnADeletedObject => observed.deleting = false,
             Self::IgnoresCertificates => observed.tls.faults.clear(),
-            _ => {}
+            _ => self.mistakes_a_volume(&mut observed),
         }
         (desired, observed)
     }

@@ -78,7 +78,12 @@ impl World {
             pod.is_some_and(|pod| pod.failed && (pod.durable || begins))
         };
         let stops = |write: &Write| match write {
-            Write::DeletePod { member, .. } => self.wishes.hibernate || holds_nothing(member),
+            Write::DeletePod { member, .. } => {
+                let given_up = self
+                    .seed_given_up()
+                    .is_some_and(|(seed, _)| seed == *member);
+                self.wishes.hibernate || holds_nothing(member) || given_up
+            }
             _ => false,
         };
         let destroys = plan.step.orders.iter().any(|order| match order {

@@ -95,6 +95,7 @@ impl World {
             return Answer::Failed;
         }
         self.object_version += 1;
+        self.judge_given_up(record);
         if let Some((intent, cluster_id)) = &record.formed {
             self.judge_recovered(record, &intent.token);
             self.intent = Some(intent.clone());
@@ -224,6 +225,12 @@ impl World {
             return;
         }
         let old = self
+        if self.memory.fresh && self.has_lost_its_volume(&recovery.member) {
+            self.broke(format!(
+                "invariant 9: {token} is recorded, and the volume of its first member is lost"
+            ));
+            return;
+        }
             .clusters
             .get(&recovery.from_token)
             .and_then(|old| old.acknowledged);

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 
 use super::in_progress;
 use crate::observed::{Desired, Observed};
+use crate::plan::fate::Fate;
 use crate::plan::replaced;
 use crate::plan::view::{Seat, View};
 
@@ -56,9 +57,12 @@ pub(crate) fn leftover(
     if view.seats.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old disks stay until the new cluster is at its size and healthy.
+    // Invariant 9: the old disks stay until the new cluster is at its size and healthy. Who is to be replaced, as for a
+    // volume that is lost, is none of its size.
     let (voters, quorum) = (view.voters().count(), view.quorum());
-    let complete = voters >= desired.size && quorum.healthy() == voters;
+    let stays = |seat: &&Seat| seat.fate == Fate::Stays;
+    let complete =
+        view.voters().filter(stays).count() >= desired.size && quorum.healthy() == voters;
     if complete && !(replaced && replaced::is_kept(observed, now)) {
         Leftover::Goes
     } else {

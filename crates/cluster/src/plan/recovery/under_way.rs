@@ -61,7 +61,7 @@ pub(super) fn go_on(
     }
     // Invariant 9: nothing of it is deleted, as it may hold the last copy before long. Another seed is made beside it.
     let disk = observed.disks.get(member);
-    if disk.is_some_and(|disk| disk.lost) && answers(evidence, survivor) {
+    if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
         abandon((observed, now), record, &why, draft);
         return;
@@ -79,11 +79,6 @@ pub(super) fn go_on(
     };
     let text = format!("{member} takes its data from {survivor}{why}");
     draft.wait("SeedStarting", text, look_again);
-}
-
-fn answers(evidence: &Evidence, survivor: &str) -> bool {
-    let mut members = evidence.members.iter();
-    members.any(|(name, member)| name == survivor && matches!(member, Member::Survives(_)))
 }
 
 /// What the seed has will still be there in a moment. One that is being deleted, or whose volume is lost, is not gone on

@@ -70,6 +70,12 @@ fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
+    // Pods were made on volumes that are gone before anything was mounted; one that has its volume open goes on.
+    let bare = || starting().volume_lost("b").volume_lost("c");
+    assert!(begins(&bare()));
+    let mut open = bare();
+    open.observed.pods.get_mut("c").unwrap().running = true;
+    assert!(!begins(&open));
 }
 
 /// It was waited for forever: too many members, and the only voter was the one to go first.

@@ -64,6 +64,8 @@ fn old_pods_go_and_old_disks_stay_until_the_new_cluster_is_at_its_size() {
     assert!(scene.plan().problems.is_empty(), "none is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
+    // Of what serves on a volume that is lost nothing will be left.
+    assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
 /// Whoever finds the cluster again without its status must find the new one.

@@ -498,6 +498,40 @@ fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_nev
     assert!(!destroys(&gone.writes()));
 }
 
+/// Invariant 16: clients may find it by the headless Service, and nobody goes on with what it acknowledges. Invariant 9:
+/// what it had is with the survivor, which answers; otherwise it may be the last copy.
+#[test]
+fn a_seed_that_was_given_up_is_stopped_before_another_recovery_begins_if_its_survivor_answers() {
+    let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
+    let given_up = recorded(&scene).unwrap().recovery;
+    scene.observed.recovery.record = given_up;
+    let stops = |scene: &Scene| scene.writes().contains(&scene::delete_pod("n"));
+    let keeps_claim = |scene: &Scene| !scene.writes().contains(&scene::delete_disk("n"));
+    // Whether anybody wants another recovery or not.
+    let mut unwanted = scene.clone();
+    unwanted.observed.recovery.approval = None;
+    for scene in [&scene, &unwanted] {
+        assert!(stops(scene) && keeps_claim(scene));
+        assert_eq!(begun(scene), None);
+        problem(scene, "QuorumLost");
+    }
+    // Its survivor does not answer, and another one does.
+    let five = ["a", "b", "c", "d", "e"];
+    let silent = approved(loss(&five, &["a", "b"])).down("a");
+    let mut other = scene.clone();
+    other.observed.pods.extend(silent.observed.pods);
+    other.observed.statuses = silent.observed.statuses;
+    assert!(!destroys(&other.writes()));
+    // Nobody's but its own.
+    let mut another = scene.clone();
+    another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
+    assert!(!stops(&another));
+    // It is ending, and nobody has to wait for its node.
+    let ending = scene.terminating("n");
+    assert!(!destroys(&ending.writes()));
+    assert_eq!(begun(&ending).unwrap().survivor, "a");
+}
+
 #[test]
 fn a_quorum_that_comes_back_cancels_what_is_under_way() {
     let back = Scene::formed(&["a", "b", "c"]);

@@ -1,0 +1,183 @@
+//! Volumes that are lost under pods which have them open, in rounds of their own: Kubernetes calls the claim `Lost`, and
+//! the pod goes on until it is restarted. Above all the volume of the seed of a recovery.
+
+use cluster::observed::Observed;
+use cluster::write::RecoveryRecord;
+
+use api::cluster::RecoveryPhase;
+
+use crate::event::{Dice, Event, Setup, draw};
+use crate::invariants::is_lost;
+use crate::mutation::Mutation;
+use crate::story::{kind, play};
+use crate::world::{World, tell};
+
+/// Of these numbers the newest claim is chosen.
+const NEWEST: u8 = 128;
+
+impl World {
+    /// The volume of a claim is gone, and who has it open goes on.
+    pub(crate) fn lose_volume(&mut self, which: u8) {
+        let mut claims: Vec<(&u64, &String)> = self
+            .disks
+            .iter()
+            .map(|(name, disk)| (&disk.uid, name))
+            .collect();
+        claims.sort_unstable();
+        let at = match which {
+            NEWEST.. => claims.len().checked_sub(1),
+            _ => usize::from(which).checked_rem(claims.len()),
+        };
+        let Some(name) = at.map(|at| claims[at].1.clone()) else {
+            return;
+        };
+        self.disks.get_mut(&name).unwrap().lost = true;
+        tell!(
+            self,
+            "the volume of {name} is gone, and whoever has it open goes on"
+        );
+    }
+
+    /// What nobody has open any more is gone for good.
+    pub(crate) fn close_lost_volumes(&mut self) {
+        let pods = &self.pods;
+        let closed = |name: &String| pods.get(name).is_none_or(|pod| !pod.running);
+        for (name, disk) in &mut self.disks {
+            if disk.lost && closed(name) {
+                disk.data = None;
+            }
+        }
+    }
+
+    /// No container starts on a volume that is gone.
+    pub(crate) fn has_lost_its_volume(&self, name: &str) -> bool {
+        let durable = self.pods.get(name).is_some_and(|pod| pod.start.durable);
+        durable && self.disks.get(name).is_some_and(|disk| disk.lost)
+    }
+
+    /// The seed of a recovery that was given up, which goes on, and the survivor that gave it what it has, and answers.
+    pub(crate) fn seed_given_up(&self) -> Option<(String, String)> {
+        let record = self.recovery.record.as_ref();
+        let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled)?;
+        let seed = self.pods.get(&record.member)?;
+        let survivor = &record.survivor;
+        let pod = self.pods.get(survivor)?;
+        let old = self.clusters.get(&record.from_token)?;
+        let survives = pod.shown.addressed
+            && pod.ends_in.is_none()
+            && self.operator_reaches(survivor)
+            && !is_lost(self, survivor)
+            && old.running.values().any(|one| one.name == *survivor);
+        let goes_on = seed.ends_in.is_none() && seed.start.token == record.token;
+        (survives && goes_on).then(|| (record.member.clone(), survivor.clone()))
+    }
+
+    /// Before a recovery is recorded over one that was given up: its seed does not go on beside another one.
+    pub(crate) fn judge_given_up(&mut self, next: &RecoveryRecord) {
+        let begins = next.recovery.as_ref();
+        let begins = begins.is_some_and(|next| next.phase == RecoveryPhase::InProgress);
+        if let Some((member, survivor)) = self.seed_given_up()
+            && begins
+            && self.memory.fresh
+        {
+            self.broke(format!(
+                "invariant 16: {member} was given up, goes on beside another seed, and {survivor} answers"
+            ));
+        }
+    }
+}
+
+impl Mutation {
+    /// What the planner is told of volumes.
+    pub(crate) fn mistakes_a_volume(self, observed: &mut Observed) {
+        match self {
+            Self::TakesLostVolumesForThere => {
+                let disks = observed.disks.values_mut();
+                disks.for_each(|disk| disk.lost = false);
+            }
+            Self::ForgetsGivenUpSeeds => {
+                let record = observed.recovery.record.as_ref();
+                let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled);
+                if let Some(pod) = record.and_then(|one| observed.pods.get_mut(&one.member)) {
+                    pod.token = Some("nobody's".to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The run a seed stands for: one of the others' on volumes, and then a majority is lost, a recovery approved, and
+/// volumes are lost under those that have them open.
+fn drawn(seed: u64) -> (Setup, Vec<Event>) {
+    // Every fourth, of which none switches TLS.
+    let (mut setup, mut events) = draw(4 * seed, false);
+    setup.durable = true;
+    let mut dice = Dice::new(seed ^ 0x7_0105);
+    events.truncate(usize::from(dice.small(40)));
+    let pass = |dice: &mut Dice, most: u8| {
+        [Event::Round, Event::Tick].repeat(usize::from(dice.small(most)))
+    };
+    events.push(Event::Heal);
+    events.extend(pass(&mut dice, 30));
+    for _ in 0..dice.small(3) {
+        events.push(Event::LoseVolume(dice.byte()));
+        events.extend(pass(&mut dice, 6));
+    }
+    for _ in 0..dice.small(6) {
+        events.push(Event::LoseDisk(dice.byte()));
+    }
+    events.extend(pass(&mut dice, 3));
+    events.push(Event::Approve);
+    for _ in 0..=dice.small(4) {
+        events.extend(pass(&mut dice, 9));
+        events.push(Event::LoseVolume(dice.byte()));
+    }
+    (setup, events)
+}
+
+/// So many rounds are played.
+const ROUNDS: usize = 40_000;
+
+#[test]
+fn volumes_lost_under_those_who_have_them_open_break_no_invariant() {
+    let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
+    let rounds = crate::number("MODEL_ROUNDS").unwrap_or(ROUNDS);
+    while played < rounds {
+        let (setup, events) = drawn(seed);
+        let run = play(&setup, &events, None, false);
+        if let Some(broken) = run.broken {
+            let story = play(&setup, &events, None, true).story.join("\n");
+            panic!("seed {seed}: {broken}\n{setup}\n{story}");
+        }
+        played += run.rounds;
+        seed += 1;
+    }
+}
+
+#[test]
+fn every_deliberate_mistake_about_lost_volumes_is_found() {
+    for mutation in [
+        Mutation::TakesLostVolumesForThere,
+        Mutation::ForgetsGivenUpSeeds,
+    ] {
+        let (mut played, mut found) = (0, None);
+        for seed in 0.. {
+            let (setup, events) = drawn(seed);
+            let run = play(&setup, &events, Some(mutation), false);
+            played += run.rounds;
+            let broken = run.broken.as_deref();
+            // Not to converge is one way to be found; something worse is a better one.
+            let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
+            if let Some(broken) = worse {
+                println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
+                assert_eq!(play(&setup, &events, None, false).broken, None);
+                found = Some(seed);
+            }
+            if found.is_some() || played > ROUNDS {
+                break;
+            }
+        }
+        assert!(found.is_some(), "{mutation:?} is not found");
+    }
+}
