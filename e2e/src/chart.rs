@@ -5,13 +5,48 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-use crate::Env;
+use crate::again::{is_passing, patiently};
+use crate::{Env, kubectl};
 
-/// Runs `helm` and returns what it printed.
+/// Runs `helm` and returns what it printed. What installs, upgrades or uninstalls is done again when the API server had
+/// no time.
 ///
 /// # Errors
 /// With its whole error output when it fails.
 pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
+    let verb = args.first().copied().unwrap_or_default();
+    patiently(
+        |error| ["upgrade", "uninstall"].contains(&verb) && is_passing(&error.to_string()),
+        async |again| {
+            if again && verb == "upgrade" {
+                forget_unfinished(env, args).await?;
+            }
+            match helm_once(env, args).await {
+                // The first time did it.
+                Err(error)
+                    if again && verb == "uninstall" && error.to_string().contains("not found") =>
+                {
+                    Ok(String::new())
+                }
+                outcome => outcome,
+            }
+        },
+    )
+    .await
+}
+
+/// Helm takes a release that was begun and not ended for one that somebody else works on.
+async fn forget_unfinished(env: &Env, args: &[&str]) -> Result<()> {
+    let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
+    let Some(namespace) = words.next() else {
+        return Ok(());
+    };
+    let unfinished = "owner=helm,status in (failed,pending-install,pending-upgrade)";
+    let delete = ["-n", namespace, "delete", "secret", "-l", unfinished];
+    kubectl::run(env, &delete).await.map(drop)
+}
+
+async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
     let mut command = Command::new("helm");
     if let Some(context) = &env.context {
         command.args(["--kube-context", context]);

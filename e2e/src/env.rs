@@ -3,6 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use kube::client::ClientBuilder;
+use tower::buffer::BufferLayer;
+use tower::retry::RetryLayer;
+
+use crate::again::Again;
 
 /// The surroundings of a run.
 #[derive(Clone, Debug)]
@@ -175,6 +180,10 @@ impl Env {
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
         // A watch that idles is closed by the server before this; anything else should answer at once.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        Ok(kube::Client::try_from(config)?)
+        // The queue is what makes the way to the API server one that can be gone twice.
+        let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
+        Ok(client
+            .with_layer(&RetryLayer::new(Again::default()))
+            .build())
     }
 }

@@ -1,6 +1,6 @@
 //! A client's view of a cluster: keys written before, read after, revisions compared.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use etcd_client::{
@@ -10,17 +10,15 @@ use etcd_client::{
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::Env;
+use crate::again::patiently;
 use crate::kubectl::PortForward;
 use crate::tls::Identity;
 use crate::wait::{Look, until};
 
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
-/// How long a write is made again: elections on a busy machine end earlier.
-const PATIENT_WRITE: Duration = Duration::from_secs(30);
-
 /// How long a client Service may take to lead to a pod.
-const OPENED: Duration = Duration::from_secs(30);
+const OPENED: Duration = Duration::from_mins(1);
 
 /// A connection to a cluster, through a forwarded port.
 pub struct Keyspace {
@@ -83,7 +81,7 @@ impl Keyspace {
             let forward = PortForward::open(env, namespace, &target, 2379).await?;
             let url = format!("https://127.0.0.1:{}", forward.port);
             let keys = Self::over(forward, url, options.clone(), &target).await?;
-            keys.revision().await?;
+            keys.read().await?;
             Ok(Look::Done(keys))
         })
         .await
@@ -116,7 +114,7 @@ impl Keyspace {
         .await
     }
 
-    /// Whether etcd lets this user in with this password, asked once.
+    /// Whether etcd lets this user in with this password.
     ///
     /// # Errors
     /// When the Service leads nowhere.
@@ -127,15 +125,19 @@ impl Keyspace {
         (user, password): (&str, &str),
     ) -> Result<bool> {
         let target = format!("service/{cluster}-client");
-        let forward = PortForward::open(env, namespace, &target, 2379).await?;
-        let url = format!("http://127.0.0.1:{}", forward.port);
-        let mut client = Client::connect([url], None).await?;
-        let mut auth = client.auth_client();
-        let answer = auth
-            .authenticate(user.to_owned(), password.to_owned())
-            .await;
-        drop(client.status().await);
-        Ok(answer.is_ok())
+        until("etcd says who gets in", OPENED, async || {
+            let keys = Self::connect(env, namespace, &target).await?;
+            let mut auth = keys.client.auth_client();
+            let answer = auth
+                .authenticate(user.to_owned(), password.to_owned())
+                .await;
+            Ok(match answer.map_err(anyhow::Error::from) {
+                Ok(_) => Look::Done(true),
+                Err(error) if is_passing(&error) => Look::NotYet(format!("{error:#}")),
+                Err(_) => Look::Done(false),
+            })
+        })
+        .await
     }
 
     /// Turns authentication on as a user does: root with this password and the role root, then the switch.
@@ -143,11 +145,21 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses.
     pub async fn enable_auth(&self, password: &str) -> Result<()> {
-        let mut client = self.client.clone();
-        client.user_add("root", password, None).await?;
-        client.role_add("root").await?;
-        client.user_grant_role("root", "root").await?;
-        client.auth_enable().await?;
+        let auth = || self.client.auth_client();
+        patiently(is_passing, async |again| {
+            let added = auth().user_add("root", password, None).await;
+            done(again, added.map(drop))
+        })
+        .await?;
+        patiently(is_passing, async |again| {
+            done(again, auth().role_add("root").await.map(drop))
+        })
+        .await?;
+        patiently(is_passing, async |_| {
+            Ok(auth().user_grant_role("root", "root").await?)
+        })
+        .await?;
+        patiently(is_passing, async |_| Ok(auth().auth_enable().await?)).await?;
         Ok(())
     }
 
@@ -156,9 +168,11 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses.
     pub async fn change_password(&self, password: &str) -> Result<()> {
-        let mut auth = self.client.auth_client();
-        auth.user_change_password("root", password).await?;
-        Ok(())
+        let changed = patiently(is_passing, async |_| {
+            let mut auth = self.client.auth_client();
+            Ok(auth.user_change_password("root", password).await?)
+        });
+        changed.await.map(drop)
     }
 
     /// Connects once to the pod of a member that asks for TLS, and reads from it.
@@ -175,7 +189,7 @@ impl Keyspace {
         let forward = PortForward::open(env, namespace, &target, 2379).await?;
         let url = format!("https://127.0.0.1:{}", forward.port);
         let keys = Self::over(forward, url, identity.options(), &target).await?;
-        keys.revision().await?;
+        keys.read().await?;
         Ok(keys)
     }
 
@@ -231,21 +245,11 @@ impl Keyspace {
     }
 
     async fn put(&self, key: String) -> Result<()> {
-        let begun = Instant::now();
-        loop {
-            match self
-                .client
-                .kv_client()
-                .put(key.clone(), value(&key), None)
-                .await
-            {
-                Ok(_) => return Ok(()),
-                Err(error) if begun.elapsed() < PATIENT_WRITE && is_passing(&error) => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => return Err(error).with_context(|| format!("put {key}")),
-            }
-        }
+        let put = patiently(is_passing, async |_| {
+            let mut kv = self.client.kv_client();
+            Ok(kv.put(key.clone(), value(&key), None).await?)
+        });
+        put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
     /// Reads every key under `prefix` back and compares it; returns the store's revision.
@@ -253,11 +257,12 @@ impl Keyspace {
     /// # Errors
     /// Names the first key that is missing or differs.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
-        let mut kv = self.client.kv_client();
-        let response = kv
-            .get(prefix, Some(GetOptions::new().with_prefix()))
-            .await
-            .context("read the keys back")?;
+        let response = patiently(is_passing, async |_| {
+            let options = GetOptions::new().with_prefix();
+            let mut kv = self.client.kv_client();
+            Ok(kv.get(prefix, Some(options)).await?)
+        });
+        let response = response.await.context("read the keys back")?;
         ensure!(
             response.kvs().len() == count,
             "{} keys under {prefix:?} were read back, {count} were written",
@@ -283,8 +288,11 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses it.
     pub async fn write(&self, key: &str, value: Vec<u8>) -> Result<()> {
-        let answer = self.client.kv_client().put(key, value, None).await;
-        answer.map(drop).with_context(|| format!("write {key}"))
+        let put = patiently(is_passing, async |_| {
+            let mut kv = self.client.kv_client();
+            Ok(kv.put(key, value.clone(), None).await?)
+        });
+        put.await.map(drop).with_context(|| format!("write {key}"))
     }
 
     /// Deletes every key under `prefix`; returns the store's revision afterwards.
@@ -292,9 +300,12 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn delete(&self, prefix: &str) -> Result<i64> {
-        let options = DeleteOptions::new().with_prefix();
-        let answer = self.client.kv_client().delete(prefix, Some(options)).await;
-        let answer = answer.with_context(|| format!("delete {prefix}"))?;
+        let answer = patiently(is_passing, async |_| {
+            let options = DeleteOptions::new().with_prefix();
+            let mut kv = self.client.kv_client();
+            Ok(kv.delete(prefix, Some(options)).await?)
+        });
+        let answer = answer.await.with_context(|| format!("delete {prefix}"))?;
         Ok(answer
             .header()
             .map_or(0, etcd_client::ResponseHeader::revision))
@@ -305,11 +316,14 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn raise_corrupt(&self, member: u64) -> Result<()> {
-        let mut whose = AlarmOptions::new();
-        whose.with_member(member);
-        let mut client = self.client.maintenance_client();
-        let answer = client.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose));
-        answer.await.map(drop).context("raise the alarm")
+        let raised = patiently(is_passing, async |_| {
+            let mut whose = AlarmOptions::new();
+            whose.with_member(member);
+            let mut client = self.client.maintenance_client();
+            let answer = client.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose));
+            Ok(answer.await?)
+        });
+        raised.await.map(drop).context("raise the alarm")
     }
 
     /// Forgets what was before a revision.
@@ -317,10 +331,15 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn compact(&self, revision: i64) -> Result<()> {
-        let options = CompactionOptions::new().with_physical();
-        let mut client = self.client.kv_client();
-        let answer = client.compact(revision, Some(options)).await;
-        answer.map(drop).context("compact")
+        let compacted = patiently(is_passing, async |again| {
+            let options = CompactionOptions::new().with_physical();
+            let mut client = self.client.kv_client();
+            done(
+                again,
+                client.compact(revision, Some(options)).await.map(drop),
+            )
+        });
+        compacted.await.context("compact")
     }
 
     /// The store's revision, read linearizably.
@@ -328,6 +347,11 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn revision(&self) -> Result<i64> {
+        patiently(is_passing, async |_| self.read().await).await
+    }
+
+    /// As [`Self::revision`], asked once: whoever is refused is refused at once.
+    async fn read(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
         Ok(response
             .header()
@@ -361,7 +385,7 @@ impl Keyspace {
             return Ok(answer.compact_revision());
         }
         // The first answer says that the watch is made; what it is worth says the next.
-        let next = tokio::time::timeout(Duration::from_secs(5), stream.message()).await;
+        let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
             Err(_) => 0,
@@ -373,7 +397,10 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn members(&self) -> Result<Vec<(String, bool)>> {
-        let response = self.client.cluster_client().member_list().await?;
+        let response = patiently(is_passing, async |_| {
+            Ok(self.client.cluster_client().member_list().await?)
+        });
+        let response = response.await?;
         Ok(response
             .members()
             .iter()
@@ -386,7 +413,10 @@ impl Keyspace {
     /// # Errors
     /// When the member does not answer.
     pub async fn cluster_id(&self) -> Result<u64> {
-        let response = self.client.maintenance_client().status().await?;
+        let response = patiently(is_passing, async |_| {
+            Ok(self.client.maintenance_client().status().await?)
+        });
+        let response = response.await?;
         Ok(response
             .header()
             .map_or(0, etcd_client::ResponseHeader::cluster_id))
@@ -401,8 +431,27 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
+/// The second time, what the first one has done without an answer is refused.
+fn done(again: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
+    match outcome {
+        Err(etcd_client::Error::GRpcStatus(status))
+            if again
+                && ["already exists", "has been compacted"]
+                    .iter()
+                    .any(|said| status.message().contains(said)) =>
+        {
+            Ok(())
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
 /// Whether etcd or the way to it is only unavailable for the moment.
-fn is_passing(error: &etcd_client::Error) -> bool {
-    // tonic's codes: 14 is Unavailable, 4 is DeadlineExceeded.
-    matches!(error, etcd_client::Error::GRpcStatus(status) if matches!(status.code() as i32, 4 | 14))
+pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
+    // tonic's codes: 14 is Unavailable, 4 is DeadlineExceeded, 2 is Unknown, which etcd says of a proposal that its leader
+    // has dropped.
+    error.chain().any(|cause| {
+        let error = cause.downcast_ref::<etcd_client::Error>();
+        matches!(error, Some(etcd_client::Error::GRpcStatus(status)) if matches!(status.code() as i32, 2 | 4 | 14))
+    })
 }

@@ -1,12 +1,24 @@
 //! `kubectl` as a user runs it: apply, exec, port-forward.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::Env;
+use crate::again::{is_passing, patiently};
+
+/// What may be done twice.
+const TWICE: [&str; 17] = [
+    "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
+    "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
+];
+
+/// How long a port may take to be forwarded.
+const FORWARDED: Duration = Duration::from_secs(30);
 
 /// A `kubectl` command for the cluster under test.
 #[must_use]
@@ -27,11 +39,44 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
 
-/// Runs `kubectl` with something on its standard input.
+/// Runs `kubectl` with something on its standard input. What may be done twice is, when the API server had no time.
 ///
 /// # Errors
 /// With its whole error output when it fails.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
+    let verb = verb(args);
+    let twice = verb.is_some_and(|verb| TWICE.contains(&verb));
+    patiently(
+        |error| twice && is_passing(&error.to_string()),
+        async |again| match run_once(env, args, input).await {
+            Err(error) if again && is_done(verb, &error.to_string()) => Ok(String::new()),
+            outcome => outcome,
+        },
+    )
+    .await
+}
+
+/// What `kubectl` is to do: its first word that is neither a flag nor the namespace's name.
+fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
+    let after_namespace = |index: usize| index > 0 && args[index - 1] == "-n";
+    let mut words = args.iter().enumerate();
+    let found = words.find(|(index, word)| !word.starts_with('-') && !after_namespace(*index));
+    found.map(|(_, word)| *word)
+}
+
+/// Whether the second time only fails because the first one, which was not answered, was carried out.
+fn is_done(verb: Option<&str>, error: &str) -> bool {
+    match verb {
+        Some("delete") => {
+            let mut lines = error.lines().filter(|line| !line.starts_with("Warning"));
+            lines.all(|line| line.contains("(NotFound)"))
+        }
+        Some("annotate") => error.contains("already has a value"),
+        _ => false,
+    }
+}
+
+async fn run_once(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let mut command = command(env);
     command
         .args(args)
@@ -87,7 +132,9 @@ impl PortForward {
         let stdout = child.stdout.take().context("stdout is piped")?;
         let mut lines = BufReader::new(stdout).lines();
         let local = loop {
-            let Some(line) = lines.next_line().await? else {
+            let line = timeout(FORWARDED, lines.next_line()).await;
+            let line = line.with_context(|| format!("{target} is not forwarded"))??;
+            let Some(line) = line else {
                 let output = child.wait_with_output().await?;
                 bail!(
                     "kubectl port-forward {target}: {}",
@@ -118,7 +165,27 @@ fn local_port(line: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::local_port;
+    use super::{is_done, local_port, verb};
+
+    #[test]
+    fn what_kubectl_is_to_do_is_found_behind_its_flags() {
+        assert_eq!(
+            verb(&["-n", "ns", "--as=somebody", "get", "pods"]),
+            Some("get")
+        );
+        assert_eq!(verb(&["apply", "--server-side", "-f", "-"]), Some("apply"));
+    }
+
+    #[test]
+    fn a_second_delete_that_finds_nothing_was_done_by_the_first() {
+        let gone = "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
+        assert!(is_done(Some("delete"), gone));
+        assert!(!is_done(Some("get"), gone));
+        assert!(!is_done(
+            Some("delete"),
+            "Error from server (Forbidden): pods is forbidden"
+        ));
+    }
 
     #[test]
     fn reads_the_local_port_from_the_forwarding_line() {

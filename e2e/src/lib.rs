@@ -3,6 +3,7 @@
 //! It sees the product as a user does: the chart, custom resources, `kubectl`, etcd's own API. Of the product's
 //! crates it knows `api` alone.
 
+mod again;
 pub mod bucket;
 pub mod chart;
 pub mod env;

@@ -1,11 +1,17 @@
 //! What the operators' own metrics say, asked for as a monitoring system does.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::Sandbox;
+use crate::wait::{Look, until};
+
+/// How long a process may take to tell: the way to it leads over the API server and a kubelet.
+const ANSWERED: Duration = Duration::from_secs(20);
 
 /// One reading of an operator's `/metrics`.
 pub struct Page(String);
@@ -30,7 +36,11 @@ impl Page {
     async fn of_port(sandbox: &Sandbox, pod: &str, port: u16) -> Result<Self> {
         let namespace = &sandbox.namespace;
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
-        Ok(Self(sandbox.kubectl(&["get", "--raw", &path]).await?))
+        until("the metrics are told", ANSWERED, async || {
+            let page = sandbox.kubectl(&["get", "--raw", &path]).await?;
+            Ok(Look::Done(Self(page)))
+        })
+        .await
     }
 
     /// Reads the page of the only pod of an operator, such as `etcd-operator`.

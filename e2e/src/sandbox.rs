@@ -2,12 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::api::{
+    Api, DeleteParams, DynamicObject, ListParams, PostParams, WatchEvent, WatchParams,
+};
 use serde_json::json;
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
 use crate::objects::{self, Kind};
 use crate::wait::{Look, until};
@@ -85,10 +89,15 @@ impl Sandbox {
                 "pod-security.kubernetes.io/enforce": "restricted",
             }},
         }))?;
-        Api::all(client.clone())
-            .create(&PostParams::default(), &object)
-            .await
-            .context("create the namespace")?;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        until("the namespace is made", PATIENCE, async || {
+            match namespaces.create(&PostParams::default(), &object).await {
+                // Of an attempt that was not answered: its name is nobody else's.
+                Err(kube::Error::Api(error)) if error.code == 409 => Ok(Look::Done(())),
+                made => made.map(|_| Look::Done(())).context("create the namespace"),
+            }
+        })
+        .await?;
         Ok(Self {
             env,
             client,
@@ -208,7 +217,8 @@ impl Sandbox {
         kubectl::run(&self.env, &all).await
     }
 
-    /// Waits until the cluster reports this many ready members, as many voters in etcd, and nothing left to do.
+    /// Waits until the cluster reports this many ready members, as many voters in etcd, a leader among them, and nothing
+    /// left to do.
     ///
     /// # Errors
     /// With the conditions last seen.
@@ -228,6 +238,7 @@ impl Sandbox {
                 });
                 objects::ready_members(object).len() == count
                     && voters == count
+                    && objects::leader(object).is_ok()
                     && objects::field(object, "/status/size") == count
                     && objects::field(object, "/status/observedGeneration").as_i64()
                         == object.metadata.generation
@@ -272,9 +283,35 @@ impl Sandbox {
     /// # Errors
     /// When the loss is not reported.
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
-        self.kubectl(&["delete", "pod", pod, "--now", "--wait=false"])
+        let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
+        let since = before.metadata.resource_version.unwrap_or_default();
+        // The operator is faster where something else has lost the member already.
+        let delete = ["delete", "pod", pod, "--now", "--wait=false"];
+        self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        self.await_unready(cluster, pod).await
+        // One that comes back on its volume may be ready again before a busy machine looks: so every status is looked at
+        // that there was.
+        match timeout(PATIENCE, self.unready_since(cluster, pod, &since)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => self.await_unready(cluster, pod).await,
+        }
+    }
+
+    /// Reads every version of a cluster from one on, until a member is not reported as ready.
+    async fn unready_since(&self, cluster: &str, member: &str, since: &str) -> Result<()> {
+        let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
+        let clusters = self.objects(Kind::EtcdCluster);
+        let mut changes = clusters.watch(&only, since).await?.boxed();
+        while let Some(change) = changes.try_next().await? {
+            if let WatchEvent::Modified(object) = change
+                && !objects::ready_members(&object)
+                    .iter()
+                    .any(|name| name == member)
+            {
+                return Ok(());
+            }
+        }
+        bail!("the watch has ended")
     }
 
     /// Waits until a member is not reported as ready.

@@ -31,8 +31,9 @@ const EVERY: Duration = Duration::from_millis(60);
 /// A write that takes longer is given up; whether it was done is unknown then.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long a client with ordinary retries goes on with one write.
-const RETRIES: Duration = Duration::from_secs(10);
+/// How long a client with ordinary retries goes on with one write: longer than an election and a machine that stands
+/// still for a while.
+const RETRIES: Duration = Duration::from_secs(30);
 /// How soon such a client tries again.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -187,7 +188,7 @@ impl Writer {
     }
 
     /// As [`Self::start`], with the retries every client library has: a write that fails is sent again over a new
-    /// connection, and has failed when that does not help for ten seconds.
+    /// connection, and has failed when that does not help for half a minute.
     ///
     /// # Errors
     /// When no write is acknowledged.

@@ -1,0 +1,153 @@
+//! What fails for a moment on a busy machine is asked for again: a test is about the operators, and not about one request
+//! of its own that the API server had no time for.
+//!
+//! Only what may be done twice is done again, and only after an answer that says nothing of what was asked.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result};
+use http::{Method, Request, Response, StatusCode};
+use kube::client::Body;
+use tokio::time::{Sleep, sleep};
+use tower::BoxError;
+use tower::retry::Policy;
+
+/// How long something is asked for again.
+const WITHIN: Duration = Duration::from_secs(30);
+/// From one time to the next.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What `kubectl` and Helm print when the API server, or the way to it, was away for a moment.
+const PASSING: [&str; 20] = [
+    "unable to return a response in the time allotted",
+    "Handler timeout",
+    "etcdserver: request timed out",
+    "etcdserver: leader changed",
+    "TooManyRequests",
+    "too many requests",
+    "ServerTimeout",
+    "currently unable to handle the request",
+    "Unable to connect to the server",
+    "The connection to the server",
+    "connection refused",
+    "connection reset by peer",
+    "TLS handshake timeout",
+    "client connection lost",
+    "server sent GOAWAY",
+    "unexpected EOF",
+    ": EOF",
+    "i/o timeout",
+    "Client.Timeout exceeded",
+    "the object has been modified",
+];
+/// What is said of something else than the API server.
+const ELSEWHERE: &str = "error trying to reach service";
+
+/// Whether this text tells of nothing but a moment in which the API server had no time.
+pub(crate) fn is_passing(text: &str) -> bool {
+    !text.contains(ELSEWHERE) && PASSING.iter().any(|words| text.contains(words))
+}
+
+/// Tries again while the error is a passing one; `attempt` is told whether it was tried before.
+pub(crate) async fn patiently<T>(
+    passes: impl Fn(&Error) -> bool,
+    mut attempt: impl AsyncFnMut(bool) -> Result<T>,
+) -> Result<T> {
+    let begun = Instant::now();
+    let mut again = false;
+    loop {
+        match attempt(again).await {
+            Err(error) if begun.elapsed() < WITHIN && passes(&error) => sleep(PAUSE).await,
+            outcome => return outcome,
+        }
+        again = true;
+    }
+}
+
+/// As kube's own policy, which asks again after 429, 503 and 504: for what may be done twice, also after 500 and after a
+/// connection that breaks.
+#[derive(Clone, Default)]
+pub(crate) struct Again {
+    begun: Option<Instant>,
+}
+
+impl<T> Policy<Request<Body>, Response<T>, BoxError> for Again {
+    type Future = Sleep;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<Body>,
+        answer: &mut Result<Response<T>, BoxError>,
+    ) -> Option<Sleep> {
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        let failed = match answer {
+            Ok(answer) => answer.status() == StatusCode::INTERNAL_SERVER_ERROR,
+            Err(_) => true,
+        };
+        (failed && begun.elapsed() < WITHIN).then(|| sleep(PAUSE))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        if request.method() == Method::POST {
+            return None;
+        }
+        let mut copy = Request::new(request.body().try_clone()?);
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.version_mut() = request.version();
+        copy.headers_mut().clone_from(request.headers());
+        copy.extensions_mut().clone_from(request.extensions());
+        Some(copy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_from_what_was_refused() {
+        for text in [
+            "Error from server (Timeout): the server was unable to return a response in the time allotted, but may still be processing the request",
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
+            "Error from server: etcdserver: request timed out",
+        ] {
+            assert!(is_passing(text), "{text}");
+        }
+        for text in [
+            "Error from server (Forbidden): pods is forbidden",
+            "Error from server (NotFound): pods \"c\" not found",
+            "error: timed out waiting for the condition",
+            "Error from server (ServiceUnavailable): error trying to reach service: dial tcp: connect: connection refused",
+        ] {
+            assert!(!is_passing(text), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_passing_error_is_outlived_and_another_is_not() {
+        let mut tries = 0;
+        let outcome = patiently(
+            |error| error.to_string() == "busy",
+            async |again| {
+                assert_eq!(again, tries > 0);
+                tries += 1;
+                if tries < 3 { bail!("busy") } else { Ok(tries) }
+            },
+        );
+        assert_eq!(outcome.await.unwrap(), 3);
+        let mut tries = 0;
+        let outcome: Result<()> = patiently(
+            |error| error.to_string() == "busy",
+            async |_| {
+                tries += 1;
+                bail!("refused")
+            },
+        )
+        .await;
+        assert!(outcome.is_err());
+        assert_eq!(tries, 1);
+    }
+}
