@@ -406,13 +406,13 @@ mod tests {
         }
 
         async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-            for _ in 0..300 {
+            for _ in 0..6000 {
                 if holds(self) {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            panic!("not within 3 s: {what}");
+            panic!("not within 60 s: {what}");
         }
     }
 
@@ -477,15 +477,22 @@ mod tests {
     async fn the_pause_grows_with_each_failure() {
         let mut case = Case::new();
         case.gate.add_permits(1);
-        let mut pauses = Vec::new();
-        for _ in 0..8 {
+        for pause in [1, 2, 4, 8, 16, 30, 30, 30] {
+            let pause = jiff::SignedDuration::from_secs(pause);
+            let before = Timestamp::now();
             case.begin("0", || true);
             case.news.recv().await.unwrap();
             let not_before = case.workers.observe("0").not_before.unwrap();
-            // Rounded up: a moment has passed since.
-            pauses.push(not_before.duration_since(Timestamp::now()).as_secs() + 1);
+            // It failed between the two.
+            let (longest, shortest) = (
+                not_before.duration_since(before),
+                not_before.duration_since(Timestamp::now()),
+            );
+            assert!(
+                shortest <= pause && pause <= longest,
+                "{pause}: {shortest} to {longest}"
+            );
         }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
         // One that is done with begins from the shortest again.
         case.workers.forget("0");
         assert_eq!(case.workers.observe("0"), Pace::default());
@@ -538,7 +545,7 @@ mod tests {
             case.begin(&index.to_string(), || true);
         }
         case.shutdown.cancel();
-        tokio::time::timeout(Duration::from_secs(3), case.workers.ended())
+        tokio::time::timeout(Duration::from_mins(1), case.workers.ended())
             .await
             .unwrap();
     }

@@ -227,7 +227,7 @@ impl EtcdProcess {
     /// Waits until the member knows a leader; false if it ended instead.
     pub async fn serves(&mut self) -> bool {
         let client = EtcdClient::new(Access::default());
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + Duration::from_mins(1);
         while Instant::now() < end {
             if self.child.try_wait().expect("a child process").is_some() {
                 return false;
@@ -240,7 +240,7 @@ impl EtcdProcess {
             }
         }
         let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-        panic!("etcd does not serve within 30 s: {log}");
+        panic!("etcd does not serve within 60 s: {log}");
     }
 
     fn listens(&self) -> bool {

@@ -18,6 +18,39 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
         .collect()
 }
 
+/// Tries of [`is_quick`].
+const TRIES: usize = 5;
+
+/// Whether it takes less than `limit`, with what it comes to. A busy machine stands still now and then, and not at every
+/// try; one that is slow by itself is slow each time.
+async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
+    let mut times = Vec::new();
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        let answer = ask().await;
+        let took = began.elapsed();
+        if took < limit {
+            return answer;
+        }
+        times.push(took);
+    }
+    panic!("never within {limit:?}: {times:?}");
+}
+
+/// Asks until there is an answer: members that elect, or stand still with the machine, give none for a moment.
+async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
+    let began = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(Error::Timeout(_) | Error::Unavailable(_))
+                if began.elapsed() < Duration::from_mins(1) => {}
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Accepts connections and never says a word.
 fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -89,7 +122,7 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
         }
     }
 
-    let leader = client.status(&via[0]).await.unwrap();
+    let leader = answered(async || client.status(&via[0]).await).await;
     assert_eq!(leader.leader, Some(leader.member_id));
     let wrong = client
         .move_leader(&learner.client_url, leader.member_id)
@@ -99,7 +132,7 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
-    while client.status(&via[0]).await.unwrap().leader != Some(added.id) {
+    while answered(async || client.status(&via[0]).await).await.leader != Some(added.id) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
@@ -113,20 +146,17 @@ async fn invariant_1_without_a_quorum_the_list_is_unknown_and_not_empty() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
-    assert_eq!(client().members(&via).await.unwrap().members.len(), 3);
+    let list = answered(async || client().members(&via).await).await;
+    assert_eq!(list.members.len(), 3);
     members[0].kill();
-    assert_eq!(client().members(&via).await.unwrap().members.len(), 3);
+    let list = answered(async || client().members(&via).await).await;
+    assert_eq!(list.members.len(), 3);
     members[1].kill();
-    let began = Instant::now();
-    let answer = client().members(&via).await;
+    let limit = Duration::from_secs(7);
+    let answer = is_quick(limit, async || client().members(&via).await).await;
     assert!(
         matches!(answer, Err(Error::Timeout(_) | Error::Unavailable(_))),
         "{answer:?}"
-    );
-    assert!(
-        began.elapsed() < Duration::from_secs(7),
-        "{:?}",
-        began.elapsed()
     );
     members[2].kill();
     let answer = client().members(&via).await;
@@ -139,32 +169,22 @@ async fn a_silent_member_costs_its_deadline_and_delays_no_list() {
     let (_listener, silent) = silent();
     let refused = format!("http://127.0.0.1:{}", free_port());
 
-    let began = Instant::now();
-    let status = client().status(&silent).await;
+    let limit = Duration::from_millis(2500);
+    let status = is_quick(limit, async || client().status(&silent).await).await;
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
-    assert!(
-        began.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        began.elapsed()
-    );
 
-    let client = client();
     let via = [silent, refused, etcd.client_url.clone()];
-    let began = Instant::now();
-    client.members(&via).await.unwrap();
-    assert!(
-        began.elapsed() < Duration::from_millis(1800),
-        "{:?}",
-        began.elapsed()
-    );
+    // Each time by a client that knows nothing yet.
+    let limit = Duration::from_millis(1800);
+    let first = is_quick(limit, async || {
+        let client = client();
+        client.members(&via).await.map(|_| client)
+    });
+    let client = first.await.unwrap();
     // The member that answered is asked first the next time.
-    let began = Instant::now();
-    client.members(&via).await.unwrap();
-    assert!(
-        began.elapsed() < Duration::from_millis(500),
-        "{:?}",
-        began.elapsed()
-    );
+    let limit = Duration::from_millis(500);
+    let next = is_quick(limit, async || client.members(&via).await);
+    next.await.unwrap();
 }
 
 #[tokio::test]
@@ -173,10 +193,10 @@ async fn a_dead_member_is_passed_over_and_named() {
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
     let client = client();
-    client.members(&via).await.unwrap();
+    answered(async || client.members(&via).await).await;
     members[0].kill();
     for _ in 0..3 {
-        client.members(&via).await.unwrap();
+        answered(async || client.members(&via).await).await;
     }
     let dead = client.status(&via[0]).await;
     assert!(

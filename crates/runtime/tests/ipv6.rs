@@ -131,12 +131,22 @@ async fn members_with_the_flags_of_their_pods_form_a_cluster_over_ipv6_alone() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            let status = client
-                .status(&format!("http://[::1]:{}", place.client))
-                .await
-                .unwrap();
+            // The others may know of the leader before this one does.
+            let status = loop {
+                match client
+                    .status(&format!("http://[::1]:{}", place.client))
+                    .await
+                {
+                    Ok(status) if status.leader.is_some() => break status,
+                    answer => assert!(
+                        begun.elapsed() < Duration::from_mins(2),
+                        "{} of etcd {minor} does not serve: {answer:?}",
+                        place.name
+                    ),
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            assert!(status.leader.is_some());
             // What the kubelet asks for readiness.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
