@@ -1,8 +1,9 @@
 //! Clusters with TLS from Secrets: what the tests share.
 
 use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_object, condition};
 use e2e::tls::{self, Authority, Identity};
-use e2e::{Sandbox, Writer};
+use e2e::{PATIENCE, Sandbox, Writer};
 use kube::ResourceExt;
 
 /// Lines under `spec` for TLS between members and towards clients.
@@ -58,6 +59,20 @@ pub(crate) async fn make_secrets(
 pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let own = authority.client()?;
     Ok(authority.identity(Some(&own), &client_name(sandbox, cluster)))
+}
+
+/// Waits until three members are ready, and `TLSReady` is true and says this.
+pub(crate) async fn await_tls_ready(sandbox: &Sandbox, says: &str) -> Result<()> {
+    sandbox.await_members("c", 3).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "TLSReady", PATIENCE, |object| {
+        condition(object, "TLSReady").is_some_and(|found| {
+            let message = found["message"].as_str().unwrap_or_default();
+            found["status"] == "True" && message.contains(says)
+        })
+    })
+    .await
+    .map(drop)
 }
 
 /// A client that writes all along while a member is lost, members are added and removed; nothing is lost.

@@ -1,15 +1,16 @@
 //! Secrets that do not hold: it is said which and what, nobody is started with them, and a cluster that runs is left
 //! alone.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, condition, conditions_line};
 use e2e::tls::{self, Authority, Signed};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Writer, until};
 use kube::ResourceExt;
+use serde_json::json;
 
-use crate::certificates::{STATIC, client, make_secrets, of_services};
+use crate::certificates::{STATIC, await_tls_ready, client, of_services};
 use crate::fixtures::cluster_with;
 
 /// Puts another certificate into the Secret of the members towards clients.
@@ -56,19 +57,24 @@ async fn nobody_is_started_with_certificates_that_do_not_hold() {
         )
         .await?;
 
-        let authority = make_secrets(sandbox, &names, false).await?;
+        // At no moment do all of them hold.
+        let authority = Authority::new("the test's authority")?;
         let good = authority.sign(&names)?;
         let stranger = Authority::new("a stranger")?;
-        sandbox
-            .kubectl(&[
-                "patch",
-                "secret",
-                "server",
-                "--type=json",
-                "-p",
-                r#"[{"op":"remove","path":"/data/server.key"}]"#,
-            ])
-            .await?;
+        let without_key = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": { "name": "server" },
+            "stringData": { "server.crt": good.certificate, "server-ca.crt": authority.pem },
+        });
+        sandbox.apply(&without_key.to_string()).await?;
+        for (name, keys, signed) in [
+            ("peer", tls::PEER, authority.sign(&names)?),
+            ("operator", tls::CLIENT, authority.client()?),
+        ] {
+            let secret = tls::secret(name, keys, &signed, &authority.pem);
+            sandbox.apply(&secret).await?;
+        }
         await_fault(sandbox, "KeyMissing", &["serverSecret", "server.key"]).await?;
         let mismatched = Signed {
             key: authority.sign(&names)?.key,
@@ -105,9 +111,7 @@ async fn nobody_is_started_with_certificates_that_do_not_hold() {
 
         // Put right, it forms by itself.
         serve_with(sandbox, &good, &authority.pem).await?;
-        let formed = sandbox.await_members("c", 3).await?;
-        let ready = condition(&formed, "TLSReady").context("no condition")?;
-        ensure!(ready["status"] == "True", "{ready}");
+        await_tls_ready(sandbox, "").await?;
 
         // A Secret goes bad: it is said, and nobody is touched.
         let identity = client(&authority, sandbox, "c")?;

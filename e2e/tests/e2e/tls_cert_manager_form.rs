@@ -1,12 +1,11 @@
 //! Secrets as cert-manager writes them: `tls.crt`, `tls.key` and `ca.crt`.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::Sandbox;
 use e2e::leaks::discreet;
-use e2e::objects::condition;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::certificates::{STATIC, client, lives, make_secrets, of_services};
+use crate::certificates::{STATIC, await_tls_ready, client, lives, make_secrets, of_services};
 use crate::fixtures::cluster_with;
 
 #[tokio::test]
@@ -15,9 +14,7 @@ async fn a_cluster_lives_on_secrets_of_cert_manager() {
         let authority = make_secrets(sandbox, &of_services(sandbox), true).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
-        let formed = sandbox.await_members("c", 3).await?;
-        let ready = condition(&formed, "TLSReady").context("no condition TLSReady")?;
-        ensure!(ready["status"] == "True", "{ready}");
+        await_tls_ready(sandbox, "").await?;
         no_member_sees_the_operators_secret(sandbox).await?;
         let identity = client(&authority, sandbox, "c")?;
         lives(sandbox, &identity, "cert-manager's keys").await

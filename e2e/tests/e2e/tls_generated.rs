@@ -21,6 +21,8 @@ use crate::fixtures::{DURABLE, cluster_with};
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 /// For certificates that run out while a test can wait for it.
 const SHORT: &str = "  TLS: {generated: {certificateDuration: 3m}}\n";
+/// After so long the last of them has run out.
+const RUN_OUT: Duration = Duration::from_secs(190);
 
 /// A key of a Secret as text.
 pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
@@ -223,12 +225,14 @@ async fn a_cluster_whose_certificates_have_run_out_comes_back() {
         sandbox
             .kubectl(&["scale", operator, "--replicas=0"])
             .await?;
+        // One that is ending may make a last one anew.
+        sandbox.await_pods_of("etcd-operator", 0).await?;
         let pods = sandbox.member_pods("c").await?;
         let first = pods.first().map(ResourceExt::name_any).context("no pod")?;
         let service = |identity: Identity| async move {
             Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &first, &identity).await
         };
-        tokio::time::sleep(Duration::from_secs(200)).await;
+        tokio::time::sleep(RUN_OUT).await;
         ensure!(
             service(identity).await.is_err(),
             "an expired certificate was taken"

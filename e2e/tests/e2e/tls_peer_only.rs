@@ -3,9 +3,10 @@
 use anyhow::ensure;
 use e2e::Writer;
 use e2e::leaks::discreet;
-use e2e::objects::{condition, has_condition};
 
-use crate::certificates::{arguments, client, lives, make_secrets, of_pods, of_services};
+use crate::certificates::{
+    arguments, await_tls_ready, client, lives, make_secrets, of_pods, of_services,
+};
 use crate::fixtures::cluster_with;
 
 #[tokio::test]
@@ -15,12 +16,7 @@ async fn members_talk_tls_to_each_other_and_clients_do_not() {
         let tls = "  TLS: {static: {member: {peerSecret: peer}}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, tls)?;
         sandbox.apply(&manifest).await?;
-        let formed = sandbox.await_members("c", 3).await?;
-        ensure!(
-            has_condition(&formed, "TLSReady", "True"),
-            "{:?}",
-            condition(&formed, "TLSReady")
-        );
+        await_tls_ready(sandbox, "").await?;
         let arguments = arguments(sandbox).await?;
         let has = |text: &str| arguments.iter().any(|argument| argument.starts_with(text));
         ensure!(has("--listen-peer-urls=https://") && has("--listen-client-urls=http://"));

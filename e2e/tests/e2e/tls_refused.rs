@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use crate::certificates::client_name;
 use crate::fixtures::cluster_with;
 use crate::tls_generated::{GENERATED, client, value};
-use crate::tls_static::{get, is_let_in, serves_no_data};
+use crate::tls_static::{await_let_in, get, is_let_in, serves_no_data};
 
 /// How much of an authority's name is drawn.
 const DRAWN: usize = 12;
@@ -37,10 +37,7 @@ async fn lets_in_alone(
     (authority, other): (&Authority, &Signed),
 ) -> Result<()> {
     let pod = format!("pod/{pod}");
-    ensure!(
-        is_let_in(sandbox, &pod, port, good).await?,
-        "the good one is not let in on port {port}"
-    );
+    await_let_in(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
     // What was signed with the authority's key is as good as what the operator makes; so it is the time that counts.
@@ -49,10 +46,8 @@ async fn lets_in_alone(
         own: own.cloned(),
         ..good.clone()
     };
-    ensure!(
-        is_let_in(sandbox, &pod, port, &with(Some(&valid))).await?,
-        "a certificate by the authority is refused on port {port}"
-    );
+    let by_authority = await_let_in(sandbox, &pod, port, &with(Some(&valid))).await;
+    by_authority.context("a certificate by the authority")?;
     for (who, own) in [
         ("no certificate", None),
         ("a foreign authority's certificate", Some(&stranger)),

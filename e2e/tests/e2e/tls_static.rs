@@ -4,9 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
 use e2e::leaks::discreet;
-use e2e::objects::{condition, field};
+use e2e::objects::field;
 use e2e::tls::{self, Authority, Identity};
-use e2e::{Sandbox, Writer};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, until};
 use etcd_client::Client;
 use kube::ResourceExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,7 +15,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Duration, timeout};
 
 use crate::certificates::{
-    STATIC, arguments, client, client_name, lives, make_secrets, of_pods, of_services,
+    STATIC, arguments, await_tls_ready, client, client_name, lives, make_secrets, of_pods,
+    of_services,
 };
 use crate::fixtures::cluster_with;
 
@@ -25,16 +27,8 @@ async fn a_cluster_lives_on_certificates_of_the_pods_form() {
         let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
+        await_tls_ready(sandbox, "Pod form").await?;
         let formed = sandbox.await_members("c", 3).await?;
-        let ready = condition(&formed, "TLSReady").context("no condition TLSReady")?;
-        ensure!(ready["status"] == "True", "{ready}");
-        ensure!(
-            ready["message"]
-                .as_str()
-                .unwrap_or_default()
-                .contains("Pod form"),
-            "{ready}"
-        );
         ensure!(field(&formed, "/spec/memberAddress").is_null());
         for argument in arguments(sandbox).await? {
             ensure!(
@@ -63,7 +57,10 @@ async fn nobody_without_a_certificate_gets_in() {
         let stranger = Authority::new("a stranger")?;
 
         let good = client(&authority, sandbox, "c")?;
-        put(sandbox, &pod, &good).await.context("a good client")?;
+        until("a good client writes", PATIENCE, async || {
+            put(sandbox, &pod, &good).await.map(Look::Done)
+        })
+        .await?;
         let foreign = Identity {
             own: Some(stranger.client()?),
             ..good.clone()
@@ -87,10 +84,7 @@ async fn nobody_without_a_certificate_gets_in() {
             }
         }
         for port in [2379, 2380] {
-            ensure!(
-                is_let_in(sandbox, &pod, port, &good).await?,
-                "the good client is not let in on port {port}"
-            );
+            await_let_in(sandbox, &pod, port, &good).await?;
             let plain = get(sandbox, &pod, port, "/health").await;
             ensure!(
                 !plain.as_ref().is_ok_and(|answer| answer.contains("200 OK")),
@@ -108,8 +102,15 @@ async fn nobody_without_a_certificate_gets_in() {
 
 /// The listener that asks nobody for a certificate says how the member is, and nothing of what it holds.
 pub(crate) async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
-    let health = get(sandbox, pod, 2381, "/readyz").await?;
-    ensure!(health.contains("200 OK"), "{health}");
+    until("it says how it is", PATIENCE, async || {
+        let health = get(sandbox, pod, 2381, "/readyz").await?;
+        Ok(if health.contains("200 OK") {
+            Look::Done(())
+        } else {
+            Look::NotYet(health)
+        })
+    })
+    .await?;
     for path in [
         "/v3/kv/range",
         "/v3/maintenance/snapshot",
@@ -122,7 +123,7 @@ pub(crate) async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
         "/debug/requests",
         "/",
     ] {
-        let answer = get(sandbox, pod, 2381, path).await?;
+        let answer = answer(sandbox, pod, 2381, path).await?;
         ensure!(answer.contains("404"), "{path}: {answer}");
     }
     Ok(())
@@ -159,6 +160,37 @@ pub(crate) async fn is_let_in(
 ) -> Result<bool> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     Ok(identity.ask(forward.port, "/version").await.is_ok())
+}
+
+/// Waits until the handshake gets through: a busy machine may take longer for one than a client waits.
+pub(crate) async fn await_let_in(
+    sandbox: &Sandbox,
+    pod: &str,
+    port: u16,
+    identity: &Identity,
+) -> Result<()> {
+    let what = format!("the good client is let in on port {port}");
+    until(&what, PATIENCE, async || {
+        let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
+        identity
+            .ask(forward.port, "/version")
+            .await
+            .map(|_| Look::Done(()))
+    })
+    .await
+}
+
+/// As [`get`], until there is an answer.
+async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
+    until(&format!("an answer to {path}"), PATIENCE, async || {
+        let answer = get(sandbox, pod, port, path).await?;
+        Ok(if answer.starts_with("HTTP/1.") {
+            Look::Done(answer)
+        } else {
+            Look::NotYet(answer)
+        })
+    })
+    .await
 }
 
 /// The answer to a plain HTTP request.
