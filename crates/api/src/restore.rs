@@ -14,9 +14,10 @@ pub use check::{not_in_effect, unreachable, unsafe_to_ignore, validate};
 use crate::backup::Progress;
 use crate::cluster::EtcdClusterSpec;
 use crate::duration::DurationText;
-use crate::schema::{is_false, object_name, readable_items, text_map};
+use crate::schema::{is_false, object_name, open_object, readable_items, text_map};
 use crate::storage::{
-    AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageType,
+    AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageBlock,
+    StorageType,
 };
 use crate::text::text_enum;
 
@@ -239,6 +240,9 @@ pub struct EtcdRestoreStatus {
     /// The recorded intent of the restore: the seed member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
+    /// The backup it is made of, as it was found: written before anything is made of it, and not looked up again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<ChosenBackup>,
     /// The cluster that was there and is replaced, as it was when the restore began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacesStatus>,
@@ -272,6 +276,32 @@ pub struct SeedStatus {
     pub member: String,
     /// The new cluster token.
     pub token: String,
+}
+
+/// The backup a restore is made of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChosenBackup {
+    /// Where it lies, such as `s3://bucket/key`.
+    pub location: String,
+    /// The EtcdBackup it is of, with `spec.backup.name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_backup: Option<String>,
+    /// Revision it holds, as the manifest beside it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_revision: Option<i64>,
+    /// Size of the stored object in bytes, where the operator can see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_size: Option<i64>,
+    /// SHA-256 of the snapshot, in hexadecimal: as the manifest beside it says, or else as it was fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Generation of the spec that chose it. Before anything is made of it, a changed spec chooses again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
+    /// The block of its storage type, under its name: with its own path, and with names of Secrets only.
+    #[schemars(schema_with = "open_object")]
+    pub source: StorageBlock,
 }
 
 /// The cluster a restore replaces.

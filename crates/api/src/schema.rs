@@ -27,6 +27,11 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
+/// The schema of an object that is recorded as it was; what it may hold is checked where it is given.
+pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
 /// The schema of the name of an object: at most 253 characters, not empty.
 pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })

@@ -72,6 +72,7 @@ pub async fn act(
         // Written with the status.
         Step::Nothing
         | Step::RecordIntent { .. }
+        | Step::RecordBackup(_)
         | Step::RecordRestored { .. }
         | Step::Abandon(_) => Ok(()),
         Step::Guard(set) => guard(hands, restore, *set).await,
@@ -116,6 +117,7 @@ fn point(step: &Step) -> &'static str {
     match step {
         Step::Nothing => "restore-before-nothing",
         Step::RecordIntent { .. } => "restore-before-record-intent",
+        Step::RecordBackup(_) => "restore-before-record-backup",
         Step::Guard(true) => "restore-before-guard",
         Step::Guard(false) => "restore-before-let-go",
         Step::CreateCluster(_) => "restore-before-create-cluster",
@@ -351,8 +353,9 @@ async fn create_child(
             None => Ok(()),
         },
         _ => {
-            let place = observed
-                .place
+            // Invariant 10: what was recorded, whatever is newest by now.
+            let backup = observed
+                .backup
                 .as_ref()
                 .map_err(|trouble| Error::Missing(trouble.message.clone()))?;
             let image = hands
@@ -366,7 +369,8 @@ async fn create_child(
                 seed: &seed,
                 version: &version,
                 restore: naming::uid(restore),
-                source: place,
+                source: &backup.source,
+                sha256: backup.sha256.as_deref(),
                 bump_revision: bump_revision(restore),
                 apart: in_place::replaces(restore).is_some(),
             };

@@ -6,6 +6,7 @@
 //! fetches with its own credentials.
 
 pub mod act;
+pub mod choice;
 pub mod controller;
 mod metrics;
 pub mod naming;

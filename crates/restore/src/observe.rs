@@ -9,10 +9,10 @@ mod tls;
 
 use std::time::Duration;
 
-use api::cluster;
+use api::cluster::{self, EtcdClusterSpec};
 use api::conditions::{self, ConditionType, Reason};
 use api::names::ANNOTATION_RESTORE;
-use api::storage::StorageBlock;
+use api::restore::ChosenBackup;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
@@ -22,9 +22,11 @@ use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::observed::{Cluster, ClusterFacts, Former, Observed, Seed, Serving, Source, Trouble};
+use crate::observed::{
+    Cluster, ClusterFacts, Former, Observed, Pod, Seed, Serving, Source, Trouble,
+};
 use crate::plan::in_place;
-use crate::{naming, plan, started};
+use crate::{choice, naming, plan, started};
 
 /// No single read of Kubernetes may take longer.
 const READ: Duration = Duration::from_secs(10);
@@ -37,8 +39,8 @@ pub struct Seen {
     pub observed: Observed,
     /// The EtcdCluster as it was read.
     pub cluster: Option<EtcdCluster>,
-    /// The place of the backup.
-    pub place: Result<StorageBlock, Trouble>,
+    /// The backup: what was recorded, or what the spec names now.
+    pub backup: Result<ChosenBackup, Trouble>,
     /// The seed's objects as they were read, where they are the seed's.
     pub children: Children,
 }
@@ -72,12 +74,13 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
         observed: Observed {
             cluster: Cluster::Absent,
             source: Source::NotAsked,
+            found: None,
             seed: Seed::not_asked(),
             serving: Serving::NotAsked,
             former: Former::NotAsked,
         },
         cluster: None,
-        place: Err(Trouble::new(
+        backup: Err(Trouble::new(
             Reason::Unknown_,
             "the backup was not looked for",
         )),
@@ -93,15 +96,14 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
             if in_place::gives_up(restore) {
                 return seen;
             }
-            seen.place = backup::place(eyes, restore, &namespace).await;
+            seen.backup = backup::choose(eyes, restore, &namespace, false).await;
             if restore
                 .status
                 .as_ref()
                 .is_some_and(|status| status.seed.is_some())
             {
                 let there = None;
-                seen.observed.source =
-                    backup::look(eyes, restore, &namespace, there, &seen.place).await;
+                look_at_backup(eyes, restore, there, &mut seen).await;
             }
         }
         Ok(Some(mut cluster)) => {
@@ -149,9 +151,13 @@ async fn look_around(
             return;
         }
         if !in_place::gives_up(restore) || turned {
-            seen.place = backup::place(eyes, restore, &namespace).await;
+            seen.backup = backup::choose(eyes, restore, &namespace, true).await;
         }
         seen.observed.seed = members::seed(named, cluster, &mut seen.children);
+        if let Pod::Present(pod) = &mut seen.observed.seed.pod {
+            choice::name_in(restore, pod);
+        }
+        seen.observed.found = backup::begun_with(restore, seen);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         if turned {
             seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
@@ -176,9 +182,22 @@ async fn look_around(
             seen.observed.serving = members::cluster_serving(eyes, &namespace, cluster).await;
         }
     } else if facts.claim.is_none() && restore.spec.overwrite && !in_place::gives_up(restore) {
-        seen.place = backup::place(eyes, restore, &namespace).await;
-        let there = Some(&cluster.spec);
-        seen.observed.source = backup::look(eyes, restore, &namespace, there, &seen.place).await;
+        seen.backup = backup::choose(eyes, restore, &namespace, false).await;
+        look_at_backup(eyes, restore, Some(&cluster.spec), seen).await;
+    }
+}
+
+/// Before anything is made of it.
+async fn look_at_backup(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    there: Option<&EtcdClusterSpec>,
+    seen: &mut Seen,
+) {
+    let namespace = restore.namespace().unwrap_or_default();
+    seen.observed.source = backup::look(eyes, restore, &namespace, there, &mut seen.backup).await;
+    if let (Source::Ready(_), Ok(backup)) = (&seen.observed.source, &seen.backup) {
+        seen.observed.found = Some(backup.clone());
     }
 }
 

@@ -4,8 +4,11 @@
 use api::cluster::EtcdClusterSpec;
 use api::conditions::Reason;
 use api::problem::Problem;
+use api::restore::ChosenBackup;
 use etcd::KeyHash;
 use runtime::progress::Moved;
+
+use crate::naming;
 
 /// Everything a plan is made from, besides the EtcdRestore itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +17,8 @@ pub struct Observed {
     pub cluster: Cluster,
     /// The backup. Looked at while the cluster is still to be created.
     pub source: Source,
+    /// The backup to take, where none is recorded that stands.
+    pub found: Option<ChosenBackup>,
     /// The seed member's objects. Looked at while the cluster carries our claim.
     pub seed: Seed,
     /// etcd itself: the seed, or after the handover the cluster.
@@ -76,6 +81,14 @@ pub struct ClusterFacts {
     pub durable: bool,
     /// Why its spec cannot be started, if so.
     pub problems: Vec<Problem>,
+}
+
+impl ClusterFacts {
+    /// Whether this is the cluster that is recorded.
+    pub fn is_cluster(&self, id: &str) -> bool {
+        let recorded = self.cluster_id.as_deref();
+        recorded.is_some_and(|recorded| naming::is_same_cluster(recorded, id))
+    }
 }
 
 /// Something that stands in the way, for people and for the condition.
@@ -183,6 +196,8 @@ pub struct PodFacts {
     pub verified: bool,
     /// What etcd must say of its keys at that revision, where the backup tells.
     pub hash: Option<KeyHash>,
+    /// SHA-256 of what was fetched, in hexadecimal.
+    pub sha256: Option<String>,
     /// Whether the container that fetches runs.
     pub fetching: bool,
     /// How far it is, in bytes of what is stored.

@@ -11,18 +11,19 @@ use api::EtcdRestore;
 use api::cluster::EtcdClusterSpec;
 use api::conditions::{self, ConditionType, Reason};
 use api::problem;
-use api::restore::{self, ReplacesStatus, SeedStatus};
+use api::restore::{self, ChosenBackup, ReplacesStatus, SeedStatus};
 use runtime::progress::Moved;
 
-use crate::naming;
 use crate::observed::{
     Child, Cluster, ClusterFacts, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source,
     Trouble,
 };
+use crate::{choice, naming};
 
 mod ended;
 pub mod expiry;
 pub mod in_place;
+mod joining;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -63,6 +64,8 @@ pub enum Step {
         /// The cluster that is there.
         replaces: Option<ReplacesStatus>,
     },
+    /// Into the restore's status: the backup it is made of (invariant 10).
+    RecordBackup(Box<ChosenBackup>),
     /// The finalizer of the restore: set before the claim, taken away after it.
     Guard(bool),
     /// The EtcdCluster, with our claim on it.
@@ -83,6 +86,8 @@ pub enum Step {
         cluster_id: String,
         /// The revision the seed holds.
         revision: i64,
+        /// SHA-256 of the snapshot it was made from.
+        sha256: Option<String>,
     },
     /// Into the restore's status: it is given up, and this is why.
     Abandon(Trouble),
@@ -117,7 +122,7 @@ pub enum Outlook {
 }
 
 impl Plan {
-    fn step(step: Step, what: &str) -> Self {
+    pub(crate) fn step(step: Step, what: &str) -> Self {
         let outlook = Outlook::Working(Trouble::new(Reason::InProgress, what));
         Self {
             step,
@@ -134,7 +139,7 @@ impl Plan {
         }
     }
 
-    fn wait_for(what: impl Into<String>) -> Self {
+    pub(crate) fn wait_for(what: impl Into<String>) -> Self {
         Self::wait(Trouble::new(Reason::InProgress, what))
     }
 
@@ -185,7 +190,7 @@ pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
         Cluster::Ending | Cluster::Absent if gives_up => let_go(),
         Cluster::Ending => Plan::wait_for("the old EtcdCluster of this name to be gone"),
-        Cluster::Absent => without_cluster(restore, &observed.source),
+        Cluster::Absent => without_cluster(restore, observed),
         Cluster::Present(cluster) => match &cluster.claim {
             Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, observed),
             _ if gives_up => let_go(),
@@ -248,7 +253,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
 /// Whether the seed of this cluster is the one this restore verified.
 fn is_ours(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
-    restored.is_some() && restored == cluster.cluster_id.as_deref()
+    restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
 /// Whether the seed was found to serve what was backed up, and that is recorded.
@@ -274,7 +279,7 @@ fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
     )
 }
 
-fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
+fn without_cluster(restore: &EtcdRestore, observed: &Observed) -> Plan {
     if verified(restore).is_some() {
         let name = naming::target(restore);
         let message = format!(
@@ -286,14 +291,13 @@ fn without_cluster(restore: &EtcdRestore, source: &Source) -> Plan {
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
-    match source {
-        Source::NotAsked => Plan::wait_for("the backup to be looked at"),
-        Source::Unavailable(trouble) => Plan::trouble(trouble),
-        Source::Ready(spec) => Plan::step(
-            Step::CreateCluster(spec.clone()),
-            "creating the EtcdCluster",
-        ),
-    }
+    let spec = match &observed.source {
+        Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
+        Source::Unavailable(trouble) => return Plan::trouble(trouble),
+        Source::Ready(spec) => spec.clone(),
+    };
+    choice::to_record(restore, observed, false)
+        .unwrap_or_else(|| Plan::step(Step::CreateCluster(spec), "creating the EtcdCluster"))
 }
 
 fn record_intent(restore: &EtcdRestore) -> Plan {
@@ -315,7 +319,7 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
     // was made for it nothing is created any more, for from here on clients may have written.
     if in_place::has_turned(restore, cluster) {
         return if in_place {
-            in_place::replace(observed, cluster.durable, verified(restore))
+            in_place::replace(restore, observed, cluster.durable)
         } else {
             Plan::step(Step::ReleaseClaim, "handing the cluster over")
         };
@@ -330,6 +334,10 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
     }
     if !seed_is_recorded(restore) {
         return record_intent(restore);
+    }
+    // Begun by an operator that did not record it.
+    if let Some(plan) = choice::to_record(restore, observed, true) {
+        return plan;
     }
     if in_place {
         return in_place::prepare(restore, cluster, observed);
@@ -420,7 +428,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
                  and create a new EtcdRestore"
             ),
         )),
-        Serving::Serves { cluster_id, .. } if known == Some((cluster_id.as_str(), restored)) => {
+        Serving::Serves { cluster_id, .. } if is_known(known, cluster_id, restored) => {
             let cluster_id = cluster_id.clone();
             Plan::step(
                 Step::RecordFormed { cluster_id },
@@ -431,10 +439,15 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
             let step = Step::RecordRestored {
                 cluster_id: cluster_id.clone(),
                 revision: restored,
+                sha256: pod.sha256.clone(),
             };
             Plan::step(step, "the seed member serves")
         }
     }
+}
+
+fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
+    known.is_some_and(|(id, at)| naming::is_same_cluster(id, cluster) && at == revision)
 }
 
 /// The data directory is made before etcd starts, which takes a second or two for each GiB: a large one is not looked
@@ -457,11 +470,9 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         // The hash is asked of the seed alone, before the handover.
         Serving::NotAsked | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
-        Serving::Serves { cluster_id, .. } if Some(cluster_id) != cluster.cluster_id.as_ref() => {
-            Plan::wait_for(format!(
-                "the cluster to serve: another cluster ({cluster_id}) answers at its address"
-            ))
-        }
+        Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(
+            format!("the cluster to serve: another cluster ({cluster_id}) answers at its address"),
+        ),
         Serving::Serves { revision, .. } if *revision < restored => Plan::wait_for(format!(
             "a member that has reached revision {restored}: one at {revision} answered"
         )),

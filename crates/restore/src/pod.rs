@@ -18,6 +18,7 @@ use runtime::member::{
 
 use runtime::progress::Moved;
 
+use crate::choice::SOURCE;
 use crate::observed::{Life, PodFacts, Trouble};
 
 mod life;
@@ -41,6 +42,8 @@ pub struct From<'a> {
     pub restore: &'a str,
     /// Where the backup lies.
     pub source: &'a StorageBlock,
+    /// SHA-256 of the snapshot, where it is known.
+    pub sha256: Option<&'a str>,
     /// By how much the revision is raised.
     pub bump_revision: Option<u64>,
     /// It is made beside a cluster that serves.
@@ -52,7 +55,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
-        source: from_store(from.source, from.version),
+        source: from_store(from),
         bump_revision: from.bump_revision,
     };
     let mut pod = member::seed_pod(members, seed, operator);
@@ -91,18 +94,21 @@ fn find_place(pod: &mut Pod) {
 }
 
 /// The container that fetches sees the Secrets, and no other container does (invariant 14).
-fn from_store(block: &StorageBlock, version: &EtcdVersion) -> Source {
+fn from_store(from: &From<'_>) -> Source {
+    let (block, version) = (from.source, from.version);
+    let sha256 = from.sha256.map(|sha256| format!("--sha256={sha256}"));
     let mut from = Source {
         // Names of Secrets and places only (invariant 14).
         arguments: vec![
             format!(
-                "--source={}",
+                "{SOURCE}{}",
                 serde_json::to_string(block).unwrap_or_default()
             ),
             format!("--etcd-version={version}"),
         ],
         ..Source::default()
     };
+    from.arguments.extend(sha256);
     let source = block.source();
     if let StorageSource::Pvc(pvc) = &source {
         from.arguments.push(format!("--claim={CLAIM}"));
@@ -201,7 +207,8 @@ pub fn facts(pod: &Pod) -> PodFacts {
         moved: fetched(&prepare),
         restored: told.as_ref().map(|contents| contents.revision),
         verified: told.is_some() && (apart || serves),
-        hash: told.and_then(|contents| contents.hash),
+        hash: told.as_ref().and_then(|contents| contents.hash),
+        sha256: told.map(|contents| contents.sha256),
     }
 }
 

@@ -63,20 +63,22 @@ fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
             status.replaces.clone_from(replaces);
             status.start_time.get_or_insert_with(|| now.clone());
         }
+        Step::RecordBackup(chosen) => status.backup = Some(chosen.as_ref().clone()),
         Step::RecordRestored {
             cluster_id,
             revision,
+            sha256,
         } => {
+            if let Some(chosen) = &mut status.backup {
+                chosen.sha256 = chosen.sha256.take().or_else(|| sha256.clone());
+            }
             status.cluster_id = Some(cluster_id.clone());
             status.restored_revision = Some(*revision);
         }
         Step::Abandon(trouble) => {
             status.abandoned = Some(AbandonedStatus {
                 reason: trouble.reason.as_str().to_owned(),
-                message: format!(
-                    "{}; the cluster that was there is left as it was",
-                    trouble.message
-                ),
+                message: trouble.message.clone(),
             });
         }
         _ => {}
@@ -260,6 +262,7 @@ mod tests {
         let step = Step::RecordRestored {
             cluster_id: "ab".into(),
             revision: 7,
+            sha256: Some("cd".into()),
         };
         let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
         let failure = Trouble::new(Reason::StepFailed, "conflict");

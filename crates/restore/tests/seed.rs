@@ -134,6 +134,7 @@ impl World {
             ca: None,
             claim: None,
             etcd_version: None,
+            sha256: None,
             meter: Arc::default(),
             bump_revision: None,
             copy_to: None,
@@ -389,6 +390,44 @@ async fn a_manifest_that_does_not_fit_is_refused() {
     world
         .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "manifest")
         .await;
+}
+
+/// Invariant 9: whole, with its manifest or without, and not the one the restore was begun with.
+#[tokio::test]
+async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
+    let world = World::new("3.6").await;
+    world.put_manifest(&world.manifest()).await;
+    let chosen = |sha256: &str| Fetch {
+        sha256: Some(sha256.to_owned()),
+        ..world.fetch()
+    };
+    let (right, another) = (world.manifest()["sha256"].clone(), "ab".repeat(32));
+    world
+        .refuses(
+            &chosen(&another),
+            &Reason::SnapshotUnreadable,
+            "overwritten",
+        )
+        .await;
+    world
+        .store()
+        .await
+        .delete(&manifest_key("a/backup"))
+        .await
+        .unwrap();
+    world
+        .refuses(
+            &chosen(&another),
+            &Reason::SnapshotUnreadable,
+            "overwritten",
+        )
+        .await;
+    // What a seed has fetched before is taken for what it is, too.
+    let fetched = fetch(&chosen(right.as_str().unwrap())).await.unwrap();
+    assert_eq!(fetched.revision, world.revision);
+    let trouble = fetch(&chosen(&another)).await.unwrap_err();
+    assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+    assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 
 /// Invariant 12, from the other side: also what comes out of a compressed backup is what etcd sent.

@@ -72,6 +72,7 @@ impl Loss {
             ca: None,
             claim: None,
             etcd_version: None,
+            sha256: None,
             meter: std::sync::Arc::default(),
             bump_revision: None,
             copy_to: None,

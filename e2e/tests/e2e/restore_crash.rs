@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::manifests::restore_with;
-use e2e::objects::{Kind, await_object, conditions_line, field, has_condition};
+use e2e::manifests::{backup_with, restore_with};
+use e2e::objects::{Kind, await_complete, await_object, conditions_line, field, has_condition};
 use e2e::picture::Picture;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
@@ -13,9 +13,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
-use crate::fixtures::root;
+use crate::fixtures::{cluster, root};
 use crate::restore_in_place::{CLAIM, Living, living, living_on, over};
-use crate::restore_sources::compare;
+use crate::restore_sources::{compare, painted};
 
 const OPERATOR: &str = "etcd-restore-operator";
 
@@ -25,6 +25,7 @@ const CLEAR: &str = "restore-before-clear-pod";
 /// In the order in which they are come to, over a living cluster.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
+    "restore-before-record-backup",
     "restore-before-guard",
     "restore-before-claim",
     "restore-before-create-service",
@@ -53,6 +54,7 @@ const ENDED: &[&str] = &["restore-before-record-formed", CLEAR];
 
 /// Of a cluster that is not there; what is made for its seed is made in the same way as above.
 const NEW: &[&str] = &[
+    "restore-before-record-backup",
     "restore-before-create-cluster",
     "restore-before-guard",
     "restore-before-record-formed",
@@ -220,6 +222,68 @@ async fn restore_seed_ended_for_good_is_made_again_beside_the_cluster_that_serve
         Ok(())
     })
     .await;
+}
+
+/// The newest backup of an EtcdBackup is recorded when the restore begins with it. A newer one that is complete when the
+/// seed has to be made again, by an operator that was started since, is not taken.
+#[tokio::test]
+async fn restore_lost_seed_is_made_of_the_recorded_backup_and_not_of_a_newer_one() {
+    scenario("restore_recorded_backup", async |sandbox| {
+        let (bucket, keys) = painted(sandbox, &cluster(&sandbox.env, "c", 1)?, 1).await?;
+        let early = Picture::now(&keys).await?;
+        let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 9}\n";
+        let (s3, path) = (sandbox.env.s3()?, format!("{}/etcd", bucket.name));
+        let often = backup_with(s3, "often", "c", &path, policy);
+        sandbox.apply(&often).await?;
+        let backups = sandbox.objects(Kind::EtcdBackup);
+        await_complete(&backups, "often", PATIENCE).await?;
+        suspend(sandbox, true).await?;
+        let manifest = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: back}\n\
+                        spec:\n  etcdCluster: {name: d}\n  backup: {name: often}\n";
+        dies_at_each(sandbox, &["restore-before-record-formed"], manifest).await?;
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        let what = "the seed to be verified";
+        let begun = await_object(&restores, "back", what, PATIENCE, |object| {
+            field(object, "/status/restoredRevision").as_i64() == Some(early.revision)
+        })
+        .await?;
+        let recorded = field(&begun, "/status/backup/location").clone();
+        let deployment = format!("deployment/{OPERATOR}");
+        let stop = ["scale", &deployment, "--replicas=0"];
+        sandbox.kubectl(&stop).await?;
+        sandbox.await_pods_of(OPERATOR, 0).await?;
+
+        keys.paint("more/", 20).await?;
+        let late = keys.revision().await?;
+        suspend(sandbox, false).await?;
+        await_object(&backups, "often", "a newer backup", PATIENCE, |object| {
+            has_condition(object, "Complete", "True")
+                && field(object, "/status/etcdRevision").as_i64() >= Some(late)
+                && *field(object, "/status/location") != recorded
+        })
+        .await?;
+        suspend(sandbox, true).await?;
+        seed_ends_for_good(sandbox).await?;
+        restart_with(sandbox, "FAILPOINTS-").await?;
+        sandbox
+            .kubectl(&["scale", &deployment, "--replicas=1"])
+            .await?;
+        // Leases are those of now, and the second painting granted more of them.
+        let done = await_complete(&restores, "back", PATIENCE).await?;
+        ensure!(field(&done, "/status/restoredRevision").as_i64() == Some(early.revision));
+        ensure!(field(&done, "/status/backup") == field(&begun, "/status/backup"));
+        ensure!(field(&done, "/status/backup/etcdBackup") == "often");
+        ensure!(field(&done, "/status/backup/etcdRevision").as_i64() == Some(early.revision));
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
+        early.is_of(&Picture::at(&keys, early.revision).await?)
+    })
+    .await;
+}
+
+async fn suspend(sandbox: &Sandbox, suspended: bool) -> Result<()> {
+    let patch = format!(r#"{{"spec":{{"backupPolicy":{{"suspend":{suspended}}}}}}}"#);
+    let patch = ["patch", "etcdbackup", "often", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&patch).await.map(drop)
 }
 
 async fn gives_up(sandbox: &Sandbox, living: &Living) -> Result<()> {

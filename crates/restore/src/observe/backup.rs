@@ -3,6 +3,7 @@
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
 use api::conditions::Reason;
+use api::restore::ChosenBackup;
 use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
@@ -11,12 +12,40 @@ use kube::ResourceExt;
 use tokio::time::timeout;
 
 use super::target::{check_version, cluster_to_make};
-use super::{Eyes, STORE, read};
-use crate::observed::{Source, Trouble};
+use super::{Eyes, STORE, Seen, read};
+use crate::choice;
+use crate::observed::{Pod, Source, Trouble};
 use crate::source::{self, SecretData};
 
+/// The backup that was recorded, or the one the spec names now. Where the cluster is `claimed` something may be made of
+/// it.
+pub(super) async fn choose(
+    eyes: &Eyes<'_>,
+    restore: &EtcdRestore,
+    namespace: &str,
+    claimed: bool,
+) -> Result<ChosenBackup, Trouble> {
+    if let Some(chosen) = choice::stands(restore, claimed) {
+        return Ok(chosen.clone());
+    }
+    let place = place(eyes, restore, namespace).await?;
+    Ok(choice::at(restore, place))
+}
+
+/// What a restore was begun with by an operator that recorded nothing: what the seed's pod fetches, if there is one.
+pub(super) fn begun_with(restore: &EtcdRestore, seen: &Seen) -> Option<ChosenBackup> {
+    if choice::recorded(restore).is_some() {
+        return None;
+    }
+    match (&seen.observed.seed.pod, &seen.children.pod) {
+        (Pod::Present(_), Some(pod)) => choice::of_pod(restore, pod),
+        (Pod::Absent, _) => seen.backup.clone().ok(),
+        _ => None,
+    }
+}
+
 /// The place of the backup: the restore's own, or that of the EtcdBackup it names.
-pub(super) async fn place(
+async fn place(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     namespace: &str,
@@ -115,16 +144,17 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
     })
 }
 
-/// Looks at the backup before anything is created for it.
+/// Looks at the backup before anything is created for it, and tells what it saw of it.
 pub(super) async fn look(
     eyes: &Eyes<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     there: Option<&EtcdClusterSpec>,
-    place: &Result<StorageBlock, Trouble>,
+    backup: &mut Result<ChosenBackup, Trouble>,
 ) -> Source {
     let look = async {
-        let source = place.as_ref().map_err(Clone::clone)?;
+        let backup = backup.as_mut().map_err(|trouble| trouble.clone())?;
+        let source = &backup.source;
         let place = source.source();
         if let StorageSource::Pvc(pvc) = &place {
             return on_claim(eyes, restore, namespace, there, pvc).await;
@@ -140,13 +170,19 @@ pub(super) async fn look(
         let manifest = place.manifest().await?;
         let stored = place.check().await?;
         source::fits(manifest.as_ref(), stored)?;
+        choice::is_unchanged(backup, manifest.as_ref(), stored)?;
+        choice::seen(backup, manifest.as_ref(), stored);
         match there {
             Some(there) => check_version(restore, there, manifest.as_ref()).map(|()| there.clone()),
             None => cluster_to_make(restore, manifest.as_ref()),
         }
     };
+    let recorded = choice::stands(restore, false).is_some();
     match timeout(STORE, look).await {
         Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
+        Ok(Err(trouble)) if recorded => {
+            Source::Unavailable(choice::name_what_is_gone(restore, trouble))
+        }
         Ok(Err(trouble)) => Source::Unavailable(trouble),
         Err(_) => {
             let message = format!(

@@ -7,6 +7,7 @@
 use api::EtcdBackup;
 use api::cluster::EtcdClusterSpec;
 use api::manifest::BackupManifest;
+use api::storage::StorageBlock;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 

@@ -13,13 +13,13 @@ use api::problem;
 use api::restore::ReplacesStatus;
 
 use super::{
-    IN_THE_WAY, PROMPTLY, Plan, Step, ended, missing, prepare_seed, refuse, seed_is_recorded,
-    verified,
+    IN_THE_WAY, PROMPTLY, Plan, Step, ended, joining, missing, prepare_seed, refuse,
+    seed_is_recorded, verified,
 };
-use crate::naming;
 use crate::observed::{
     Child, ClusterFacts, Former, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source, Trouble,
 };
+use crate::{choice, naming};
 
 /// Whether the operator holds the object back from deletion until the claim is settled.
 pub fn is_held(restore: &EtcdRestore) -> bool {
@@ -46,7 +46,7 @@ pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
 /// Whether the turn was made: the EtcdCluster's status names the seed's cluster.
 pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let ours = verified(restore).map(|(id, _)| id);
-    ours.is_some() && ours == cluster.cluster_id.as_deref()
+    ours.is_some_and(|id| cluster.is_cluster(id))
 }
 
 /// Before the claim: everything that can be known to fail fails here, where nothing has been touched.
@@ -80,6 +80,9 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
         };
         return Plan::step(step, "recording the seed member and what it replaces");
     }
+    if let Some(plan) = choice::to_record(restore, observed, false) {
+        return plan;
+    }
     if !is_held(restore) {
         return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
     }
@@ -89,7 +92,11 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
 /// Claimed, and the old cluster serves: the seed is prepared beside it. What does not pass by itself ends it here.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
-    if cluster.cluster_id.as_ref() != before {
+    let same = match (cluster.cluster_id.as_ref(), before) {
+        (Some(is), Some(was)) => naming::is_same_cluster(is, was),
+        (is, was) => is == was,
+    };
+    if !same {
         let message =
             "the EtcdCluster's status names another cluster ID than when the restore began";
         return abandon(Trouble::new(Reason::SeedFailed, message));
@@ -110,6 +117,10 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &
 /// Invariant 10: that it is given up is recorded before anything of the seed is removed.
 fn abandon(trouble: Trouble) -> Plan {
     let message = trouble.message.clone();
+    let trouble = Trouble {
+        message: format!("{message}; the cluster that was there is left as it was"),
+        ..trouble
+    };
     let mut plan = Plan::step(Step::Abandon(trouble), "");
     plan.outlook = super::Outlook::Working(Trouble::new(
         Reason::InProgress,
@@ -140,7 +151,7 @@ pub(super) fn withdraw(observed: &Observed) -> Plan {
 }
 
 /// The turn was made: the old members stop, the seed joins the cluster, the claim goes.
-pub(super) fn replace(observed: &Observed, durable: bool, known: Option<(&str, i64)>) -> Plan {
+pub(super) fn replace(restore: &EtcdRestore, observed: &Observed, durable: bool) -> Plan {
     let pods = match &observed.former {
         Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
         Former::Unknown(why) => {
@@ -154,7 +165,7 @@ pub(super) fn replace(observed: &Observed, durable: bool, known: Option<(&str, i
         .cloned()
         .collect();
     if !running.is_empty() {
-        return stop(observed, durable, known, running);
+        return stop(observed, durable, verified(restore), running);
     }
     // Invariant 17: what is ending and not ready is no endpoint any more, however long its node holds it.
     let ready: Vec<&str> = pods
@@ -167,15 +178,7 @@ pub(super) fn replace(observed: &Observed, durable: bool, known: Option<(&str, i
         plan.requeue = Some(PROMPTLY);
         return plan;
     }
-    match &observed.seed.pod {
-        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::Present(pod) if !pod.joined => Plan::step(Step::Join, "the seed joins the cluster"),
-        // Nothing is created any more: clients may have written to it. On a volume it comes back, also where its pod
-        // has ended for good: the cluster operator clears that away.
-        Pod::Absent | Pod::InTheWay | Pod::Present(_) => {
-            Plan::step(Step::ReleaseClaim, "handing the cluster over")
-        }
-    }
+    joining::join(restore, observed, durable)
 }
 
 /// Invariant 9: the old members stop only while the verified seed is there. Nobody can have written to it yet, so one
@@ -235,15 +238,17 @@ fn stop_for(
             ));
         }
     };
-    if id != cluster || serves < recorded || pod.restored != Some(recorded) {
+    let same = naming::is_same_cluster(id, cluster);
+    if !same || serves < recorded || pod.restored != Some(recorded) {
         let restored = pod.restored.unwrap_or_default();
         return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
                 "the seed was made again and holds revision {restored} as cluster {id}, and what was verified is \
-                 revision {recorded} as cluster {cluster}: the old members keep what they have; name that backup again \
-                 (by its place, or with spec.backup.before beside spec.backup.name), or undo what was changed of the \
-                 EtcdCluster's addresses, and delete the seed's pod and its volume claim"
+                 revision {recorded} as cluster {cluster}: the old members keep what they have; put that backup back to \
+                 the place in status.backup (where there is none: name it again, by its place or with \
+                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses, \
+                 and delete the seed's pod and its volume claim"
             ),
         ));
     }

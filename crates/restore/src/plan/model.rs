@@ -1,6 +1,8 @@
 //! Thousands of rounds of plan and act on a small model of Kubernetes, the kubelet, etcd and the cluster operator,
 //! with crashes between every two writes, lost replies, unknown answers, lost pods, and people who interfere.
 
+use std::collections::BTreeSet;
+
 use api::names::FINALIZER_CLAIM;
 
 use super::*;
@@ -38,6 +40,10 @@ enum Fate {
     StoreDown,
     /// The backup can be read.
     StoreUp,
+    /// A newer backup is complete: what the spec names is another one from now on.
+    NewerBackup,
+    /// Only the newest backup is kept.
+    Retention,
     /// A client writes, if it can reach anything.
     ClientWrites,
     /// Somebody deletes the EtcdCluster; garbage collection takes what it owned.
@@ -74,6 +80,8 @@ struct ModelCluster {
     pod: Option<ModelPod>,
     /// The verified data of the seed: on its volume, or in the pod.
     disk: bool,
+    /// The backup that was made of.
+    disk_of: u32,
     /// The members that were there before.
     old: Vec<OldMember>,
     acknowledged: i64,
@@ -87,6 +95,8 @@ struct ModelCluster {
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelPod {
+    /// The backup it fetches.
+    of: u32,
     fetched: bool,
     prepared: bool,
     serving: bool,
@@ -107,7 +117,14 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
+    /// The newest backup, and the oldest that is kept.
+    newest: u32,
+    oldest: u32,
+    /// What seeds were made of, by the model's own count.
+    seeds_of: BTreeSet<u32>,
     in_place: bool,
+    /// A mistake made on purpose: the backup is chosen anew at each look.
+    anew: bool,
     /// The restore was deleted, and nothing holds it any more.
     gone: bool,
 }
@@ -136,7 +153,11 @@ impl World {
             durable,
             good_backup,
             store_up: true,
+            newest: 0,
+            oldest: 0,
+            seeds_of: BTreeSet::new(),
             in_place: false,
+            anew: false,
             gone: false,
         }
     }
@@ -160,11 +181,12 @@ impl World {
         let hidden = |what: u8| blind.is_some_and(|mask| mask & (1 << what) != 0);
         let mut observed = Observed {
             cluster: Cluster::Absent,
-            source: if self.store_up {
-                Source::Ready(Box::default())
-            } else {
-                Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down"))
+            source: match self.store_up {
+                true if self.chosen(false) >= self.oldest => Source::Ready(Box::default()),
+                true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "gone")),
+                false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
             },
+            found: Some(backup(&self.restore, self.newest)),
             seed: Seed::not_asked(),
             serving: Serving::NotAsked,
             former: Former::NotAsked,
@@ -188,7 +210,7 @@ impl World {
             observed.serving = match &cluster.pod {
                 Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
                     cluster_id: ID.into(),
-                    revision: BACKUP + cluster.acknowledged,
+                    revision: revision(cluster.disk_of) + cluster.acknowledged,
                 },
                 _ => Serving::Unknown("no answer".into()),
             };
@@ -214,9 +236,12 @@ impl World {
                     (true, true) => Life::EndedAtOnce,
                     (true, false) => Life::Ended,
                 },
-                trouble: (!self.good_backup && !pod.fetched)
-                    .then(|| Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
-                restored: pod.fetched.then_some(BACKUP),
+                trouble: self.fetch_trouble(pod),
+                restored: pod.fetched.then_some(revision(if cluster.disk {
+                    cluster.disk_of
+                } else {
+                    pod.of
+                })),
                 verified: pod.serving,
                 joined: pod.joined,
                 ..PodFacts::default()
@@ -229,12 +254,32 @@ impl World {
         }
     }
 
+    fn fetch_trouble(&self, pod: &ModelPod) -> Option<Trouble> {
+        if pod.fetched {
+            return None;
+        }
+        if pod.of < self.oldest {
+            return Some(Trouble::new(Reason::BackupMissing, "gone"));
+        }
+        let bad = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
+        (!self.good_backup).then_some(bad)
+    }
+
+    /// The backup a look takes: what is recorded, or the newest.
+    fn chosen(&self, claimed: bool) -> u32 {
+        let stands = choice::stands(&self.restore, claimed).filter(|_| !self.anew);
+        let number = stands.and_then(|chosen| chosen.source.source().path().parse().ok());
+        number.unwrap_or(self.newest)
+    }
+
     fn act(&mut self, step: &Step) {
+        let chosen = self.chosen(true);
         // Invariant 9: what a stranger owns is never written to.
         if !matches!(
             step,
             Step::Nothing
                 | Step::RecordIntent { .. }
+                | Step::RecordBackup(_)
                 | Step::RecordRestored { .. }
                 | Step::Guard(_)
                 | Step::Abandon(_)
@@ -249,6 +294,10 @@ impl World {
         }
         match (step, &mut self.cluster) {
             (Step::CreateCluster(_), None) => {
+                assert!(
+                    choice::recorded(&self.restore).is_some(),
+                    "made of a backup that is not recorded (invariant 10)"
+                );
                 self.cluster = Some(ModelCluster {
                     claim: true,
                     ..ModelCluster::default()
@@ -263,7 +312,9 @@ impl World {
                 );
                 // Beside members that run it has no labels of the cluster.
                 let joined = cluster.old.is_empty();
+                self.seeds_of.insert(chosen);
                 cluster.pod.get_or_insert(ModelPod {
+                    of: chosen,
                     joined,
                     ..ModelPod::default()
                 });
@@ -281,6 +332,10 @@ impl World {
                 assert!(
                     self.restore.metadata.finalizers.is_some(),
                     "claimed, and a deletion would leave the claim (invariant 10)"
+                );
+                assert!(
+                    choice::recorded(&self.restore).is_some(),
+                    "claimed for a backup that is not recorded (invariant 10)"
                 );
                 cluster.claim = true;
             }
@@ -335,6 +390,7 @@ impl World {
 
     fn kubelet(&mut self) {
         let (durable, good) = (self.durable, self.good_backup && self.store_up);
+        let oldest = self.oldest;
         let Some(cluster) = &mut self.cluster else {
             return;
         };
@@ -366,11 +422,14 @@ impl World {
         if pod.prepared {
             pod.serving = true;
         } else if !pod.fetched {
-            pod.fetched = disk || good;
+            pod.fetched = disk || (good && pod.of >= oldest);
         } else {
             pod.prepared = true;
             if !disk && cluster.acknowledged > 0 {
                 cluster.lost_writes = true;
+            }
+            if !disk {
+                cluster.disk_of = pod.of;
             }
             cluster.disk = true;
         }
@@ -397,6 +456,8 @@ impl World {
             Fate::Kubelet => self.kubelet(),
             Fate::StoreDown => self.store_up = false,
             Fate::StoreUp => self.store_up = true,
+            Fate::NewerBackup => self.newest += 1,
+            Fate::Retention => self.oldest = self.newest,
             Fate::DeleteCluster => self.cluster = None,
             Fate::StrangerCreates => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
@@ -510,11 +571,15 @@ impl World {
             "succeeded without serving"
         );
         let status = self.restore.status.as_ref().unwrap();
-        assert_eq!(status.restored_revision, Some(BACKUP));
+        assert_eq!(status.restored_revision, Some(revision(cluster.disk_of)));
         assert_eq!(status.cluster_id.as_deref(), cluster.cluster_id.as_deref());
     }
 
     fn check(&self) {
+        assert!(
+            self.seeds_of.len() < 2,
+            "seeds of one restore were made of several backups (invariant 10)"
+        );
         let Some(cluster) = &self.cluster else { return };
         assert!(
             !cluster.touched,
@@ -559,6 +624,16 @@ impl World {
             self.happen(Fate::ClusterOperator);
         }
     }
+}
+
+/// Each newer backup holds one write more.
+fn revision(backup: u32) -> i64 {
+    BACKUP + i64::from(backup)
+}
+
+fn backup(restore: &EtcdRestore, number: u32) -> ChosenBackup {
+    let place = format!(r#"{{"s3":{{"path":"{number}"}}}}"#);
+    choice::at(restore, serde_json::from_str(&place).unwrap())
 }
 
 fn epoch() -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {

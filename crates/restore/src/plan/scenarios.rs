@@ -27,9 +27,16 @@ fn held(mut restore: EtcdRestore) -> EtcdRestore {
 
 fn intended() -> EtcdRestore {
     restore(|r| {
-        let seed = Some(naming::seed(r));
-        r.status.get_or_insert_default().seed = seed;
+        let (seed, backup) = (Some(naming::seed(r)), Some(chosen(r, 1)));
+        let status = r.status.get_or_insert_default();
+        (status.seed, status.backup) = (seed, backup);
     })
+}
+
+/// The first backup, or a newer one.
+fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
+    let place = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
+    choice::at(restore, serde_json::from_str(&place).unwrap())
 }
 
 fn seed_verified() -> EtcdRestore {
@@ -44,6 +51,7 @@ fn absent(source: Source) -> Observed {
     Observed {
         cluster: Cluster::Absent,
         source,
+        found: None,
         seed: Seed::not_asked(),
         serving: Serving::NotAsked,
         former: Former::NotAsked,
@@ -181,11 +189,73 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    check(
-        &restore,
-        &absent(Source::Ready(Box::default())),
-        &Step::CreateCluster(Box::default()),
-    );
+    // The spec may name another backup by now.
+    let mut observed = absent(Source::Ready(Box::default()));
+    let anew = chosen(&restore, 2);
+    observed.found = Some(anew.clone());
+    let record = Step::RecordBackup(Box::new(anew.clone()));
+    check(&restore, &observed, &record);
+    restore.status.get_or_insert_default().backup = Some(anew);
+    check(&restore, &observed, &Step::CreateCluster(Box::default()));
+}
+
+/// Invariant 10.
+#[test]
+fn which_backup_it_is_is_recorded_before_anything_is_made_of_it() {
+    let mut restore = intended();
+    restore.status.get_or_insert_default().backup = None;
+    let mut observed = absent(Source::Ready(Box::default()));
+    observed.found = Some(chosen(&restore, 1));
+    let record = Step::RecordBackup(Box::new(chosen(&restore, 1)));
+    check(&restore, &observed, &record);
+    // By an operator that was started again since, with a newer one there.
+    let create = Step::CreateCluster(Box::default());
+    observed.found = Some(chosen(&restore, 2));
+    check(&intended(), &observed, &create);
+}
+
+/// Its seed's pod says what it fetches, or the spec names it still.
+#[test]
+fn a_restore_an_earlier_build_began_is_recorded_as_it_is_found_and_goes_on() {
+    let mut restore = intended();
+    restore.status.get_or_insert_default().backup = None;
+    restore.metadata.generation = Some(2);
+    for pod in [Pod::Absent, restored_pod()] {
+        let mut observed = claimed_with(pod, serves(100));
+        // Where nobody can say it goes on as it began.
+        assert_ne!(plan(&restore, &observed).step, Step::Nothing);
+        observed.found = Some(chosen(&restore, 1));
+        let record = Step::RecordBackup(Box::new(chosen(&restore, 1)));
+        check(&restore, &observed, &record);
+    }
+}
+
+/// Earlier builds wrote them with leading zeros, and etcd's answers are read without.
+#[test]
+fn a_cluster_id_that_was_recorded_with_leading_zeros_is_known() {
+    let answers = Serving::Serves {
+        cluster_id: "ab".into(),
+        revision: 100,
+    };
+    let formed = Step::RecordFormed {
+        cluster_id: "ab".into(),
+    };
+    let observed = claimed_with(restored_pod(), answers.clone());
+    check(&held(seed_verified()), &observed, &formed);
+    for recorded in [ID, "ab"] {
+        let facts = |claim: Option<&str>| ClusterFacts {
+            cluster_id: Some(recorded.into()),
+            claim: claim.map(str::to_owned),
+            available: true,
+            ..ClusterFacts::default()
+        };
+        let claimed = present(facts(Some(UID)));
+        check(&seed_verified(), &claimed, &Step::ReleaseClaim);
+        let mut released = present(facts(None));
+        released.serving = answers.clone();
+        let plan = check(&seed_verified(), &released, &Step::Nothing);
+        assert_eq!(plan.outlook, Outlook::Complete);
+    }
 }
 
 #[test]
@@ -231,6 +301,7 @@ fn records_nothing_before_the_data_directory_is_verified() {
     let record = Step::RecordRestored {
         cluster_id: ID.into(),
         revision: 100,
+        sha256: None,
     };
     check(
         &intended(),

@@ -35,6 +35,7 @@ fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
         version: &version,
         restore: "uid",
         source,
+        sha256: None,
         bump_revision: None,
         apart,
     };
@@ -321,6 +322,7 @@ fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
     };
     let expected = |verified| PodFacts {
         restored: Some(7),
+        sha256: Some("ab".into()),
         verified,
         moved: Some(Moved {
             bytes: 1,

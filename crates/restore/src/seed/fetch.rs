@@ -47,6 +47,9 @@ pub struct Fetch {
     /// The version of etcd the cluster is to run: a backup of a newer one is refused
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<String>,
+    /// SHA-256 the snapshot must have, in hexadecimal: that of the backup the restore began with
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
     /// By how much etcd's tool is to raise the revision: the report tells what will be served
     #[arg(long, value_name = "REVISIONS")]
     pub bump_revision: Option<u64>,
@@ -114,7 +117,8 @@ async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
     if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
-    let contents = match fetched_before(paths)? {
+    let before = fetched_before(paths)?;
+    let contents = match before.filter(|contents| is_chosen(arguments, &contents.sha256)) {
         Some(contents) => contents,
         None => fetch_now(arguments).await?,
     };
@@ -179,13 +183,36 @@ async fn from_store(
     let place = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = place.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
+    // Before much is fetched.
+    if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
+        check_chosen(arguments, &manifest.sha256)?;
+    }
     let size = manifest.as_ref().map(|manifest| manifest.size);
     arguments.meter.set(Moved {
         bytes: 0,
         total: size.and_then(|size| u64::try_from(size).ok()),
     });
     let inspected = download(&place, target, &arguments.meter).await?;
-    verify(&inspected, manifest.as_ref())
+    let contents = verify(&inspected, manifest.as_ref())?;
+    check_chosen(arguments, &contents.sha256)?;
+    Ok(contents)
+}
+
+fn is_chosen(arguments: &Fetch, sha256: &str) -> bool {
+    let chosen = arguments.sha256.as_ref();
+    chosen.is_none_or(|chosen| chosen.eq_ignore_ascii_case(sha256))
+}
+
+/// Invariant 9: what was verified, or will be, is the backup the restore began with, and not what somebody put in its
+/// place meanwhile.
+fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
+    if is_chosen(arguments, sha256) {
+        return Ok(());
+    }
+    let chosen = arguments.sha256.as_deref().unwrap_or_default();
+    Err(unreadable(&format!(
+        "its SHA-256 is {sha256}, and that of the backup this restore began with was {chosen}: it was overwritten"
+    )))
 }
 
 /// An older etcd cannot read a newer one's database. The operator looks first, where it can see the backup.

@@ -1,6 +1,7 @@
 //! What holds in the model whatever happens, and what it comes to when the faults stop.
 
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use super::*;
 
@@ -17,12 +18,16 @@ fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
         2 => Just(Fate::StoreUp),
         2 => Just(Fate::LosePod),
         2 => Just(Fate::EndPod),
+        2 => Just(Fate::NewerBackup),
+        1 => Just(Fate::Retention),
         1 => Just(Fate::DeleteCluster),
         1 => Just(Fate::StrangerCreates),
         1 => Just(Fate::DeleteRestore),
     ];
     let kept = move |fate| match fate {
-        Fate::DeleteCluster | Fate::StrangerCreates | Fate::DeleteRestore if !people => {
+        Fate::DeleteCluster | Fate::StrangerCreates | Fate::DeleteRestore | Fate::Retention
+            if !people =>
+        {
             Fate::Reconcile
         }
         fate => fate,
@@ -110,6 +115,35 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
+    /// What the restore was begun with is removed midway: before the turn it is given up, with that reason, and after it
+    /// nothing needs the backup.
+    #[test]
+    fn a_backup_that_is_removed_midway_leaves_one_whole_cluster(
+        before in fates(false),
+        after in fates(false),
+    ) {
+        let mut world = World::replacing(true, true);
+        for fate in before {
+            world.happen(fate);
+        }
+        world.happen(Fate::NewerBackup);
+        world.happen(Fate::Retention);
+        for fate in after {
+            world.happen(fate);
+        }
+        world.calm_down();
+        let cluster = world.cluster.clone().unwrap();
+        prop_assert!(!cluster.claim);
+        if world.succeeded() {
+            prop_assert!(cluster.has_turned());
+        } else {
+            prop_assert!(cluster.is_old_whole() && cluster.cluster_id.as_deref() == Some(OLD));
+            let conditions = world.restore.conditions();
+            let failed = conditions::find(conditions, &ConditionType::Failed).unwrap();
+            prop_assert_eq!((failed.status.as_str(), failed.reason.as_str()), ("True", "BackupMissing"));
+        }
+    }
+
     /// A failure leaves the old cluster as it was, says so, and lets go of it.
     #[test]
     fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
@@ -150,6 +184,27 @@ proptest! {
         let whole = if cluster.has_turned() { serves } else { cluster.is_old_whole() };
         prop_assert!(whole);
     }
+}
+
+/// The model's judge is not asleep: an operator that asks the spec again whenever it makes a seed is found out.
+#[test]
+fn a_backup_that_is_chosen_anew_at_each_look_is_found() {
+    let config = ProptestConfig {
+        cases: 3000,
+        max_shrink_iters: 0,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let played = TestRunner::new(config).run(&fates(false), |fates| {
+        let mut world = World::replacing(true, true);
+        world.anew = true;
+        for fate in fates {
+            world.happen(fate);
+        }
+        Ok(())
+    });
+    let found = format!("{:?}", played.unwrap_err());
+    assert!(found.contains("several backups"), "{found}");
 }
 
 #[test]

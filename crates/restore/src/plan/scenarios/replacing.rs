@@ -27,9 +27,10 @@ fn let_go(mut restore: EtcdRestore) -> EtcdRestore {
 
 fn recorded() -> EtcdRestore {
     overwriting(|restore| {
-        let seed = naming::seed(restore);
+        let (seed, backup) = (naming::seed(restore), chosen(restore, 1));
         let status = restore.status.get_or_insert_default();
         (status.seed, status.replaces) = (Some(seed), Some(before()));
+        status.backup = Some(backup);
     })
 }
 
@@ -108,6 +109,12 @@ fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
         replaces: Some(before()),
     };
     check(&fresh, &observed, &record);
+    let mut unrecorded = let_go(recorded());
+    unrecorded.status.get_or_insert_default().backup = None;
+    check(&unrecorded, &observed, &Step::Nothing);
+    observed.found = Some(chosen(&unrecorded, 1));
+    let record = Step::RecordBackup(Box::new(chosen(&unrecorded, 1)));
+    check(&unrecorded, &observed, &record);
     check(&let_go(recorded()), &observed, &Step::Guard(true));
     check(&recorded(), &observed, &Step::Claim);
 }
@@ -166,6 +173,7 @@ fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     let record = Step::RecordRestored {
         cluster_id: ID.into(),
         revision: 100,
+        sha256: None,
     };
     check(&recorded(), &beside(restored_pod(), serves(100)), &record);
     let Pod::Present(mut waking) = restored_pod() else {
@@ -270,7 +278,79 @@ fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
     let again = Pod::Present(PodFacts::default());
     check(&restore, &turned(&running, again), &Step::Nothing);
     // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
-    check(&restore, &turned(&[], Pod::Absent), &Step::ReleaseClaim);
+    let on_its_volume = durable(&turned(&[], Pod::Absent), Child::Present);
+    check(&restore, &on_its_volume, &Step::ReleaseClaim);
+}
+
+fn durable(observed: &Observed, claim: Child) -> Observed {
+    let mut observed = observed.clone();
+    if let Cluster::Present(facts) = &mut observed.cluster {
+        facts.durable = true;
+    }
+    observed.seed.claim = claim;
+    observed
+}
+
+/// The cluster operator gets a cluster without data, which it says; the restore says it too, and fails.
+#[test]
+fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_remedy() {
+    let ended = |joined| {
+        Pod::Present(PodFacts {
+            joined,
+            ..ended(Life::Ended)
+        })
+    };
+    for pod in [Pod::Absent, Pod::InTheWay, ended(false), ended(true)] {
+        let bare = turned(&[old("a", true, false)], pod.clone());
+        for observed in [
+            bare.clone(),
+            durable(&bare, Child::Absent),
+            durable(&bare, Child::InTheWay),
+        ] {
+            let step = plan(&verified_seed(), &observed).step;
+            let Step::Abandon(trouble) = step else {
+                panic!("{step:?}");
+            };
+            assert!(trouble.message.contains("spec.overwrite: true"));
+            // When that is recorded, it is handed over.
+            let mut failed = verified_seed();
+            failed.status.as_mut().unwrap().abandoned = Some(AbandonedStatus {
+                reason: "SeedFailed".into(),
+                message: trouble.message,
+            });
+            let step = match &pod {
+                Pod::Present(pod) if !pod.joined => Step::Join,
+                _ => Step::ReleaseClaim,
+            };
+            check(&failed, &observed, &step);
+            check(&failed, &present(there(false)), &Step::Guard(false));
+            let told = plan(&let_go(failed), &present(there(false)));
+            assert!(matches!(told.outlook, Outlook::Halted(_)));
+            // A person who deletes it has decided.
+            check(&deleted(verified_seed()), &observed, &step);
+        }
+        let unknown = durable(&bare, Child::Unknown("timeout".into()));
+        check(&verified_seed(), &unknown, &Step::Nothing);
+    }
+}
+
+/// Invariant 9: it was made again while the last old members were stopped by somebody else.
+#[test]
+fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
+    for restored in [None, Some(99), Some(101)] {
+        let pod = Pod::Present(PodFacts {
+            restored,
+            ..PodFacts::default()
+        });
+        let observed = turned(&[], pod);
+        check(&verified_seed(), &observed, &Step::Nothing);
+        check(&deleted(verified_seed()), &observed, &Step::Join);
+        let told = plan(&verified_seed(), &observed);
+        assert_eq!(
+            matches!(told.outlook, Outlook::Stuck(_)),
+            restored.is_some()
+        );
+    }
 }
 
 /// Invariant 9: the backup's place may hold another one by now, and addresses that were changed make another cluster.
@@ -346,9 +426,14 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
         if let Cluster::Present(facts) = &mut observed.cluster {
             facts.durable = durable;
         }
-        check(&verified_seed(), &observed, &Step::ReleaseClaim);
-        observed.seed.pod = Pod::Present(ended(Life::Ended));
-        check(&verified_seed(), &observed, &Step::Join);
+        observed.seed.claim = Child::Present;
+        if durable {
+            check(&verified_seed(), &observed, &Step::ReleaseClaim);
+            observed.seed.pod = Pod::Present(ended(Life::Ended));
+            check(&verified_seed(), &observed, &Step::Join);
+        }
+        let failed = |plan: Plan| matches!(plan.step, Step::Abandon(_));
+        assert_eq!(failed(plan(&verified_seed(), &observed)), !durable);
     }
 }
 

@@ -1,0 +1,254 @@
+//! Which backup a restore is made of. It is chosen once, from what `spec` names, and recorded in the EtcdRestore's
+//! status before anything is made of it; from then on the record says it, whatever is newest by then. Pure.
+//!
+//! As long as nothing was made of it, a changed spec chooses again. Once the EtcdCluster carries the claim, nothing
+//! does.
+
+use api::EtcdRestore;
+use api::conditions::Reason;
+use api::manifest::BackupManifest;
+use api::restore::ChosenBackup;
+use api::storage::{StorageBlock, StorageSource};
+use k8s_openapi::api::core::v1::Pod;
+use runtime::member::FETCH;
+
+use crate::observed::{Observed, PodFacts, Trouble};
+use crate::plan::{Plan, Step};
+
+/// What the argument of a seed's pod begins with that says where it fetches from.
+pub const SOURCE: &str = "--source=";
+
+/// The backup that was recorded.
+pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
+    restore.status.as_ref()?.backup.as_ref()
+}
+
+/// The backup that was recorded, as far as it stands: where something may be made of it already, whatever the spec says
+/// by now.
+pub fn stands(restore: &EtcdRestore, claimed: bool) -> Option<&ChosenBackup> {
+    let generation = restore.metadata.generation;
+    recorded(restore).filter(|chosen| claimed || chosen.generation == generation)
+}
+
+/// Invariant 10: the choice is recorded before anything is made of it. `None` when it is. A restore that an earlier build
+/// has begun goes on without, where nobody can say what it was begun with.
+pub fn to_record(restore: &EtcdRestore, observed: &Observed, claimed: bool) -> Option<Plan> {
+    if stands(restore, claimed).is_some() {
+        return None;
+    }
+    let Some(found) = observed.found.clone() else {
+        return (!claimed).then(|| Plan::wait_for("the backup to be looked at"));
+    };
+    let what = format!("recording that it is made of {}", found.location);
+    Some(Plan::step(Step::RecordBackup(Box::new(found)), &what))
+}
+
+/// The backup at a place, of which nothing more is known yet.
+pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
+    let of = restore.spec.backup.as_ref();
+    ChosenBackup {
+        location: location(&source),
+        etcd_backup: of.map(|of| of.name.clone()),
+        etcd_revision: None,
+        stored_size: None,
+        sha256: None,
+        generation: restore.metadata.generation,
+        source,
+    }
+}
+
+/// The same, and what is known of it by now.
+pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
+    chosen.stored_size = i64::try_from(stored).ok();
+    if let Some(manifest) = manifest {
+        chosen.etcd_revision = Some(manifest.revision);
+        let told = Some(manifest.sha256.to_ascii_lowercase());
+        chosen.sha256 = told.filter(|told| !told.is_empty());
+    }
+}
+
+/// What a seed's pod fetches, as its arguments say: it was made by an operator that recorded nothing.
+pub fn of_pod(restore: &EtcdRestore, pod: &Pod) -> Option<ChosenBackup> {
+    let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
+    let fetch = containers.find(|container| container.name == FETCH)?;
+    let arguments = fetch.args.as_ref()?.iter();
+    let mut sources = arguments.filter_map(|argument| argument.strip_prefix(SOURCE));
+    let source = serde_json::from_str(sources.next()?).ok()?;
+    Some(at(restore, source))
+}
+
+/// Whether what lies there is still what was recorded. Without a manifest beside it the size says it, until the seed has
+/// read all of it.
+pub fn is_unchanged(
+    chosen: &ChosenBackup,
+    manifest: Option<&BackupManifest>,
+    stored: u64,
+) -> Result<(), Trouble> {
+    let mut now = chosen.clone();
+    seen(&mut now, manifest, stored);
+    let differs = |was: bool, same: bool| was && !same;
+    let resized = differs(
+        chosen.stored_size.is_some(),
+        chosen.stored_size == now.stored_size,
+    );
+    let rewritten = differs(chosen.sha256.is_some(), chosen.sha256 == now.sha256);
+    if resized || rewritten {
+        let message = format!(
+            "the backup {} was overwritten since this restore began with it: create a new EtcdRestore, which takes \
+             what is there now, or put back what was there",
+            chosen.location
+        );
+        return Err(Trouble::new(Reason::SnapshotUnreadable, message));
+    }
+    Ok(())
+}
+
+/// What is said of a recorded backup that is not there any more: it is named, and the remedy is another restore, for the
+/// spec chooses nothing any more.
+pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
+    if let Some(chosen) = recorded(restore)
+        && matches!(
+            trouble.reason,
+            Reason::BackupMissing | Reason::BucketMissing
+        )
+    {
+        let of = chosen.etcd_backup.as_ref();
+        let of = of.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
+        trouble.message = format!(
+            "the backup {}{of}, which this restore began with, is gone ({}): put it back, or create a new EtcdRestore",
+            chosen.location, trouble.message
+        );
+    }
+    trouble
+}
+
+/// The same, of what a seed's pod says.
+pub fn name_in(restore: &EtcdRestore, pod: &mut PodFacts) {
+    let trouble = pod.trouble.take();
+    pod.trouble = trouble.map(|trouble| name_what_is_gone(restore, trouble));
+}
+
+fn location(block: &StorageBlock) -> String {
+    let source = block.source();
+    let path = source.path();
+    match source {
+        // OSS is reached over its S3 endpoint.
+        StorageSource::S3(_) | StorageSource::Oss(_) => format!("s3://{path}"),
+        StorageSource::Abs(_) => format!("abs://{path}"),
+        StorageSource::Gcs(_) => format!("gs://{path}"),
+        StorageSource::Pvc(pvc) => format!("pvc://{}/{path}", pvc.claim_name),
+        StorageSource::Local(_) => format!("file://{path}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn restore() -> EtcdRestore {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
+        let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        restore.metadata.generation = Some(1);
+        restore
+    }
+
+    fn block(path: &str) -> StorageBlock {
+        serde_json::from_value(json!({ "s3": { "path": path, "awsSecret": "aws" } })).unwrap()
+    }
+
+    fn manifest(sha256: &str) -> BackupManifest {
+        serde_json::from_value(json!({
+            "formatVersion": 1, "etcdVersion": "3.7.3", "clusterID": "1", "revision": 7, "size": 100,
+            "sha256": sha256, "compression": "none", "createdAt": "2026-01-01T00:00:00Z",
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_backup_that_was_overwritten_since_it_was_recorded_is_found_out() {
+        let mut chosen = at(&restore(), block("b/k"));
+        assert!(is_unchanged(&chosen, None, 5).is_ok(), "nothing is known");
+        seen(&mut chosen, Some(&manifest("AB")), 100);
+        assert_eq!(
+            (chosen.stored_size, chosen.etcd_revision),
+            (Some(100), Some(7))
+        );
+        assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
+        // Its manifest may be lost, and the seed reads all of it.
+        assert!(is_unchanged(&chosen, None, 100).is_ok());
+        for (manifest, stored) in [
+            (Some(manifest("cd")), 100),
+            (Some(manifest("ab")), 99),
+            (None, 99),
+        ] {
+            let trouble = is_unchanged(&chosen, manifest.as_ref(), stored).unwrap_err();
+            assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+            assert!(trouble.message.contains("s3://b/k"), "{}", trouble.message);
+        }
+    }
+
+    #[test]
+    fn a_recorded_backup_that_is_gone_is_named_with_what_to_do() {
+        let mut restore = restore();
+        let gone = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
+        assert_eq!(name_what_is_gone(&restore, gone()), gone());
+        let chosen = at(&restore, block("b/k_v7_2026-01-01-00:00:00"));
+        restore.status.get_or_insert_default().backup = Some(chosen);
+        let said = name_what_is_gone(&restore, gone()).message;
+        for part in [
+            "s3://b/k_v7_2026-01-01-00:00:00",
+            "EtcdBackup nightly",
+            "new EtcdRestore",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        let other = || Trouble::new(Reason::PodNotStarting, "no node");
+        assert_eq!(name_what_is_gone(&restore, other()), other());
+    }
+
+    #[test]
+    fn a_changed_spec_chooses_again_until_something_may_be_made_of_it() {
+        let mut restore = restore();
+        assert_eq!(stands(&restore, true), None);
+        let chosen = at(&restore, block("b/k"));
+        restore.status.get_or_insert_default().backup = Some(chosen.clone());
+        assert_eq!(stands(&restore, false), Some(&chosen));
+        restore.metadata.generation = Some(2);
+        assert_eq!(stands(&restore, false), None);
+        assert_eq!(stands(&restore, true), Some(&chosen));
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_build_tells_what_it_fetches() {
+        let arguments = json!([
+            "seed",
+            "fetch",
+            r#"--source={"s3":{"path":"b/k","awsSecret":"aws"}}"#
+        ]);
+        let pod: Pod = serde_json::from_value(json!({ "spec": {
+            "containers": [],
+            "initContainers": [{ "name": "fetch", "args": arguments }],
+        } }))
+        .unwrap();
+        let chosen = of_pod(&restore(), &pod).unwrap();
+        assert_eq!(chosen, at(&restore(), block("b/k")));
+        assert_eq!(of_pod(&restore(), &Pod::default()), None);
+    }
+
+    #[test]
+    fn a_location_is_written_as_an_etcd_backup_writes_it() {
+        for (block, expected) in [
+            (json!({ "s3": { "path": "b/k" } }), "s3://b/k"),
+            (json!({ "gcs": { "path": "b/k" } }), "gs://b/k"),
+            (json!({ "abs": { "path": "b/k" } }), "abs://b/k"),
+            (
+                json!({ "pvc": { "claimName": "c", "path": "a/k" } }),
+                "pvc://c/a/k",
+            ),
+        ] {
+            assert_eq!(location(&serde_json::from_value(block).unwrap()), expected);
+        }
+    }
+}
