@@ -33,6 +33,5 @@ pub use writer::Writer;
 use std::time::Duration;
 
 /// How long a test waits for something that takes seconds on an idle machine, and minutes on one that does much else. A
-/// test never waits this long unless
-/// it is about to fail: waits end with their condition.
+/// test never waits this long unless it is about to fail: waits end with their condition.
 pub const PATIENCE: Duration = Duration::from_mins(5);
