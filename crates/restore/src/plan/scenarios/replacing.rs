@@ -203,7 +203,10 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
     check(
         &recorded(),
         &beside(failed.clone(), Serving::NotAsked),
-        &Step::Abandon(trouble),
+        &Step::Abandon(Trouble {
+            message: "sha256 differs; the cluster that was there is left as it was".into(),
+            ..trouble
+        }),
     );
     check(
         &abandoned(),
