@@ -7,11 +7,13 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use e2e::metrics::Page;
 use e2e::objects::{Kind, field, follower, leader, ready_members};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with, root};
@@ -73,7 +75,8 @@ const LARGER: &[&str] = &["before-grow-disk"];
 /// A majority is lost for good.
 const RECOVERY: &[&str] = &["before-record-recovery"];
 
-/// How long nothing may be left to do before a point counts as passed by: then its cause is brought about again.
+/// How long nothing may be left to do before a point counts as passed by, when the operator has looked meanwhile: then
+/// its cause is brought about again.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// The operator of a sandbox, made to die again and again.
@@ -110,7 +113,7 @@ impl Victim<'_> {
 
     /// Waits until the operator has died at the point (true), or until it leads and there is nothing to do (false).
     async fn crashed_or_settled(&self, point: &str) -> Result<bool> {
-        let mut settled: Option<Instant> = None;
+        let mut settled: Option<(Instant, f64)> = None;
         until(
             &format!("the operator dies {point}"),
             PATIENCE,
@@ -120,19 +123,42 @@ impl Victim<'_> {
                     return Ok(Look::Done(true));
                 }
                 let waits = self.what_is_left_to_do(&pod).await?;
-                let Some(waits) = waits else {
-                    let since = *settled.get_or_insert_with(Instant::now);
-                    return Ok(if since.elapsed() > SETTLED {
-                        Look::Done(false)
-                    } else {
-                        Look::NotYet("settled".to_owned())
-                    });
+                if let Some(waits) = waits {
+                    settled = None;
+                    return Ok(Look::NotYet(waits));
+                }
+                let (clusters, looks) = self.looks(&pod).await?;
+                let Some((since, before)) = settled else {
+                    settled = Some((Instant::now(), looks));
+                    self.look_again().await?;
+                    return Ok(Look::NotYet("settled".to_owned()));
                 };
-                settled = None;
-                Ok(Look::NotYet(waits))
+                // A status may be of before the cause: the operator looks at every cluster once more.
+                Ok(if since.elapsed() > SETTLED && looks >= before + clusters {
+                    Look::Done(false)
+                } else {
+                    Look::NotYet(format!("settled; {} looks since", looks - before))
+                })
             },
         )
         .await
+    }
+
+    /// How many clusters there are, and how often a pod has looked at one and come to the end.
+    async fn looks(&self, pod: &Pod) -> Result<(f64, f64)> {
+        let clusters = self.sandbox.objects(Kind::EtcdCluster);
+        let clusters = clusters.list(&ListParams::default()).await?.items.len();
+        let page = Page::of_pod(self.sandbox, &pod.name_any()).await?;
+        let looks = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
+        Ok((f64::from(u32::try_from(clusters)?), looks))
+    }
+
+    /// Gives the operator a reason to look at every cluster at once.
+    async fn look_again(&self) -> Result<()> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+        let look = format!("e2e/look={}", now.as_millis());
+        let annotate = ["annotate", "etcdcluster", "--all", "--overwrite", &look];
+        self.sandbox.kubectl(&annotate).await.map(drop)
     }
 
     /// The pod that leads.
@@ -289,8 +315,7 @@ async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
             .await?;
         victim
             .dies_at(HANDOVER, async |_| {
-                let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
-                let leader = leader(&object)?;
+                let leader = leader(&sandbox.await_members("c", size.get()).await?)?;
                 let delete = ["delete", "pvc", &leader, "--wait=false"];
                 sandbox.kubectl(&delete).await.map(drop)
             })
@@ -366,6 +391,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
                     "pod",
                     "--force",
                     "--grace-period=0",
+                    "--ignore-not-found",
                     &gone[0],
                     &gone[1],
                 ];
@@ -374,7 +400,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
                     .as_str()
                     .unwrap_or_default();
                 let approval = format!("etcd.database.coreos.com/recover={id}");
-                let args = ["annotate", "etcdcluster", "r", &approval];
+                let args = ["annotate", "etcdcluster", "r", &approval, "--overwrite"];
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;

@@ -1,12 +1,13 @@
 //! `size` changes, up and down, midway and again and again, and the data stays.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::ListParams;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::operator_crash::is_as_asked_for;
 
 /// Times a cluster grows by a member and shrinks again.
 const CYCLES: usize = 20;
@@ -78,7 +79,7 @@ async fn a_target_that_changes_midway_is_reached() {
                 .await_members("c", next)
                 .await
                 .with_context(|| format!("towards {size}, then {next}"))?;
-            ensure!(sandbox.member_pods("c").await?.len() == next);
+            is_as_asked_for(sandbox, "c", next).await?;
         }
         writer.await_more(10).await?;
         writer

@@ -37,7 +37,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let id = id.context("no cluster ID")?;
     let approval = format!("etcd.database.coreos.com/recover={id}");
     sandbox
-        .kubectl(&["annotate", "etcdcluster", "c", &approval])
+        .kubectl(&["annotate", "etcdcluster", "c", &approval, "--overwrite"])
         .await?;
     await_object(&clusters, "c", "recovered", PATIENCE, |object| {
         field(object, "/status/recovery/phase") == "Complete"

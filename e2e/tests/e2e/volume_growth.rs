@@ -60,8 +60,16 @@ async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
             })
             .await?;
             let api = sandbox.api::<PersistentVolumeClaim>();
+            until("every volume is asked to grow", PATIENCE, async || {
+                let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
+                Ok(if asked == ["128Mi"; 3] {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{asked:?}"))
+                })
+            })
+            .await?;
             for claim in claims(sandbox).await? {
-                ensure!(requested(&claim) == "128Mi", "{}", requested(&claim));
                 let has = json!({"status": {"capacity": {"storage": "128Mi"}}});
                 let params = PatchParams::default();
                 api.patch_status(&claim.name_any(), &params, &Patch::Merge(&has))
