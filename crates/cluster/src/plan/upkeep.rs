@@ -28,7 +28,13 @@ const SENSIBLE: i64 = 1 << 20;
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
 /// With effect it may be, after so long: somebody fills the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// How long it takes at most until a member's status shows what a compaction has freed.
+/// Without effect but with new history to compact it rests so many times as long as it took: where keys go one by one
+/// each of them is history, and members are not to be defragmented for nothing most of the time.
+const REST: i32 = 10;
+/// How long a member's status is given to show what a compaction has freed. It need not ever show it: a member counts
+/// pages as free one commit after the one that freed them, which may be the compaction's last one, and a full database
+/// takes no writes that would bring another (`begin` in etcd's `backend.go`, `scheduleCompaction` in its
+/// `kvstore_compaction.go`). So after that it is told blindly.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
 /// How long a member that was told may say nothing, as long as a call for it may take.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
@@ -251,13 +257,15 @@ impl Run<'_> {
                 used.all(|used| used + self.room() <= size)
             })
         };
-        let mut all = databases.iter();
-        let is_new = compact_to.is_some() && all.all(|(_, status)| shows_what_is_free(status));
         if let Some((last, over)) =
             last.and_then(|last| Some((last, last.completion_time.as_ref()?)))
         {
-            let pause = if freed(last) || last.members.is_empty() || is_new || has_more(last) {
+            let pause = if freed(last) || last.members.is_empty() || has_more(last) {
                 AFTER_SOMETHING
+            } else if compact_to.is_some() {
+                let took = over.0.duration_since(last.start_time.0);
+                took.saturating_mul(REST)
+                    .clamp(AFTER_SOMETHING, AFTER_NOTHING)
             } else {
                 AFTER_NOTHING
             };
@@ -426,16 +434,17 @@ impl Run<'_> {
         };
         let was_told = |seat: &Seat| record.members.iter().any(|one| one.name == seat.name);
         let leads = |seat: &Seat| self.view.leader == Some(seat.id());
+        let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
+        let young = now.duration_since(record.start_time.0) < SETTLES;
         let next = databases
             .iter()
             .filter(|(seat, status)| {
-                let blindly = record.compacted_revision.is_some() && !shows_what_is_free(status);
+                let blindly = compacted && !young;
                 !was_told(seat) && (blindly || self.is_worth_it(&record.cause, status))
             })
             .min_by_key(|(seat, _)| (leads(seat), seat.name.clone()));
         let Some((seat, status)) = next else {
-            let young = now.duration_since(record.start_time.0) < SETTLES;
-            if young && record.compacted_revision.is_some() {
+            if young && compacted {
                 let text = "the members free what was compacted";
                 draft.wait("Compacting", text, SHORTLY);
                 return;
@@ -498,13 +507,6 @@ impl Run<'_> {
         );
         draft.problem("NoSpace", text);
     }
-}
-
-/// Before 3.5 a member counts what a compaction has freed as used until something is written, and a full database
-/// takes no writes.
-fn shows_what_is_free(status: &Status) -> bool {
-    let version = semver::Version::parse(&status.version);
-    version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))
 }
 
 fn recorded(observed: &Observed, record: DefragmentationStatus) -> Write {

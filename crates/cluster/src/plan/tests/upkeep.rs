@@ -179,6 +179,48 @@ fn a_run_without_effect_is_not_repeated_soon() {
     assert!(record(&scene).is_some());
 }
 
+/// A member counts what a compaction has freed as used until something is written, and a full database takes no writes.
+#[test]
+fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
+    let mut scene = full(100, 100);
+    let mut compacted = run(Cause::NoSpace, &[]);
+    compacted.compacted_revision = Some(5000);
+    compacted.start_time = time(995);
+    scene.observed.upkeep.record = Some(compacted.clone());
+    assert_eq!(scene.writes(), []);
+    assert_eq!(scene.waits(), ["Compacting"], "it may show it in a moment");
+    compacted.start_time = time(980);
+    scene.observed.upkeep.record = Some(compacted.clone());
+    assert_eq!(record(&scene).unwrap().members[0].name, "b");
+    // Each of them once.
+    compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
+    scene.observed.upkeep.record = Some(compacted.clone());
+    assert!(record(&scene).unwrap().completion_time.is_some());
+    // A compaction of long ago is no reason for a run by schedule.
+    (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
+    scene.observed.upkeep.record = Some(compacted);
+    assert!(record(&scene).unwrap().completion_time.is_some());
+}
+
+#[test]
+fn new_history_is_compacted_after_a_rest_where_the_run_before_was_without_effect() {
+    let mut scene = full(100, 99);
+    scene.desired.upkeep.keep_revisions = Some(0);
+    let mut over = run(Cause::NoSpace, &[("b", true)]);
+    over.members[0].size_after = Some(QUOTA);
+    over.compacted_revision = Some(4999);
+    let mut ended = |start: i64, end: i64| {
+        over.start_time = time(start);
+        over.completion_time = Some(time(end));
+        scene.observed.upkeep.record = Some(over.clone());
+        record(&scene).is_some()
+    };
+    assert!(!ended(940, 950), "ten times the ten seconds it took");
+    assert!(ended(890, 900));
+    assert!(!ended(970, 971), "half a minute at least");
+    assert!(ended(100, 400), "ten minutes at most");
+}
+
 /// Invariant 19.
 #[test]
 fn invariant_19_an_alarm_is_taken_back_when_there_is_room_in_every_database() {
