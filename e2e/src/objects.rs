@@ -106,6 +106,15 @@ pub fn follower(object: &DynamicObject) -> Result<String> {
         .context("no member but the leader is ready")
 }
 
+/// Whether the kubelet says that a pod is ready.
+#[must_use]
+pub fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|found| found.type_ == "Ready" && found.status == "True")
+}
+
 /// The node a pod runs on.
 #[must_use]
 pub fn node_of(pod: &Pod) -> &str {

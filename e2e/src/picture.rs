@@ -7,6 +7,8 @@ use anyhow::{Context, Result, ensure};
 use etcd_client::{GetOptions, PutOptions};
 
 use crate::Keyspace;
+use crate::again::patiently;
+use crate::keyspace::is_passing;
 
 /// How long a lease of a picture lasts: longer than any test.
 const HOURS: i64 = 7200;
@@ -48,8 +50,11 @@ impl Picture {
     /// # Errors
     /// When etcd does not answer, or has compacted that revision.
     pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
-        let hash = keys.client.maintenance_client().hash_kv(revision).await;
-        let hash = hash.context("the hash of the keys")?;
+        let hash = patiently(is_passing, async |_| {
+            let mut client = keys.client.maintenance_client();
+            Ok(client.hash_kv(revision).await?)
+        });
+        let hash = hash.await.context("the hash of the keys")?;
         Ok(Self {
             revision,
             hash: (hash.hash(), hash.compact_version()),
@@ -102,9 +107,11 @@ impl Picture {
 }
 
 async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stored>> {
-    let options = GetOptions::new().with_all_keys().with_revision(revision);
-    let answer = keys.client.kv_client().get("", Some(options)).await;
-    let pairs = answer.context("read everything")?.take_kvs();
+    let answer = patiently(is_passing, async |_| {
+        let options = GetOptions::new().with_all_keys().with_revision(revision);
+        Ok(keys.client.kv_client().get("", Some(options)).await?)
+    });
+    let pairs = answer.await.context("read everything")?.take_kvs();
     let described = pairs.into_iter().map(|pair| {
         let stored = Stored {
             created: pair.create_revision(),
@@ -119,11 +126,14 @@ async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stor
 }
 
 async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
-    let mut client = keys.client.lease_client();
+    let client = || keys.client.lease_client();
     let mut leases = BTreeMap::new();
-    for lease in client.leases().await.context("list the leases")?.leases() {
-        let granted = client.time_to_live(lease.id(), None).await?.granted_ttl();
-        leases.insert(lease.id(), granted);
+    let list = patiently(is_passing, async |_| Ok(client().leases().await?));
+    for lease in list.await.context("list the leases")?.leases() {
+        let told = patiently(is_passing, async |_| {
+            Ok(client().time_to_live(lease.id(), None).await?)
+        });
+        leases.insert(lease.id(), told.await?.granted_ttl());
     }
     Ok(leases)
 }
@@ -134,28 +144,31 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses a write.
     pub async fn paint(&self, prefix: &str, count: usize) -> Result<()> {
-        let mut lease = self.client.lease_client();
-        let granted = lease
-            .grant(HOURS, None)
-            .await
-            .context("grant a lease")?
-            .id();
-        let empty = lease
-            .grant(HOURS + 1, None)
-            .await
-            .context("grant a lease")?
-            .id();
+        let grant = async |seconds| {
+            let granted = patiently(is_passing, async |_| {
+                Ok(self.client.lease_client().grant(seconds, None).await?)
+            });
+            anyhow::Ok(granted.await.context("grant a lease")?.id())
+        };
+        let granted = grant(HOURS).await?;
+        let empty = grant(HOURS + 1).await?;
         ensure!(granted != empty);
-        let mut kv = self.client.kv_client();
+        let kv = || self.client.kv_client();
         for number in 0..count {
             let key = format!("{prefix}{number:05}");
             for version in 0..=number % 3 {
-                let held = (number % 5 == 0).then(|| PutOptions::new().with_lease(granted));
-                let value = format!("{key} in version {version}");
-                kv.put(key.as_str(), value, held).await.context("put")?;
+                let put = patiently(is_passing, async |_| {
+                    let held = (number % 5 == 0).then(|| PutOptions::new().with_lease(granted));
+                    let value = format!("{key} in version {version}");
+                    Ok(kv().put(key.as_str(), value, held).await?)
+                });
+                put.await.context("put")?;
             }
             if number % 7 == 3 {
-                kv.delete(key.as_str(), None).await.context("delete")?;
+                let delete = patiently(is_passing, async |_| {
+                    Ok(kv().delete(key.as_str(), None).await?)
+                });
+                delete.await.context("delete")?;
             }
         }
         Ok(())

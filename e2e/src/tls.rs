@@ -229,7 +229,7 @@ impl Identity {
             let length = stream.read(&mut answer).await?;
             anyhow::Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
         };
-        let answer = timeout(Duration::from_secs(5), asked)
+        let answer = timeout(Duration::from_secs(20), asked)
             .await
             .context("no answer")??;
         ensure!(answer.starts_with("HTTP/1."), "no answer: {answer:?}");

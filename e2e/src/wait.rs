@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use tokio::time::timeout;
 
 /// How often a condition is looked at that no watch covers.
 const EVERY: Duration = Duration::from_millis(100);
+/// A look that takes longer hangs, and is given up for the next one.
+const LOOK: Duration = Duration::from_secs(90);
 
 /// What one look at the world found.
 pub enum Look<T> {
@@ -28,10 +31,11 @@ pub async fn until<T>(
 ) -> Result<T> {
     let start = Instant::now();
     loop {
-        let seen = match look().await {
-            Ok(Look::Done(value)) => return Ok(value),
-            Ok(Look::NotYet(seen)) => seen,
-            Err(error) => format!("{error:#}"),
+        let seen = match timeout(LOOK, look()).await {
+            Ok(Ok(Look::Done(value))) => return Ok(value),
+            Ok(Ok(Look::NotYet(seen))) => seen,
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => format!("no answer in {} s", LOOK.as_secs()),
         };
         if start.elapsed() > within {
             bail!(
