@@ -1,7 +1,7 @@
 //! All members are lost at once, and the data is there when they are back: on their disks, or in pods that restart.
 
 use anyhow::{Context, Result, ensure};
-use e2e::objects::{Kind, await_object, field, members, ready_members};
+use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
 use k8s_openapi::api::core::v1::Pod;
@@ -19,15 +19,9 @@ async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
         // Told to go at once, and politely: then a leader would wait for a successor, and members for their clients.
         for (how, options) in [("at once", &["--now"][..]), ("politely", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
+            let pods = sandbox.member_pods("c").await?;
             delete_all(sandbox, options).await?;
-            await_object(
-                &sandbox.objects(Kind::EtcdCluster),
-                "c",
-                "the loss is seen",
-                PATIENCE,
-                |object| ready_members(object).is_empty(),
-            )
-            .await?;
+            await_other_pods(sandbox, &pods).await?;
             let after = sandbox.await_members("c", 3).await?;
             same_members(&before, &after)?;
             writer.await_more(10).await?;
@@ -70,23 +64,23 @@ async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
         delete_all(sandbox, &["--now"]).await?;
-        let object = await_object(
+        await_object(
             &sandbox.objects(Kind::EtcdCluster),
             "c",
             "QuorumLost",
             PATIENCE,
             |object| {
                 // First no quorum answers; that nothing is left, and the way on, is known when the pods are gone.
-                e2e::objects::condition(object, "Degraded").is_some_and(|c| {
+                let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
                         && c["reason"] == "QuorumLost"
                         && message.contains("EtcdRestore")
-                })
+                });
+                lost && has_condition(object, "Available", "False")
             },
         )
         .await?;
-        ensure!(e2e::objects::has_condition(&object, "Available", "False"));
         // Invariant 7: it is not bootstrapped again.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         let pods = sandbox.member_pods("c").await?;
@@ -94,6 +88,23 @@ async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
         Ok(())
     })
     .await;
+}
+
+/// Waits until none of these pods is left and as many others are ready. What the status says in between may be over
+/// before it is looked at.
+async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
+    let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
+    until("every member is in another pod", PATIENCE, async || {
+        let pods = sandbox.member_pods("c").await?;
+        let new = |pod: &&Pod| is_ready(pod) && !old.contains(&&pod.metadata.uid);
+        let new = pods.iter().filter(new).count();
+        Ok(if new == before.len() && new == pods.len() {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{new} others of {} are ready", pods.len()))
+        })
+    })
+    .await
 }
 
 async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
