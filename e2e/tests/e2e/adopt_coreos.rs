@@ -291,7 +291,11 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             add.extend(["member", "add", together[count - 1], &url]);
             // etcd takes an addition when its members have been connected for a while.
             until("etcd adds a member", PATIENCE, async || {
-                sandbox.kubectl(&add).await?;
+                match sandbox.kubectl(&add).await {
+                    // By an attempt whose answer was lost.
+                    Err(error) if error.to_string().contains("Peer URLs already exists") => {}
+                    outcome => drop(outcome?),
+                }
                 Ok(Look::Done(()))
             })
             .await?;

@@ -1,7 +1,7 @@
 //! The API server is away while a member dies: clients notice neither, and the operator sees to it afterwards.
 
 mod alone {
-    use anyhow::{Context, ensure};
+    use anyhow::Context;
     use e2e::metrics::operator_pods;
     use e2e::objects::{leader, node_of};
     use e2e::{Testbed, Writer, scenario};
@@ -37,9 +37,9 @@ mod alone {
                 testbed.kill_node(node_of(victim)).await?;
                 writer.await_more(50).await?;
                 testbed.await_container_gone(operator).await?;
-                let served = writer.acknowledged();
+                // They go on to the end of it.
+                writer.await_more(10).await?;
                 testbed.start_daemon("kube-apiserver").await?;
-                ensure!(writer.acknowledged() > served, "the writes stopped");
 
                 sandbox.await_unhealthy("c", &name).await?;
                 testbed.start_node(node_of(victim)).await?;

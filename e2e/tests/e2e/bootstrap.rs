@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use e2e::objects::{Kind, await_object, condition, field, has_condition, ready_members};
+use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -16,17 +16,18 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 async fn three_members_form_a_cluster_and_serve() {
     scenario("bootstrap", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
-        let object = sandbox.await_members("plain", 3).await?;
-
-        ensure!(
-            field(&object, "/status/phase") == "Running",
-            "phase: {}",
-            field(&object, "/status/phase")
-        );
+        sandbox.await_members("plain", 3).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        let object = await_object(&clusters, "plain", "all is well", PATIENCE, |object| {
+            field(object, "/status/phase") == "Running"
+                && field(object, "/status/currentVersion") == field(object, "/spec/version")
+                && has_condition(object, "Available", "True")
+                && has_condition(object, "Degraded", "False")
+                && ready_members(object).len() == 3
+        })
+        .await?;
         ensure!(field(&object, "/status/serviceName") == "plain-client");
         ensure!(field(&object, "/status/clientPort") == 2379);
-        ensure!(field(&object, "/status/currentVersion") == field(&object, "/spec/version"));
-        ensure!(has_condition(&object, "Degraded", "False"));
 
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "plain").await?;
         keys.fill("boot/", 100, |_| ()).await?;
@@ -232,18 +233,11 @@ async fn a_paused_cluster_reports_and_changes_nothing() {
         sandbox
             .kubectl(&["delete", "pod", &victim, "--now"])
             .await?;
-        let object = await_object(
-            &clusters,
-            "plain",
-            "two ready members are reported",
-            PATIENCE,
-            |object| ready_members(object).len() == 2,
-        )
+        let what = "two ready members are reported, and that something is wrong";
+        await_object(&clusters, "plain", what, PATIENCE, |object| {
+            ready_members(object).len() == 2 && has_condition(object, "Degraded", "True")
+        })
         .await?;
-        ensure!(
-            condition(&object, "Degraded").is_some_and(|c| c["status"] == "True"),
-            "Degraded is not True"
-        );
         ensure!(
             sandbox.member_pods("plain").await?.len() == 2,
             "a pod was made while paused"
@@ -273,9 +267,15 @@ async fn every_supported_minor_forms_a_cluster() {
             sandbox.apply(&manifest).await?;
         }
         for (number, version) in versions.iter().enumerate() {
-            let object = sandbox.await_members(&format!("minor-{number}"), 3).await?;
-            ensure!(field(&object, "/status/currentVersion") == version.as_str());
-            await_one_voter_version(&object, version)?;
+            let name = format!("minor-{number}");
+            sandbox.await_members(&name, 3).await?;
+            let clusters = sandbox.objects(Kind::EtcdCluster);
+            let what = format!("every member runs {version}");
+            await_object(&clusters, &name, &what, PATIENCE, |object| {
+                field(object, "/status/currentVersion") == version.as_str()
+                    && all_run(object, version)
+            })
+            .await?;
         }
         Ok(())
     })
@@ -283,20 +283,9 @@ async fn every_supported_minor_forms_a_cluster() {
 }
 
 /// Every member says itself that it runs `version`.
-fn await_one_voter_version(object: &kube::api::DynamicObject, version: &str) -> Result<()> {
-    for member in field(object, "/status/memberDetails")
-        .as_array()
-        .into_iter()
-        .flatten()
-    {
-        ensure!(
-            member["version"] == version,
-            "{} runs {}, not {version}",
-            member["name"],
-            member["version"]
-        );
-    }
-    Ok(())
+fn all_run(object: &kube::api::DynamicObject, version: &str) -> bool {
+    let members = field(object, "/status/memberDetails").as_array();
+    members.is_some_and(|members| members.iter().all(|member| member["version"] == version))
 }
 
 /// `bootstrap: Seed`: one member is recorded and forms the cluster, the others join it as learners. Its volume is the

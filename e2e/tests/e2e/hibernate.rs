@@ -34,19 +34,16 @@ async fn a_cluster_hibernates_and_comes_back_with_its_data() {
 
         hibernate(sandbox, true).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let asleep = await_object(&clusters, "c", "it hibernates", PATIENCE, |object| {
+        let what = "it hibernates, and nothing is wrong";
+        let asleep = await_object(&clusters, "c", what, PATIENCE, |object| {
             field(object, "/status/phase") == "Hibernated"
+                && condition(object, "Available").is_some_and(|found| {
+                    found["status"] == "False" && found["reason"] == "Hibernated"
+                })
+                && has_condition(object, "Degraded", "False")
+                && has_condition(object, "Recovering", "False")
         })
         .await?;
-        ensure!(
-            condition(&asleep, "Available")
-                .is_some_and(|found| found["status"] == "False" && found["reason"] == "Hibernated")
-        );
-        ensure!(
-            has_condition(&asleep, "Degraded", "False"),
-            "nothing is wrong"
-        );
-        ensure!(has_condition(&asleep, "Recovering", "False"));
         ensure!(field(&asleep, "/status/clusterID") == field(&before, "/status/clusterID"));
         ensure!(all::<Pod>(sandbox).await?.is_empty());
         ensure!(kept(sandbox).await? == objects, "something was deleted");
@@ -69,8 +66,10 @@ async fn a_cluster_hibernates_and_comes_back_with_its_data() {
         hibernate(sandbox, false).await?;
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-        ensure!(field(&after, "/status/phase") == "Running");
+        await_object(&clusters, "c", "it runs", PATIENCE, |object| {
+            field(object, "/status/phase") == "Running"
+        })
+        .await?;
         ensure!(
             kept(sandbox).await? == objects,
             "the same volumes and Services"

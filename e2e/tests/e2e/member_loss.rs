@@ -39,9 +39,15 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
         }
         writer.await_more(10).await?;
         writer.finish("members without a disk lost").await?;
-        let events = sandbox.events(Kind::EtcdCluster, "c").await?;
-        ensure!(events.len() > 2, "the changes left no Events: {events:?}");
-        Ok(())
+        until("the changes leave Events", PATIENCE, async || {
+            let events = sandbox.events(Kind::EtcdCluster, "c").await?;
+            Ok(if events.len() > 2 {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{events:?}"))
+            })
+        })
+        .await
     })
     .await;
 }

@@ -45,13 +45,15 @@ mod alone {
                 nodes.retain(|node| *node != operator);
                 let leader = sandbox.api::<Pod>().get(&leader(&plain)?).await?;
                 nodes.sort_by_key(|node| node != node_of(&leader));
-                let node = nodes.first().context("one node alone")?;
-                let mut lost = Vec::new();
-                for name in ["plain", "durable"] {
-                    let members = members_on(sandbox, name, node).await?;
-                    ensure!(members.len() == 1, "{name} has {members:?} on {node}");
-                    lost.extend(members);
+                let mut found = None;
+                for node in &nodes {
+                    let plain = members_on(sandbox, "plain", node).await?;
+                    let durable = members_on(sandbox, "durable", node).await?;
+                    if (plain.len(), durable.len()) == (1, 1) && found.is_none() {
+                        found = Some((node, [plain, durable].concat()));
+                    }
                 }
+                let (node, lost) = found.context("no node has one member of each")?;
                 let writers = [
                     Writer::start(sandbox, "plain").await?,
                     Writer::start(sandbox, "durable").await?,
