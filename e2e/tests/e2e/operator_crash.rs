@@ -212,7 +212,7 @@ impl Victim<'_> {
             "rollout",
             "status",
             "deployment/etcd-operator",
-            "--timeout=120s",
+            "--timeout=300s",
         ];
         self.sandbox.kubectl(&wait).await?;
         // The dead process cannot give its lease back, and it takes 20 s to run out.

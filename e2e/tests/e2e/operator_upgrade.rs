@@ -61,7 +61,7 @@ async fn go_back(sandbox: &Sandbox) -> Result<()> {
         sandbox.apply(&old.to_string()).await?;
         let pod = format!("pod/{name}");
         sandbox
-            .kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", &pod])
+            .kubectl(&["wait", "--for=condition=Ready", "--timeout=300s", &pod])
             .await?;
     }
     Ok(())

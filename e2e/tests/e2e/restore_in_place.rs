@@ -229,7 +229,7 @@ async fn no_turn(sandbox: &Sandbox) -> Result<()> {
     let deployment = "deployment/etcd-restore-operator";
     let point = "FAILPOINTS=restore-before-stop-former=panic";
     sandbox.kubectl(&["set", "env", deployment, point]).await?;
-    let wait = ["rollout", "status", deployment, "--timeout=120s"];
+    let wait = ["rollout", "status", deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
     sandbox.await_pods_of("etcd-restore-operator", 1).await
 }
