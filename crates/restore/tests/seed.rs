@@ -397,36 +397,20 @@ async fn a_manifest_that_does_not_fit_is_refused() {
 async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
-    let chosen = |sha256: &str| Fetch {
-        sha256: Some(sha256.to_owned()),
+    let right = world.manifest()["sha256"].as_str().map(str::to_owned);
+    let chosen = |sha256: Option<String>| Fetch {
+        sha256,
         ..world.fetch()
     };
-    let (right, another) = (world.manifest()["sha256"].clone(), "ab".repeat(32));
-    world
-        .refuses(
-            &chosen(&another),
-            &Reason::SnapshotUnreadable,
-            "overwritten",
-        )
-        .await;
-    world
-        .store()
-        .await
-        .delete(&manifest_key("a/backup"))
-        .await
-        .unwrap();
-    world
-        .refuses(
-            &chosen(&another),
-            &Reason::SnapshotUnreadable,
-            "overwritten",
-        )
-        .await;
+    let (right, another) = (chosen(right), chosen(Some("ab".repeat(32))));
+    let (unreadable, why) = (Reason::SnapshotUnreadable, "overwritten");
+    world.refuses(&another, &unreadable, why).await;
+    let manifest = manifest_key("a/backup");
+    world.store().await.delete(&manifest).await.unwrap();
+    world.refuses(&another, &unreadable, why).await;
     // What a seed has fetched before is taken for what it is, too.
-    let fetched = fetch(&chosen(right.as_str().unwrap())).await.unwrap();
-    assert_eq!(fetched.revision, world.revision);
-    let trouble = fetch(&chosen(&another)).await.unwrap_err();
-    assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+    let fetched = fetch(&right).await.unwrap();
+    assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 

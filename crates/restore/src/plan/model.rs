@@ -272,9 +272,8 @@ impl World {
         number.unwrap_or(self.newest)
     }
 
-    fn act(&mut self, step: &Step) {
-        let chosen = self.chosen(true);
-        // Invariant 9: what a stranger owns is never written to.
+    /// Invariant 9: what a stranger owns is never written to.
+    fn note_what_is_touched(&mut self, step: &Step) {
         if !matches!(
             step,
             Step::Nothing
@@ -289,6 +288,11 @@ impl World {
         {
             cluster.touched = true;
         }
+    }
+
+    fn act(&mut self, step: &Step) {
+        let chosen = self.chosen(true);
+        self.note_what_is_touched(step);
         if let Step::Guard(set) = step {
             self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }
