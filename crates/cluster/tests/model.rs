@@ -43,10 +43,10 @@ mod story;
 mod time;
 #[path = "model/versions.rs"]
 mod versions;
-#[path = "model/wishes.rs"]
-mod wishes;
 #[path = "model/volumes.rs"]
 mod volumes;
+#[path = "model/wishes.rs"]
+mod wishes;
 #[path = "model/world.rs"]
 mod world;
 #[path = "model/write.rs"]

@@ -61,11 +61,11 @@ pub(crate) enum Event {
     LosePod(u8),
     /// A volume claim and its data are gone.
     LoseDisk(u8),
+    /// A volume is gone, and a pod that has it open goes on. Played in rounds of its own (`volumes`).
+    LoseVolume(u8),
     /// Somebody deletes a volume claim; it stays until its pod is gone.
     DeleteClaim(u8),
     /// etcd cannot read a member's data any more.
-    /// A volume is gone, and a pod that has it open goes on. Played in rounds of its own (`volumes`).
-    LoseVolume(u8),
     Corrupt(u8),
     /// A member's container ends again and again.
     CrashLoop(u8),

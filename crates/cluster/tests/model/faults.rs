@@ -45,8 +45,8 @@ impl World {
                 );
             }
             Event::Approve => self.approve(),
-            Event::Foreign => self.find_foreign(),
             Event::LoseVolume(which) => self.lose_volume(which),
+            Event::Foreign => self.find_foreign(),
             Event::Partition(sides) => self.partition(sides),
             Event::DeletePods => {
                 let ours = |name: &String| !is_elsewhere(name);

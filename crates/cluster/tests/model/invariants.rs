@@ -353,7 +353,6 @@ impl World {
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        demand!(
         // The second of two voters before 3.4, as long as it was never heard of as started (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| all.members().len() == 2)
@@ -361,6 +360,7 @@ impl World {
                 .intent
                 .as_ref()
                 .is_some_and(|intent| !intent.members.contains(name));
+        demand!(
             self,
             first_time || harmless || second,
             "invariant 6: {name} is started empty again"

@@ -224,13 +224,13 @@ impl World {
             ));
             return;
         }
-        let old = self
         if self.memory.fresh && self.has_lost_its_volume(&recovery.member) {
             self.broke(format!(
                 "invariant 9: {token} is recorded, and the volume of its first member is lost"
             ));
             return;
         }
+        let old = self
             .clusters
             .get(&recovery.from_token)
             .and_then(|old| old.acknowledged);

@@ -15,9 +15,9 @@ impl World {
         if !self.api_is_away() {
             self.end_pods();
         }
+        self.close_lost_volumes();
         for name in self.pods.keys().cloned().collect::<Vec<_>>() {
             self.run_pod(&name);
-        self.close_lost_volumes();
         }
         self.run_clusters();
         self.deliver();
@@ -114,12 +114,12 @@ impl World {
         if pod.node.is_none() && !is_elsewhere(name) && !self.schedule(name) {
             return;
         }
-        // A container whose certificates are not there is not made.
-        if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
-            return;
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
+        // A container whose certificates are not there is not made.
+        if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
+            return;
         }
         let (api_is_away, power) = (self.api_is_away(), self.power(&self.pods[name]));
         let pod = self.pods.get_mut(name).unwrap();
