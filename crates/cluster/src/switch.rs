@@ -188,6 +188,45 @@ pub struct Step {
 }
 
 impl Standing {
+    /// From what the status records of this cluster, or else from what its pods were made with; `ways` are those the
+    /// pods' etcd was told. The second value: why members are not brought to what is wanted.
+    #[expect(
+        clippy::option_option,
+        reason = "without TLS is something else than unrecorded"
+    )]
+    pub fn new(
+        record: Option<Option<TlsPolicy>>,
+        made: &BTreeMap<String, Option<TlsPolicy>>,
+        ways: BTreeMap<String, Way>,
+        wanted: Option<TlsPolicy>,
+    ) -> (Self, Option<String>) {
+        let to = Way::of(wanted.as_ref());
+        let as_wanted = |policy: &Option<TlsPolicy>| Way::of(policy.as_ref()) == to;
+        let mut at = match &record {
+            Some(record) => record.clone(),
+            None if made.is_empty() || made.values().any(as_wanted) => wanted.clone(),
+            None => made.values().next().cloned().flatten(),
+        };
+        let (next, refused) = match next(at.as_ref(), wanted.as_ref()) {
+            Ok(Next::There) => {
+                at = wanted;
+                (None, None)
+            }
+            Ok(Next::Step(to)) => (Some(to), None),
+            Err(why) => (None, Some(why)),
+        };
+        let standing = Self {
+            recorded: record.as_ref() == Some(&at),
+            next: next.map(|to| Step {
+                to,
+                faults: Vec::new(),
+            }),
+            ways,
+            at,
+        };
+        (standing, refused)
+    }
+
     /// The members that are not started again yet with what they are to be started with.
     pub fn waits_for(&self) -> Vec<&str> {
         let at = Way::of(self.at.as_ref());

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::EtcdCluster;
-use api::cluster::{PeerListener, PeerStage, TlsPolicy};
+use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::switch::{Clients, Maker, Next, Standing, Step, Way, next};
+use crate::switch::{Clients, Maker, Standing, Way};
 
 /// Where etcd listens for other members.
 const PEERS: &str = "--listen-peer-urls=";
@@ -104,8 +104,9 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
     // Those of a cluster that was here before, and was recovered or restored, say nothing of this one.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        let owned = pod.owner_references().iter().any(|owner| owner.uid == uid);
-        owned && of.is_none_or(|of| Some(of) == token)
+        // Whose owner was deleted without them is this cluster's by its token, before it is owned again.
+        let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
+        of.map_or_else(owned, |of| Some(of) == token)
     };
     let made: BTreeMap<String, Option<TlsPolicy>> = pods
         .iter()
@@ -114,42 +115,20 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
         .collect();
     let record = status.and_then(|status| status.tls.as_ref());
     let record = record.filter(|record| Some(&record.token) == token);
-    let as_wanted =
-        |policy: &&Option<TlsPolicy>| Way::of(policy.as_ref()) == Way::of(wanted.as_ref());
-    let mut at = match record {
-        Some(record) => record.policy(),
-        None if made.is_empty() || made.values().any(|policy| as_wanted(&policy)) => wanted.clone(),
-        None => made.values().next().cloned().flatten(),
-    };
-    let next = next(at.as_ref(), wanted.as_ref());
-    if next == Ok(Next::There) {
-        at.clone_from(&wanted);
-    }
-    let (next, refused) = match next {
-        Ok(Next::There) => (None, None),
-        Ok(Next::Step(to)) => (Some(to), None),
-        Err(why) => (None, Some(why)),
-    };
-    let standing = Standing {
-        recorded: record.is_some_and(|record| record.policy() == at),
-        next: next.map(|to| Step {
-            to,
-            faults: Vec::new(),
-        }),
-        ways: pods
-            .iter()
-            .filter(ours)
-            .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
-            .collect(),
-        at: at.clone(),
-    };
-    cluster.spec.tls = at;
+    let record = record.map(TlsStatus::policy);
+    let ways = pods
+        .iter()
+        .filter(ours)
+        .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
+        .collect();
+    let (standing, refused) = Standing::new(record, &made, ways, wanted);
+    cluster.spec.tls.clone_from(&standing.at);
     (standing, refused)
 }
 
 #[cfg(test)]
 mod tests {
-    use api::cluster::{BootstrapStatus, EtcdClusterStatus, TlsStatus};
+    use api::cluster::{BootstrapStatus, EtcdClusterStatus};
     use k8s_openapi::api::core::v1::{Container, PodSpec};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
@@ -263,6 +242,25 @@ mod tests {
         let (standing, _) = settle(&mut restored, &[old]);
         assert!(!standing.recorded);
         assert_eq!(restored.spec.tls, policy(BETWEEN));
+    }
+
+    /// The object was deleted without what it owns, and is there again without its status and with another `spec.TLS`.
+    #[test]
+    fn invariant_23_members_whose_owner_is_gone_are_not_switched_at_once() {
+        for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
+            let scheme = if was == "null" { "http" } else { "https" };
+            let mut orphan = pod(Some(was), scheme);
+            orphan.metadata.owner_references = None;
+            orphan
+                .annotations_mut()
+                .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "token".into());
+            let mut cluster = cluster(wanted);
+            let (standing, refused) = settle(&mut cluster, &[orphan]);
+            assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
+            assert!(!standing.recorded && refused.is_none());
+            assert!(standing.next.is_some());
+            assert_eq!(standing.ways.len(), 1);
+        }
     }
 
     #[test]
