@@ -190,7 +190,7 @@ pub struct Step {
 impl Standing {
     /// From what the status records of this cluster, or else from what its pods were made with; `ways` are those the
     /// pods' etcd was told. The second value: why members are not brought to what is wanted.
-    #[expect(
+    #[allow(
         clippy::option_option,
         reason = "without TLS is something else than unrecorded"
     )]
