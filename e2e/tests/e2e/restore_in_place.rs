@@ -21,7 +21,7 @@ use crate::restore_sources::compare;
 const KEYS: usize = 500;
 pub(crate) const CLAIM: &str = "etcd.database.coreos.com/restore";
 /// Many times what an idle machine needs, so that a busy one passes.
-const DOWNTIME: Duration = Duration::from_secs(40);
+const DOWNTIME: Duration = Duration::from_mins(2);
 
 /// A cluster with a backup of it, and keys that came after the backup.
 pub(crate) struct Living {
