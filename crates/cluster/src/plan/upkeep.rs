@@ -29,12 +29,12 @@ const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
 /// With effect it may be, after so long: somebody fills the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
 /// Without effect but with new history to compact it rests so many times as long as it took: where keys go one by one
-/// each of them is history, and members are not to be defragmented for nothing most of the time.
-const REST: i32 = 10;
+/// each of them is history, and no member is to be defragmented for nothing most of the time.
+const REST: i32 = 3;
 /// How long a member's status is given to show what a compaction has freed. It need not ever show it: a member counts
 /// pages as free one commit after the one that freed them, which may be the compaction's last one, and a full database
 /// takes no writes that would bring another (`begin` in etcd's `backend.go`, `scheduleCompaction` in its
-/// `kvstore_compaction.go`). So after that it is told blindly.
+/// `kvstore_compaction.go`). So after that one is told blindly, and the others when that has made room.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
 /// How long a member that was told may say nothing, as long as a call for it may take.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
@@ -228,12 +228,6 @@ impl Run<'_> {
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
         let last = last.filter(|last| last.cause == Cause::NoSpace);
-        let freed = |last: &DefragmentationStatus| {
-            let freed = |one: &MemberDefragmentation| {
-                one.size_before - one.size_after.unwrap_or(one.size_before)
-            };
-            last.members.iter().any(|one| freed(one) >= self.room())
-        };
         let would_help = databases
             .iter()
             .all(|(_, status)| self.roomy(status.db_size_in_use))
@@ -260,7 +254,8 @@ impl Run<'_> {
         if let Some((last, over)) =
             last.and_then(|last| Some((last, last.completion_time.as_ref()?)))
         {
-            let pause = if freed(last) || last.members.is_empty() || has_more(last) {
+            let pause = if made_room(last, self.room()) || last.members.is_empty() || has_more(last)
+            {
                 AFTER_SOMETHING
             } else if compact_to.is_some() {
                 let took = over.0.duration_since(last.start_time.0);
@@ -439,7 +434,8 @@ impl Run<'_> {
         let next = databases
             .iter()
             .filter(|(seat, status)| {
-                let blindly = compacted && !young;
+                let tried = !record.members.is_empty();
+                let blindly = compacted && !young && (!tried || made_room(record, self.room() / 2));
                 !was_told(seat) && (blindly || self.is_worth_it(&record.cause, status))
             })
             .min_by_key(|(seat, _)| (leads(seat), seat.name.clone()));
@@ -507,6 +503,13 @@ impl Run<'_> {
         );
         draft.problem("NoSpace", text);
     }
+}
+
+/// Whether a member's file has become smaller by so many bytes.
+fn made_room(run: &DefragmentationStatus, bytes: i64) -> bool {
+    let freed = |one: &MemberDefragmentation| Some(one.size_before - one.size_after?);
+    let mut freed = run.members.iter().filter_map(freed);
+    freed.any(|freed| freed >= bytes)
 }
 
 fn recorded(observed: &Observed, record: DefragmentationStatus) -> Write {
