@@ -134,7 +134,8 @@ mod tests {
             async |again| {
                 assert_eq!(again, tries > 0);
                 tries += 1;
-                if tries < 3 { bail!("busy") } else { Ok(tries) }
+                anyhow::ensure!(tries == 3, "busy");
+                Ok(tries)
             },
         );
         assert_eq!(outcome.await.unwrap(), 3);

@@ -216,7 +216,7 @@ impl Standing {
             Err(why) => (None, Some(why)),
         };
         let standing = Self {
-            recorded: record.as_ref() == Some(&at),
+            recorded: record.is_some_and(|record| record == at),
             next: next.map(|to| Step {
                 to,
                 faults: Vec::new(),

@@ -1,5 +1,5 @@
 //! The client against real etcd processes: membership, deadlines, what is unknown and what is refused.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
