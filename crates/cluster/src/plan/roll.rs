@@ -175,7 +175,8 @@ fn repair(
     for (seat, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !seat.serves() && !pod.ready && failed(pod);
-        let Some(pod) = seat.pod.filter(down).filter(|_| seat.fate == Fate::Stays) else {
+        // Also one that is to be replaced: nobody is, while it is down.
+        let Some(pod) = seat.pod.filter(down).filter(|_| !seat.is_lost()) else {
             continue;
         };
         let (Need::Image(version) | Need::Pod(version, _)) = need;

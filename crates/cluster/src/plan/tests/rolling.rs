@@ -424,6 +424,30 @@ fn a_broken_member_is_set_back_while_another_one_is_missing() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
+/// Found by the model: nobody is replaced while one is down, and the one that is down has to be replaced as well.
+#[test]
+fn a_broken_member_that_is_to_be_replaced_is_set_back_first() {
+    let scene = towards("3.5.35", "3.5.35").compared().durable();
+    let mut scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
+    let slow = crate::observed::Claim {
+        class: Some("slow".into()),
+        requested: Some(1),
+        text: "1".into(),
+        capacity: Some(1),
+        resizing: None,
+    };
+    for disk in scene.observed.disks.values_mut() {
+        disk.claim.class = Some("fast".into());
+    }
+    scene.desired.claim = Some(slow);
+    assert!(
+        scene.waits().contains(&"QuorumAtRisk"),
+        "{:?}",
+        scene.waits()
+    );
+    assert_eq!(patched(&scene), one("b", "3.5.35"));
+}
+
 /// Found by the model: what a member ran that was removed is no version of the cluster.
 #[test]
 fn what_a_removed_member_ran_opens_no_way_back() {
