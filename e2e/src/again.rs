@@ -88,7 +88,8 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for Again {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        if request.method() == Method::POST {
+        // A second DELETE may meet an object that was made anew.
+        if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }
         let mut copy = Request::new(request.body().try_clone()?);

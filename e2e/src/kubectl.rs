@@ -68,7 +68,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
 fn is_done(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
-            let mut lines = error.lines().filter(|line| !line.starts_with("Warning"));
+            let mut lines = error.lines().filter(|line| !line.contains("Warning: "));
             lines.all(|line| line.contains("(NotFound)"))
         }
         Some("annotate") => error.contains("already has a value"),

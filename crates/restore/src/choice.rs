@@ -114,8 +114,13 @@ pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble
     {
         let of = chosen.etcd_backup.as_ref();
         let of = of.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
+        // A volume claim is looked into by the seed alone: nobody has seen the backup yet.
+        let gone = match chosen.stored_size {
+            Some(_) => "is gone",
+            None => "is not there",
+        };
         trouble.message = format!(
-            "the backup {}{of}, which this restore began with, is gone ({}): put it back, or create a new EtcdRestore",
+            "the backup {}{of}, which this restore began with, {gone} ({}): put it back, or create a new EtcdRestore",
             chosen.location, trouble.message
         );
     }

@@ -181,7 +181,7 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
         Step::Abandon(trouble) => Some(Notice::warning(
             "GivenUp",
             "Restore",
-            format!("{target} stays as it is: {}", trouble.message),
+            format!("{target}: {}", trouble.message),
         )),
         Step::RecordFormed { .. } if restore_in_place(restore) => Some(Notice::normal(
             "Replacing",

@@ -381,7 +381,7 @@ pub(crate) async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()
         .kubectl(&["set", "env", deployment, &variable])
         .await?;
     sandbox
-        .kubectl(&["rollout", "status", deployment, "--timeout=180s"])
+        .kubectl(&["rollout", "status", deployment, "--timeout=300s"])
         .await?;
     sandbox.await_pods_of("etcd-backup-operator", 1).await
 }

@@ -127,7 +127,7 @@ async fn backup_local_lies_on_the_operators_volume() {
             "rollout",
             "status",
             "deployment/etcd-backup-operator",
-            "--timeout=180s",
+            "--timeout=300s",
         ];
         sandbox.kubectl(&rollout).await?;
         backed_up(

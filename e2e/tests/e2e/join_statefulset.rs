@@ -115,7 +115,7 @@ async fn make_old(sandbox: &Sandbox, version: &str, form: Form) -> Result<()> {
         .apply(&statefulset(&sandbox.namespace, version, form).to_string())
         .await?;
     sandbox
-        .kubectl(&["rollout", "status", "statefulset/old", "--timeout=180s"])
+        .kubectl(&["rollout", "status", "statefulset/old", "--timeout=300s"])
         .await
         .map(drop)
 }

@@ -127,12 +127,13 @@ impl Victim<'_> {
                     settled = None;
                     return Ok(Look::NotYet(waits));
                 }
-                let (clusters, looks) = self.looks(&pod).await?;
                 let Some((since, before)) = settled else {
-                    settled = Some((Instant::now(), looks));
                     self.look_again().await?;
+                    let (_, looks) = self.looks(&pod).await?;
+                    settled = Some((Instant::now(), looks));
                     return Ok(Look::NotYet("settled".to_owned()));
                 };
+                let (clusters, looks) = self.looks(&pod).await?;
                 // A status may be of before the cause: the operator looks at every cluster once more.
                 Ok(if since.elapsed() > SETTLED && looks >= before + clusters {
                     Look::Done(false)

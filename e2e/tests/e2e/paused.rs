@@ -56,6 +56,10 @@ async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
         // A member is lost, a Service is deleted, and the size is changed: three things to do.
         let lost = follower(&before)?;
         sandbox.lose_pod("c", &lost).await?;
+        let ended = format!("pod/{lost}");
+        sandbox
+            .kubectl(&["wait", "--for=delete", &ended, "--timeout=300s"])
+            .await?;
         sandbox
             .kubectl(&["delete", "service", "c-client", "--wait=true"])
             .await?;

@@ -161,7 +161,7 @@ async fn dies_at_each(sandbox: &Sandbox, points: &[&str], manifest: &str) -> Res
             restart_with(sandbox, &variable).await?;
         }
         if number == 0 {
-            let wait = ["rollout", "status", &deployment, "--timeout=120s"];
+            let wait = ["rollout", "status", &deployment, "--timeout=300s"];
             sandbox.kubectl(&wait).await?;
             // The one before, which lives, would take the lease again and make the first writes.
             sandbox.await_pods_of(OPERATOR, 1).await?;
@@ -231,7 +231,7 @@ async fn restore_lost_seed_is_made_of_the_recorded_backup_and_not_of_a_newer_one
     scenario("restore_recorded_backup", async |sandbox| {
         let (bucket, keys) = painted(sandbox, &cluster(&sandbox.env, "c", 1)?, 1).await?;
         let early = Picture::now(&keys).await?;
-        let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 9}\n";
+        let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 99}\n";
         let (s3, path) = (sandbox.env.s3()?, format!("{}/etcd", bucket.name));
         let often = backup_with(s3, "often", "c", &path, policy);
         sandbox.apply(&often).await?;

@@ -224,10 +224,10 @@ async fn restore_in_place_bad_backup_leaves_the_living_cluster_unharmed() {
     .await;
 }
 
-/// From here on the restore operator comes no further than to the old members' end: it dies before.
+/// From here on the restore operator comes no further than to the turn: it dies before.
 async fn no_turn(sandbox: &Sandbox) -> Result<()> {
     let deployment = "deployment/etcd-restore-operator";
-    let point = "FAILPOINTS=restore-before-stop-former=panic";
+    let point = "FAILPOINTS=restore-before-record-formed=panic";
     sandbox.kubectl(&["set", "env", deployment, point]).await?;
     let wait = ["rollout", "status", deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;

@@ -52,7 +52,7 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
         taken.push(begin(sandbox, &format!("good-{number}")).await?);
     }
     taken.sort();
-    let (median, slowest) = (taken[4], taken[8]);
+    let (prompt, slowest) = (taken[6], taken[8]);
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
@@ -64,8 +64,11 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
     })
     .await?;
     let taken = memory(sandbox).await?;
-    eprintln!("    begun after {median:?}, the slowest {slowest:?}; {taken} bytes of memory");
-    ensure!(median < PROMPT, "most began after {median:?} and later");
+    eprintln!("    begun after {prompt:?}, the slowest {slowest:?}; {taken} bytes of memory");
+    ensure!(
+        prompt < PROMPT,
+        "three of nine began after {prompt:?} and later"
+    );
     ensure!(taken < MEMORY, "{taken} bytes of memory");
     let sick = clusters.get("sick").await?;
     ensure!(has_condition(&sick, "Available", "False"));

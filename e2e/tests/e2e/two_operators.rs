@@ -8,6 +8,7 @@ use e2e::objects::{field, follower};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, scenario, until};
 use futures::{StreamExt, TryStreamExt};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -42,18 +43,35 @@ async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<Str
     Ok(name)
 }
 
+/// When a lease runs out.
+fn end(lease: &Lease) -> Result<Timestamp> {
+    let spec = lease.spec.as_ref().context("an empty lease")?;
+    let renewed = spec.renew_time.as_ref().context("never renewed")?.0;
+    let seconds = spec.lease_duration_seconds.context("no duration")?;
+    Ok(renewed + SignedDuration::from_secs(seconds.into()))
+}
+
 /// Reads every version of the lease from one on, until this pod does not hold it any more; returns who does then.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
     let leases = sandbox.api::<Lease>();
     let mut changes = leases.watch(&only, &version).await?.boxed();
+    let mut ends = end(since)?;
     while let Some(change) = changes.try_next().await? {
-        if let WatchEvent::Modified(lease) = change
-            && holder(&lease).is_none_or(|name| name != than)
-        {
-            return Ok(holder(&lease));
+        let WatchEvent::Modified(lease) = change else {
+            continue;
+        };
+        if holder(&lease).as_deref() == Some(than) {
+            ends = end(&lease)?;
+            continue;
         }
+        // Whoever finds one that ran out empties it, too, before taking it.
+        ensure!(
+            Timestamp::now() < ends,
+            "the lease ran out and was not given back"
+        );
+        return Ok(holder(&lease));
     }
     bail!("the lease was not changed")
 }

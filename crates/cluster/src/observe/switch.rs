@@ -9,6 +9,7 @@ use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
+use super::children;
 use crate::switch::{Clients, Maker, Standing, Way};
 
 /// Where etcd listens for other members.
@@ -106,7 +107,8 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
         // Whose owner was deleted without them is this cluster's by its token, before it is owned again.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
-        of.map_or_else(owned, |of| Some(of) == token)
+        let belongs = children::belongs(&pod.metadata, &uid).is_some();
+        belongs && of.map_or_else(owned, |of| Some(of) == token)
     };
     let made: BTreeMap<String, Option<TlsPolicy>> = pods
         .iter()

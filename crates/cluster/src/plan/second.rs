@@ -80,7 +80,9 @@ pub(super) fn without_volume(
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     for seat in view.voters().filter(|seat| !seat.joined()) {
-        let bare = seat.disk.is_some_and(|disk| disk.lost) && seat.pod.is_none();
+        // A pod without an address never had the volume.
+        let bare =
+            seat.disk.is_some_and(|disk| disk.lost) && seat.pod.is_none_or(|pod| !pod.addressed);
         // Without the claim it would be started as one that has nothing.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
@@ -89,7 +91,8 @@ pub(super) fn without_volume(
         if bare && seat.service.is_some_and(again) {
             let text = format!(
                 "{name} was added and has not started, and the volume of its claim is lost: put its PersistentVolume \
-                 back, or delete the volume claim {name}, and it is started on another volume",
+                 back, or delete the volume claim {name}, and the pod {name} if there is one, and it is started on another \
+                 volume",
                 name = seat.name
             );
             draft.problem("VolumeLost", text);

@@ -431,11 +431,16 @@ impl Run<'_> {
         let leads = |seat: &Seat| self.view.leader == Some(seat.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
+        // By what they say now: what was recorded may be of the moment before.
+        let shrank = databases.iter().any(|(seat, status)| {
+            let mut told = record.members.iter().filter(|one| one.name == seat.name);
+            told.any(|one| one.size_before - status.db_size >= self.room() / 2)
+        });
+        let blindly = compacted && !young && (record.members.is_empty() || shrank);
         let next = databases
             .iter()
             .filter(|(seat, status)| {
-                let tried = !record.members.is_empty();
-                let blindly = compacted && !young && (!tried || made_room(record, self.room() / 2));
+                let blindly = blindly && !self.roomy(status.db_size);
                 !was_told(seat) && (blindly || self.is_worth_it(&record.cause, status))
             })
             .min_by_key(|(seat, _)| (leads(seat), seat.name.clone()));

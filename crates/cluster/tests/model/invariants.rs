@@ -355,7 +355,10 @@ impl World {
         let harmless = self.memory.second && !listed;
         // The second of two voters before 3.4, as long as it was never heard of as started (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
-            && self.recorded().is_some_and(|all| all.members().len() == 2)
+            && self.recorded().is_some_and(|all| {
+                let mut members = all.members().values();
+                all.members().len() == 2 && members.any(|one| one.name == name && !one.joined)
+            })
             && self
                 .intent
                 .as_ref()

@@ -38,7 +38,10 @@ pub(super) fn begun_with(restore: &EtcdRestore, seen: &Seen) -> Option<ChosenBac
         return None;
     }
     match (&seen.observed.seed.pod, &seen.children.pod) {
-        (Pod::Present(_), Some(pod)) => choice::of_pod(restore, pod),
+        (Pod::Present(facts), Some(pod)) => choice::of_pod(restore, pod).map(|mut chosen| {
+            chosen.sha256.clone_from(&facts.sha256);
+            chosen
+        }),
         (Pod::Absent, _) => seen.backup.clone().ok(),
         _ => None,
     }

@@ -205,7 +205,8 @@ fn stop(
             ended::clear(pod)
         }
         Pod::Present(pod) => match (&pod.trouble, pod.verified) {
-            (Some(trouble), _) => Plan::wait(trouble.clone()),
+            // What does not pass by itself is told as a failure, and goes on once it is put right.
+            (Some(trouble), _) => Plan::trouble(trouble),
             (None, false) => Plan::wait_for("the seed's data directory to be verified again"),
             (None, true) => stop_for(pod, known, &observed.serving, running),
         },
@@ -247,8 +248,8 @@ fn stop_for(
                 "the seed was made again and holds revision {restored} as cluster {id}, and what was verified is \
                  revision {recorded} as cluster {cluster}: the old members keep what they have; put that backup back to \
                  the place in status.backup (where there is none: name it again, by its place or with \
-                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses, \
-                 and delete the seed's pod and its volume claim"
+                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses \
+                 or of spec.bumpRevision, and delete the seed's pod and its volume claim"
             ),
         ));
     }

@@ -64,7 +64,8 @@ fn hold_back(restore: &EtcdRestore, pod: &PodFacts) -> Option<Plan> {
                  seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true"
             ),
         ))),
-        (None, Some(trouble)) => Some(Plan::wait(trouble.clone())),
+        // What does not pass by itself is told as a failure, and goes on once it is put right.
+        (None, Some(trouble)) => Some(Plan::trouble(trouble)),
         (None, None) => Some(Plan::wait_for(
             "the backup to be fetched and verified in the seed's pod",
         )),

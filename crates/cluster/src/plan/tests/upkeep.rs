@@ -192,13 +192,20 @@ fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // It has made room, so the next one is told; if not, the others would do so for nothing.
+    // As long as it has made no room, the others would do so for nothing.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
-    assert_eq!(record(&scene).unwrap().members[1].name, "c");
-    compacted.members[0].size_after = Some(QUOTA - 1);
-    scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
+    // It has by what it says now, whatever was recorded of it: the next one is told, unless it has room.
+    compacted.members[0].size_after = Some(QUOTA);
+    scene.observed.upkeep.record = Some(compacted.clone());
+    sized(&mut scene, "b", 20, 20);
+    assert_eq!(record(&scene).unwrap().members[1].name, "c");
+    let mut roomy = scene.clone();
+    for member in ["a", "c"] {
+        sized(&mut roomy, member, 50, 50);
+    }
+    assert!(record(&roomy).unwrap().completion_time.is_some());
     // Each of them once.
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
