@@ -60,7 +60,7 @@ use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
 /// How many rounds each of the two tests plays in an ordinary run.
-const ROUNDS: usize = 150_000;
+const ROUNDS: usize = 120_000;
 /// Within how many rounds each mistake has to be found.
 const HUNT: usize = 600_000;
 
