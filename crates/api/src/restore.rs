@@ -246,7 +246,8 @@ pub struct EtcdRestoreStatus {
     /// The cluster that was there and is replaced, as it was when the restore began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacesStatus>,
-    /// Why the restore over a cluster that was there was given up, before anything of that cluster was changed.
+    /// Why the restore over a cluster that was there was given up: before anything of that cluster was changed, or where
+    /// the seed was lost with all it held after the old members had stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abandoned: Option<AbandonedStatus>,
     /// When the operator began.

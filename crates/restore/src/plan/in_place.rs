@@ -92,10 +92,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
 /// Claimed, and the old cluster serves: the seed is prepared beside it. What does not pass by itself ends it here.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
-    let same = match (cluster.cluster_id.as_ref(), before) {
-        (Some(is), Some(was)) => naming::is_same_cluster(is, was),
-        (is, was) => is == was,
-    };
+    let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
     if !same {
         let message =
             "the EtcdCluster's status names another cluster ID than when the restore began";
