@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::conditions::Reason;
-use etcd::{ClusterId, MemberId, Status};
+use etcd::{ClusterId, MemberId, Members, Status};
 
 use crate::observed::Trouble;
 
@@ -19,7 +19,32 @@ pub struct Candidate {
     pub status: Status,
 }
 
-/// The members to try, best first. Learners refuse snapshots and are left out.
+/// What answered, put right by what the cluster says of its members. A URL that only the cluster knows may lead
+/// elsewhere from here, as `http://localhost:2379` does: it counts where the member answers that it is said to be of.
+/// A member's own URLs come first: behind that of a Service another member may send the snapshot than the one that was
+/// judged by its status.
+pub fn known(
+    answers: Vec<Candidate>,
+    given: &[String],
+    listed: Option<&Members>,
+) -> Vec<Candidate> {
+    let Some(listed) = listed else {
+        return answers;
+    };
+    let is_own = |answer: &Candidate| {
+        answer.status.cluster_id == listed.cluster_id
+            && listed.members.iter().any(|member| {
+                member.id == answer.status.member_id && member.client_urls.contains(&answer.url)
+            })
+    };
+    let (own, others): (Vec<Candidate>, Vec<Candidate>) = answers.into_iter().partition(is_own);
+    let others = others
+        .into_iter()
+        .filter(|answer| given.contains(&answer.url));
+    own.into_iter().chain(others).collect()
+}
+
+/// The members to try, best first. Learners may be behind and are left out.
 pub fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
@@ -160,6 +185,48 @@ mod tests {
             order(vec![answer("service", 1, 5), answer("own", 1, 5)]),
             ["service"]
         );
+    }
+
+    fn listed(members: &[(u64, &[&str])]) -> Members {
+        let member = |(id, urls): &(u64, &[&str])| etcd::Member {
+            id: MemberId(*id),
+            name: id.to_string(),
+            peer_urls: Vec::new(),
+            client_urls: urls.iter().map(|url| (*url).to_owned()).collect(),
+            is_learner: false,
+        };
+        Members {
+            cluster_id: ClusterId(1),
+            members: members.iter().map(member).collect(),
+        }
+    }
+
+    /// Behind a Service's URL another member may send the snapshot, which nobody has judged.
+    #[test]
+    fn a_member_is_asked_at_its_own_url_and_not_at_that_of_a_service() {
+        let given = ["a-service".to_owned(), "own-2".to_owned()];
+        let answers = vec![
+            answer("a-service", 2, 500),
+            answer("own-1", 1, 500),
+            answer("own-2", 2, 500),
+        ];
+        let listed = listed(&[(1, &["own-1"]), (2, &["own-2"])]);
+        assert_eq!(
+            order(known(answers.clone(), &given, Some(&listed))),
+            ["own-2", "own-1"]
+        );
+        // Without a quorum nobody says which are the members.
+        assert_eq!(order(known(answers, &given, None)), ["a-service", "own-1"]);
+    }
+
+    #[test]
+    fn an_advertised_url_that_leads_to_another_cluster_or_member_prevents_no_backup() {
+        let given = ["given".to_owned()];
+        let mut foreign = answer("http://localhost:2379", 9, 500);
+        foreign.status.cluster_id = ClusterId(2);
+        let answers = vec![answer("given", 1, 5), foreign, answer("http://other", 1, 5)];
+        let listed = listed(&[(1, &["http://localhost:2379"]), (2, &["http://other"])]);
+        assert_eq!(order(known(answers, &given, Some(&listed))), ["given"]);
     }
 
     #[test]

@@ -337,6 +337,7 @@ fn named(reason: &Reason) -> &'static str {
         Reason::ChecksumMismatch => "ChecksumMismatch",
         Reason::SnapshotUnreadable => "SnapshotUnreadable",
         Reason::DeadlineExceeded => "DeadlineExceeded",
+        Reason::BackupMissing => "BackupMissing",
         Reason::Restoring => "Restoring",
         _ => "StepFailed",
     }

@@ -20,9 +20,13 @@ use store::compression::{Compressor, ZSTD};
 use store::{Store, Upload, hexadecimal};
 use tokio_util::sync::CancellationToken;
 
-use crate::candidates::{Candidate, ranked};
+use crate::candidates::{Candidate, known, ranked};
 use crate::observed::{Moved, Stored, Trouble};
 use crate::workers::Job;
+
+mod vouch;
+
+use vouch::vouch;
 
 /// What the object is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,13 +114,9 @@ impl Transfer {
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
         // Without a quorum there is no list, and still a member to save.
-        if let Ok(members) = self.etcd.members(&self.endpoints).await {
-            let known = members
-                .members
-                .into_iter()
-                .flat_map(|member| member.client_urls);
-            urls.extend(known);
-        }
+        let listed = self.etcd.members(&self.endpoints).await.ok();
+        let members = listed.iter().flat_map(|listed| &listed.members);
+        urls.extend(members.flat_map(|member| member.client_urls.iter().cloned()));
         urls.sort();
         urls.dedup();
         let asked = urls.into_iter().map(|url| async {
@@ -151,7 +151,7 @@ impl Transfer {
                 ),
             ));
         }
-        ranked(answers)
+        ranked(known(answers, &self.endpoints, listed.as_ref()))
     }
 
     async fn from(
@@ -160,7 +160,7 @@ impl Transfer {
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
-        let key = self.name.key(member.status.revision);
+        let key = unless(cancelled, self.free_key(member.status.revision)).await?;
         meter.set(Moved {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
@@ -204,11 +204,27 @@ impl Transfer {
         }
         fail::fail_point!("backup-before-manifest");
         let manifest = self.manifest(member, &inspected, sent, hash);
-        let text = serde_json::to_vec_pretty(&manifest)
-            .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
-        unless(cancelled, self.store.put(&manifest_key(&key), text.into())).await?;
-        fail::fail_point!("backup-after-manifest");
+        vouch(self.store.as_ref(), &key, &committed, &manifest, cancelled).await?;
         Ok(stored(self.store.as_ref(), &key, &manifest))
+    }
+
+    /// The name of the object. Two EtcdBackups of one path may begin in the same second: the second name says a revision
+    /// less, which its backup holds as well.
+    async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
+        /// Nobody has more of them at one path.
+        const NAMESAKES: i64 = 16;
+        let mut key = self.name.key(revision);
+        if !matches!(self.name, Name::Numbered { left: None, .. }) {
+            return Ok(key);
+        }
+        for less in 1..NAMESAKES {
+            let taken = self.store.head(&manifest_key(&key)).await?.is_some();
+            if !taken || revision < less {
+                break;
+            }
+            key = self.name.key(revision - less);
+        }
+        Ok(key)
     }
 
     /// Uploads a process has left that died; an earlier attempt may have had another name.

@@ -80,9 +80,11 @@ impl AbsStore {
 
     /// Invariant 12: the service is asked what it holds, and that must be what was sent.
     async fn verify(&self, key: &str, written: u64) -> Result<Committed, Error> {
-        let size = self.properties(key).await?.properties.content_length;
+        let held = self.properties(key).await?.properties;
+        let size = held.content_length;
         if size == written {
-            Ok(Committed { size })
+            let tag = Some(held.etag.to_string());
+            Ok(Committed { size, tag })
         } else {
             Err(Error::Other(format!(
                 "{size} bytes are stored of {written} that were sent"
@@ -132,6 +134,7 @@ fn described(blob: &Blob) -> Object {
         key: blob.name.clone(),
         size: blob.properties.content_length,
         modified_unix_seconds: Some(blob.properties.last_modified.unix_timestamp()),
+        tag: Some(blob.properties.etag.to_string()),
     }
 }
 

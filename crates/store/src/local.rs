@@ -83,6 +83,8 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
+        // Times and numbers of files are not the same on every look, on volumes of a network.
+        tag: None,
     }
 }
 
@@ -143,7 +145,7 @@ impl Upload for LocalUpload {
             .await
             .map_err(|error: std::io::Error| self.store.explain(&self.key, &error))?;
         if size == self.written {
-            Ok(Committed { size })
+            Ok(Committed { size, tag: None })
         } else {
             Err(Error::Other(format!(
                 "{size} bytes are stored of {} that were sent",
@@ -295,20 +297,77 @@ impl Store for LocalStore {
     }
 }
 
+/// Only directories are entered that can hold what is looked for: others may be closed to this process, as
+/// `lost+found` is. What goes meanwhile is not there.
 fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(dir)? {
+    let gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound && !below.is_empty();
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if gone(&error) => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| !name.starts_with(UNFINISHED)) else {
             continue;
         };
         let key = format!("{below}{name}");
-        let metadata = entry.metadata()?;
+        let metadata = match entry.metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            metadata => metadata?,
+        };
         if metadata.is_dir() {
-            walk(&entry.path(), &format!("{key}/"), prefix, objects)?;
+            let folder = format!("{key}/");
+            if may_hold(&folder, prefix) {
+                walk(&entry.path(), &folder, prefix, objects)?;
+            }
         } else if key.starts_with(prefix) {
             objects.push(described(key, &metadata));
         }
     }
     Ok(())
+}
+
+fn may_hold(folder: &str, prefix: &str) -> bool {
+    folder.starts_with(prefix) || prefix.starts_with(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_directories_are_entered_that_can_hold_what_is_looked_for() {
+        for (folder, prefix, expected) in [
+            ("etcd/", "etcd/main_v", true),
+            ("etcd/main_v2/", "etcd/main_v", true),
+            ("etcd/main/", "etcd/main_v", false),
+            ("lost+found/", "etcd/main_v", false),
+            ("etcd2/", "etcd/main_v", false),
+            ("lost+found/", "main_v", false),
+            ("any/", "", true),
+        ] {
+            assert_eq!(may_hold(folder, prefix), expected, "{folder} {prefix}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_listing_finds_all_below_its_prefix_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(dir.path());
+        for key in [
+            "etcd/main_v1",
+            "etcd/main_v2/x",
+            "etcd/main",
+            "etcd/other/main_v1",
+            "main_v1",
+        ] {
+            store.put(key, Bytes::from_static(b"x")).await.unwrap();
+        }
+        let listed = store.list("etcd/main_v").await.unwrap();
+        let keys: Vec<&str> = listed.iter().map(|object| object.key.as_str()).collect();
+        assert_eq!(keys, ["etcd/main_v1", "etcd/main_v2/x"]);
+        assert_eq!(store.list("").await.unwrap().len(), 5);
+        assert_eq!(store.list("nothing/there").await.unwrap(), []);
+    }
 }

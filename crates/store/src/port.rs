@@ -13,6 +13,8 @@ pub struct Object {
     pub size: u64,
     /// When it was last written, in seconds since the epoch; `None` when the store does not say.
     pub modified_unix_seconds: Option<i64>,
+    /// What tells this writing of the key from any other; `None` when the store does not say, as some do in listings.
+    pub tag: Option<String>,
 }
 
 /// An object being read.
@@ -50,6 +52,8 @@ impl Unfinished {
 pub struct Committed {
     /// Bytes the store holds under the key, asked of the store after the commit.
     pub size: u64,
+    /// As [`Object::tag`] has it while nobody writes to the key again.
+    pub tag: Option<String>,
 }
 
 /// Why a store call failed. The text names the remedy and never carries credentials.

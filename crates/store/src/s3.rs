@@ -119,13 +119,14 @@ fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-fn object(key: &str, size: Option<i64>, modified: Option<&DateTime>) -> Object {
+fn object(key: &str, size: Option<i64>, modified: Option<&DateTime>, tag: Option<&str>) -> Object {
     Object {
         key: key.to_owned(),
         size: size
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or_default(),
         modified_unix_seconds: modified.map(DateTime::secs),
+        tag: tag.map(str::to_owned),
     }
 }
 
@@ -160,6 +161,7 @@ impl Store for S3Store {
                 key,
                 found.content_length(),
                 found.last_modified(),
+                found.e_tag(),
             ))),
             Err(error) => match explain(&self.place, key, &error) {
                 Error::NoSuchObject { .. } => Ok(None),
@@ -184,6 +186,7 @@ impl Store for S3Store {
                     found.key().unwrap_or_default(),
                     found.size(),
                     found.last_modified(),
+                    found.e_tag(),
                 )
             }));
         }

@@ -43,6 +43,9 @@ pub(super) struct Resource {
     /// The CRC32C of the content, big endian, in base64.
     #[serde(default)]
     pub(super) crc32c: Option<String>,
+    /// Another one with each writing of the object.
+    #[serde(default)]
+    generation: Option<serde_json::Value>,
 }
 
 /// Where objects are.
@@ -86,6 +89,10 @@ impl Resource {
             .map_err(|_| Error::Other(format!("object {:?} has no size", self.name)))
     }
 
+    pub(super) fn tag(&self) -> Option<String> {
+        self.generation.as_ref().map(ToString::to_string)
+    }
+
     pub(super) fn described(&self) -> Result<Object, Error> {
         let updated = self.updated.as_deref();
         let updated = updated.and_then(|text| text.parse::<jiff::Timestamp>().ok());
@@ -93,6 +100,7 @@ impl Resource {
             key: self.name.clone(),
             size: self.size()?,
             modified_unix_seconds: updated.map(jiff::Timestamp::as_second),
+            tag: self.tag(),
         })
     }
 }

@@ -252,13 +252,15 @@ impl GcsUpload {
         }
         if held
             .crc32c
-            .is_some_and(|stored| stored != encoded(self.crc32c))
+            .as_ref()
+            .is_some_and(|stored| *stored != encoded(self.crc32c))
         {
             return Err(Error::Other(
                 "the stored object's checksum is not that of what was sent".to_owned(),
             ));
         }
-        Ok(Committed { size })
+        let tag = held.tag();
+        Ok(Committed { size, tag })
     }
 }
 

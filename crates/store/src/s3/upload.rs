@@ -276,7 +276,8 @@ impl S3Upload {
             )));
         }
         whole.is_proven_by(held.checksum_crc32_c(), held.e_tag())?;
-        Ok(Committed { size })
+        let tag = held.e_tag().map(str::to_owned);
+        Ok(Committed { size, tag })
     }
 
     async fn discard(&mut self) -> Result<(), Error> {

@@ -1,0 +1,89 @@
+//! The end of a transfer: the manifest beside what was committed, and a last look at both.
+//!
+//! Somebody else may write to the same path: then what was committed may be replaced before its manifest is there, and
+//! the manifest of one backup would lie beside the data of another, which nothing restores. And a proxy may answer for
+//! a store that holds nothing. So a backup is a success when the store has shown both as they were written.
+
+use std::time::Duration;
+
+use api::conditions::Reason;
+use api::manifest::{BackupManifest, manifest_key};
+use store::{Committed, Store};
+use tokio_util::sync::CancellationToken;
+
+use super::{given_up, in_store, manifest_of};
+use crate::observed::Trouble;
+
+/// How long the manifest of what is committed may still take when the transfer is given up: without it nobody would
+/// know whose the data is, and `deletionPolicy: Delete` would leave it behind.
+const LAST: Duration = Duration::from_secs(10);
+
+/// Writes the manifest and looks at both.
+pub(super) async fn vouch(
+    store: &dyn Store,
+    key: &str,
+    committed: &Committed,
+    manifest: &BackupManifest,
+    cancelled: &CancellationToken,
+) -> Result<(), Trouble> {
+    let work = written(store, key, committed, manifest);
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => done,
+        () = cancelled.cancelled() => {
+            tokio::time::timeout(LAST, work).await.unwrap_or_else(|_| Err(given_up()))
+        }
+    }
+}
+
+async fn written(
+    store: &dyn Store,
+    key: &str,
+    committed: &Committed,
+    manifest: &BackupManifest,
+) -> Result<(), Trouble> {
+    if !is_there(store, key, committed).await? {
+        return Err(replaced(store, key));
+    }
+    let text = serde_json::to_vec_pretty(manifest)
+        .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
+    let beside = manifest_key(key);
+    let put = store.put(&beside, text.into()).await;
+    put.map_err(|error| in_store(&error))?;
+    fail::fail_point!("backup-after-manifest");
+    // Invariant 12.
+    if manifest_of(store, key).await?.as_ref() != Some(manifest) {
+        return Err(replaced(store, key));
+    }
+    if is_there(store, key, committed).await? {
+        return Ok(());
+    }
+    // It would vouch for somebody else's data.
+    if let Err(error) = store.delete(&beside).await {
+        tracing::warn!(%error, key, "a manifest lies beside data it does not describe");
+    }
+    Err(replaced(store, key))
+}
+
+/// Whether the store still holds what it acknowledged.
+async fn is_there(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
+    let held = store.head(key).await.map_err(|error| in_store(&error))?;
+    Ok(held.is_some_and(|held| {
+        let same = match (&held.tag, &committed.tag) {
+            (Some(held), Some(committed)) => held == committed,
+            _ => true,
+        };
+        same && held.size == committed.size
+    }))
+}
+
+fn replaced(store: &dyn Store, key: &str) -> Trouble {
+    Trouble::new(
+        Reason::BackupMissing,
+        format!(
+            "what was stored at {}/{key} is not there as it was written: give each EtcdBackup a path of its own, and \
+             look at what else writes there",
+            store.location()
+        ),
+    )
+}
