@@ -85,6 +85,7 @@ pub async fn work(operator: Operator, settings: Settings) {
                 claim: None,
             },
             since: Timestamp::now(),
+            objects: backups.store(),
             image: OwnImage::new(&operator, settings.operator_image),
             shutdown: operator.shutdown.clone(),
         },

@@ -10,6 +10,7 @@ use runtime::{Done, Failure, Reconcile, apply};
 
 use crate::act::{Beside, act};
 use crate::observe::{Means, observe};
+use crate::observed::Observed;
 use crate::plan::{Plan, Step, Verdict, plan};
 use crate::status::{notices, status};
 
@@ -28,7 +29,10 @@ impl Reconcile for BackupOperator {
 
     async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
         let (now, uid) = (Timestamp::now(), backup.uid().unwrap_or_default());
-        let running = self.beside.observe(&uid);
+        let running = Observed {
+            since: Some(self.means.since),
+            ..self.beside.observe(&uid)
+        };
         let (observed, ready) = observe(&self.means, &backup, running, now).await;
         let plan = plan(&backup, &observed, now);
         let done = act(&self.means.client, &self.beside, &backup, plan.step, ready).await;

@@ -9,6 +9,7 @@ pub mod candidates;
 pub mod claim;
 mod controller;
 mod metrics;
+mod neighbours;
 mod observe;
 pub mod observed;
 mod of_cluster;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use api::EtcdBackup;
+use api::conditions::{ConditionType, is_true};
 use kube::ResourceExt;
 use kube::runtime::reflector::Store;
 use prometheus_client::collector::Collector;
@@ -116,6 +117,20 @@ fn measures(backup: &EtcdBackup, failures: u32) -> Values {
             "1 while backups are made again and again",
             Some(goes_on(backup).into()),
         ),
+        (
+            "failed",
+            "1 while the last backup has failed or the spec is refused",
+            Some(failed(backup).into()),
+        ),
+        (
+            "created_timestamp_seconds",
+            "When the EtcdBackup was created",
+            backup
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0.as_second()),
+        ),
     ]
 }
 
@@ -123,6 +138,12 @@ fn measures(backup: &EtcdBackup, failures: u32) -> Values {
 fn goes_on(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
+}
+
+/// Whether it was given up, as its conditions say: attempts are counted only while they are made.
+fn failed(backup: &EtcdBackup) -> bool {
+    let status = backup.status.as_ref();
+    status.is_some_and(|status| is_true(&status.conditions, &ConditionType::Failed))
 }
 
 #[cfg(test)]
@@ -144,7 +165,7 @@ mod tests {
             measures(&backup, 2)
                 .iter()
                 .filter_map(|(.., value)| *value)
-                .eq([2, 0])
+                .eq([2, 0, 0])
         );
         let status = serde_json::json!({
             "succeeded": true, "size": 10, "etcdRevision": 7, "startTime": "2026-01-01T00:00:00Z",
@@ -157,7 +178,34 @@ mod tests {
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(values, [1_767_225_604, 10, 5, 7, 10, 0, 0]);
+        assert_eq!(values, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0]);
+    }
+
+    /// Attempts are counted while they are made, which is ten minutes where nobody says otherwise. What was given up,
+    /// and what never worked, would be seen by nobody.
+    #[test]
+    fn a_backup_that_was_given_up_or_never_worked_is_measured() {
+        let value = |backup: &EtcdBackup, wanted: &str| {
+            let all = measures(backup, 0);
+            let found = all.iter().find(|(name, ..)| *name == wanted);
+            found.and_then(|(.., value)| *value)
+        };
+        let spec =
+            serde_json::json!({ "storageType": "S3", "backupPolicy": { "schedule": "@daily" } });
+        let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+        backup.metadata.creation_timestamp =
+            serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(value(&backup, "failed"), Some(0));
+        assert_eq!(value(&backup, "last_success_timestamp_seconds"), None);
+        assert_eq!(
+            value(&backup, "created_timestamp_seconds"),
+            Some(1_767_225_600)
+        );
+        let status = serde_json::json!({ "succeeded": false, "conditions": [{
+            "type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:10:00Z" }] });
+        backup.status = Some(serde_json::from_value(status).unwrap());
+        assert_eq!(value(&backup, "failed"), Some(1));
     }
 
     #[test]

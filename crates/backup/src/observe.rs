@@ -11,7 +11,9 @@ use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Api, Client, ResourceExt};
+use runtime::controller::Guarded;
 use runtime::grants::Grants;
 use runtime::image::OwnImage;
 use runtime::tls::{self, ClusterTls, Purpose};
@@ -20,6 +22,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{InPod, Order, Reach, Report, Snapshot, Task};
+use crate::neighbours::neighbours;
 use crate::observed::{Kept, Observed, Place, Stored, Trouble};
 use crate::plan::{Need, compresses, intent, need, rules};
 use crate::removal::{Removal, What};
@@ -41,6 +44,8 @@ pub(crate) struct Means {
     pub(crate) directories: Directories,
     /// When this process began.
     pub(crate) since: Timestamp,
+    /// All EtcdBackups, as the watch has them.
+    pub(crate) objects: ReflectorStore<Guarded<EtcdBackup>>,
     /// What pods beside a claim run.
     pub(crate) image: OwnImage,
     /// The end of this process.
@@ -281,12 +286,25 @@ async fn removal(
             newest: status
                 .and_then(|status| status.location.clone())
                 .unwrap_or_default(),
+            others: {
+                let all = means.objects.state();
+                let readable = all.iter().filter_map(|object| object.0.as_ref().ok());
+                neighbours(backup, readable)
+            },
         },
         _ => What::Everything,
     };
     if let StorageSource::Pvc(pvc) = source_of(backup)? {
         let task = match what {
-            What::Surplus { rules, newest } => Task::Surplus { rules, newest },
+            What::Surplus {
+                rules,
+                newest,
+                others,
+            } => Task::Surplus {
+                rules,
+                newest,
+                others,
+            },
             What::Everything => Task::Everything,
         };
         let job = in_pod(means, backup, pvc, task, Report::into_kept).await?;

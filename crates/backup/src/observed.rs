@@ -1,5 +1,7 @@
 //! What is known before a decision: plain data, no client.
 
+use std::time::Duration;
+
 use api::backup::name::Numbered;
 use api::conditions::Reason;
 use jiff::Timestamp;
@@ -61,6 +63,8 @@ pub struct Kept {
     pub backups: Vec<Listed>,
     /// How many were deleted.
     pub deleted: usize,
+    /// Whether all that the EtcdBackup has stored was to go, and went.
+    pub everything: bool,
 }
 
 /// What this process itself is doing for the object. Memory only: an operator that starts again finds `Idle`, and
@@ -94,6 +98,8 @@ pub struct Pace<T> {
     pub not_before: Option<Timestamp>,
     /// Why the attempt before this one failed.
     pub before: Option<Trouble>,
+    /// How long its attempts have waited for their turn behind others.
+    pub waited: Duration,
 }
 
 impl<T> Default for Pace<T> {
@@ -102,6 +108,7 @@ impl<T> Default for Pace<T> {
             work: Work::Idle,
             not_before: None,
             before: None,
+            waited: Duration::ZERO,
         }
     }
 }
@@ -138,4 +145,6 @@ pub struct Observed {
     pub place: Place,
     /// Why what was to be removed cannot even be looked at.
     pub obstacle: Option<Trouble>,
+    /// From when on this process has looked after backups, if that is known.
+    pub since: Option<Timestamp>,
 }

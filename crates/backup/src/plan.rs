@@ -14,12 +14,13 @@ use api::problem::{Problem, summary};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::observed::{Kept, Moved, Observed, Pace, Place, Stored, Trouble, Work};
+use crate::observed::{Kept, Moved, Observed, Place, Stored, Trouble, Work};
 use crate::retention::Rules;
 use crate::schedule::{self, Next, Schedule};
 
-/// How long a backup may take when nobody says: this, and a second for each MiB of the database.
-const LEAST_LIMIT: SignedDuration = SignedDuration::from_mins(10);
+mod deadline;
+
+use deadline::{deadline, overdue, too_late};
 
 /// How often a running transfer is looked at and its progress written.
 const PROGRESS: Duration = Duration::from_secs(3);
@@ -35,6 +36,9 @@ const AT_LEAST: Duration = Duration::from_mins(10);
 
 /// How long a deletion waits for a Secret that is gone, as it is when a namespace is deleted.
 const GIVE_UP: SignedDuration = SignedDuration::from_mins(5);
+
+/// A run that is further in the future than this was begun by a clock that was wrong, and does not count.
+const AHEAD: SignedDuration = SignedDuration::from_hours(1);
 
 /// How long a backup that is due waits for the removal after the last one.
 const TIDY_FIRST: SignedDuration = SignedDuration::from_mins(1);
@@ -224,38 +228,6 @@ fn need_if(need: Need, wanted: bool) -> Need {
     if wanted { need } else { Need::Nothing }
 }
 
-/// How long this backup may take; `None` is as long as it needs.
-fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
-    let policy = backup.spec.backup_policy.as_ref();
-    match policy.and_then(|policy| policy.timeout_in_second) {
-        Some(0) => None,
-        Some(seconds) => Some(SignedDuration::from_secs(seconds)),
-        None => {
-            let recorded = backup
-                .status
-                .as_ref()
-                .and_then(|status| status.progress.as_ref())
-                .and_then(|progress| progress.total_bytes);
-            let running = moved.and_then(|moved| i64::try_from(moved.total?).ok());
-            let mebibytes = running.or(recorded).unwrap_or_default().max(0) >> 20;
-            Some(LEAST_LIMIT.saturating_add(SignedDuration::from_secs(mebibytes)))
-        }
-    }
-}
-
-/// By when the backup that is under way has to be complete, if it has a limit.
-fn deadline(backup: &EtcdBackup, observed: &Observed) -> Option<Timestamp> {
-    let moved = match observed.transfer.work {
-        Work::Running(moved) => Some(moved),
-        _ => None,
-    };
-    intent(backup)?.checked_add(limit(backup, moved)?).ok()
-}
-
-fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
-    deadline(backup, observed).is_some_and(|deadline| now >= deadline)
-}
-
 /// When the next backup is due, of one that is not under way.
 fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
     let policy = backup.spec.backup_policy.as_ref();
@@ -275,7 +247,8 @@ fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
             status.start_time.as_ref(),
             status.last_success_date.as_ref(),
         ];
-        times.into_iter().flatten().map(|time| time.0).max()
+        let times = times.into_iter().flatten().map(|time| time.0);
+        times.filter(|time| time.duration_since(now) <= AHEAD).max()
     });
     let created = backup.metadata.creation_timestamp.as_ref();
     let created = created.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
@@ -361,8 +334,9 @@ fn is_guarded(backup: &EtcdBackup) -> bool {
         .any(|finalizer| finalizer == FINALIZER_STORED)
 }
 
+/// Whether all that was stored is gone. A removal of what a policy does not keep says nothing of that.
 fn purged(observed: &Observed) -> bool {
-    matches!(observed.removal.work, Work::Ended(Ok(_)))
+    matches!(&observed.removal.work, Work::Ended(Ok(kept)) if kept.everything)
 }
 
 /// When a finished object goes, if it does.
@@ -566,31 +540,6 @@ fn attempt(begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
             Plan::new(Step::Begin, verdict, Some(PROGRESS))
         }
     }
-}
-
-fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble {
-    let last = match (&transfer.work, &transfer.before) {
-        // The attempt that is cut off now has said nothing yet; the one before it has.
-        (Work::Ended(Err(trouble)), _) | (_, Some(trouble)) => Some(trouble.message.clone()),
-        _ => last_said(backup.status.as_ref()),
-    };
-    let last = last.map_or_else(String::new, |message| format!("; last: {message}"));
-    Trouble::new(
-        Reason::DeadlineExceeded,
-        format!(
-            "the backup was not complete in the time allowed: raise spec.backupPolicy.timeoutInSecond or use 0 for no \
-             limit{last}"
-        ),
-    )
-}
-
-fn last_said(status: Option<&EtcdBackupStatus>) -> Option<String> {
-    let complete = find(&status?.conditions, &ConditionType::Complete)?;
-    let said = !complete.message.is_empty()
-        && ![Reason::InProgress, Reason::Pending]
-            .iter()
-            .any(|reason| reason.as_str() == complete.reason);
-    said.then(|| complete.message.clone())
 }
 
 #[cfg(test)]

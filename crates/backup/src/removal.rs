@@ -4,6 +4,8 @@
 //! backup, which nobody takes for one, and which is found and removed by the next removal. The other way round it
 //! would leave a backup whose owner and checksum nobody knows any more.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::backup::name;
@@ -32,6 +34,8 @@ pub enum What {
         rules: Rules,
         /// Where the newest lies, as the status says it.
         newest: String,
+        /// The UIDs of the other EtcdBackups that number theirs at the same path: what those stored is theirs.
+        others: BTreeSet<String>,
     },
     /// All that carries the UID of the EtcdBackup.
     Everything,
@@ -55,12 +59,21 @@ impl Removal {
     /// Removes. Interrupted anywhere, it can be begun again.
     pub async fn run(&self) -> Result<Kept, Trouble> {
         match &self.what {
-            What::Surplus { rules, newest } => self.surplus(rules, newest).await,
+            What::Surplus {
+                rules,
+                newest,
+                others,
+            } => self.surplus(rules, newest, others).await,
             What::Everything => self.everything().await,
         }
     }
 
-    async fn surplus(&self, rules: &Rules, newest: &str) -> Result<Kept, Trouble> {
+    async fn surplus(
+        &self,
+        rules: &Rules,
+        newest: &str,
+        others: &BTreeSet<String>,
+    ) -> Result<Kept, Trouble> {
         let key = newest
             .strip_prefix(&self.store.location())
             .and_then(|key| key.strip_prefix('/'));
@@ -79,7 +92,8 @@ impl Removal {
                 ),
             ));
         }
-        let listing = self.listing().await?;
+        let mut listing = self.listing().await?;
+        self.leave_out(others, key, &mut listing.backups).await?;
         let gone = surplus(&listing.backups, rules, verified, self.now);
         self.delete(gone.iter().map(|found| found.key.as_str()))
             .await?;
@@ -95,7 +109,46 @@ impl Removal {
         Ok(Kept {
             backups: kept.map(|found| self.listed(found)).collect(),
             deleted: gone.len(),
+            everything: false,
         })
+    }
+
+    /// Invariant 13: what a neighbour at the same path has stored goes by that one's rules. Where there is none, no
+    /// manifest is read for it.
+    async fn leave_out(
+        &self,
+        others: &BTreeSet<String>,
+        newest: &str,
+        backups: &mut Vec<Found>,
+    ) -> Result<(), Trouble> {
+        if others.is_empty() {
+            return Ok(());
+        }
+        let (newest, rest): (Vec<Found>, Vec<Found>) = std::mem::take(backups)
+            .into_iter()
+            .partition(|found| found.key == newest);
+        let looks: Vec<_> = rest
+            .into_iter()
+            .map(|found| self.unless_of(others, found))
+            .collect();
+        let ours: Vec<Option<Found>> = stream::iter(looks)
+            .buffered(AT_A_TIME)
+            .try_collect()
+            .await?;
+        backups.extend(newest);
+        backups.extend(ours.into_iter().flatten());
+        backups.sort_by_key(|found| Reverse(found.parts));
+        Ok(())
+    }
+
+    async fn unless_of(
+        &self,
+        others: &BTreeSet<String>,
+        found: Found,
+    ) -> Result<Option<Found>, Trouble> {
+        let manifest = manifest_of(self.store.as_ref(), &found.key).await?;
+        let of = manifest.and_then(|manifest| manifest.backup_uid);
+        Ok((!of.is_some_and(|uid| others.contains(&uid))).then_some(found))
     }
 
     async fn everything(&self) -> Result<Kept, Trouble> {
@@ -115,6 +168,7 @@ impl Removal {
         Ok(Kept {
             backups: Vec::new(),
             deleted: ours.len(),
+            everything: true,
         })
     }
 

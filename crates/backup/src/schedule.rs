@@ -337,6 +337,37 @@ mod tests {
         );
     }
 
+    /// On the night the clocks go back an hour comes twice: a daily run once, an hourly one in each.
+    #[test]
+    fn an_hour_that_comes_twice_makes_no_second_daily_run() {
+        let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
+        let first = Next::At(at("2026-10-25T00:30:00Z"));
+        let evening = "2026-10-24T12:00:00Z";
+        assert_eq!(next(daily, Some(evening), evening), first);
+        let begun = "2026-10-25T00:30:17Z";
+        assert_eq!(
+            next(daily, Some(begun), begun),
+            Next::At(at("2026-10-26T01:30:00Z"))
+        );
+        let hourly = r#"{"schedule":"0 * * * *","timeZone":"Europe/Berlin"}"#;
+        let mut last = "2026-10-24T23:00:20Z".to_owned();
+        for hour in ["00", "01", "02", "03"] {
+            let expected = format!("2026-10-25T{hour}:00:00Z");
+            assert_eq!(
+                next(hourly, Some(&last), &last),
+                Next::At(at(&expected)),
+                "{hour}"
+            );
+            last = expected.replace("00Z", "20Z");
+        }
+        // In spring an hour is left out: hourly runs go on, the daily one of that hour is made once.
+        let spring = "2026-03-29T00:00:20Z";
+        assert_eq!(
+            next(hourly, Some(spring), spring),
+            Next::At(at("2026-03-29T01:00:00Z"))
+        );
+    }
+
     #[test]
     fn fields_mean_what_they_mean_in_cron() {
         let now = "2026-01-01T00:00:30Z"; // A Thursday.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::conditions::Reason;
 use futures::FutureExt;
@@ -37,6 +37,11 @@ pub(crate) trait Job: Send + Sync + 'static {
     /// The store it uses: one that is slow holds up no more than its part of what runs at the same time.
     fn store(&self) -> String;
 
+    /// Whether its bytes move in another process, so that it takes nothing of what this one has.
+    fn is_elsewhere(&self) -> bool {
+        false
+    }
+
     /// Does it.
     fn run<'a>(
         &'a self,
@@ -64,6 +69,18 @@ struct Entry<T> {
     not_before: Option<Timestamp>,
     /// Why the attempt before this one failed.
     before: Option<Trouble>,
+    /// How long the attempts before this one waited for their turn, and this one too once it runs.
+    waited: Duration,
+    queued: Instant,
+}
+
+impl<T> Entry<T> {
+    fn waited(&self) -> Duration {
+        match self.state {
+            State::Queued => self.waited + self.queued.elapsed(),
+            State::Running | State::Ended(_) => self.waited,
+        }
+    }
 }
 
 /// All that runs of one kind.
@@ -111,6 +128,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 },
                 not_before: entry.not_before,
                 before: entry.before.clone(),
+                waited: entry.waited(),
             },
         })
     }
@@ -153,6 +171,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 attempts,
                 not_before: None,
                 before,
+                waited: old.map(Entry::waited).unwrap_or_default(),
+                queued: Instant::now(),
             };
             entries.insert(uid.to_owned(), entry);
             true
@@ -195,12 +215,18 @@ impl<T: Clone + Send + 'static> Workers<T> {
         let store = self.slots_of(job.store());
         // In turn: first among those of the same store, then among all.
         let slots = tokio::select! {
-            slots = async { (store.acquire().await.ok(), self.slots.acquire().await.ok()) } => Some(slots),
+            slots = async {
+                let of_store = store.acquire().await.ok();
+                // A pod that does not start holds up those of its claim alone.
+                let of_all = if job.is_elsewhere() { None } else { self.slots.acquire().await.ok() };
+                (of_store, of_all)
+            } => Some(slots),
             // The job sees it at once.
             () = cancelled.cancelled() => None,
         };
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid) {
+                entry.waited = entry.waited();
                 entry.state = State::Running;
             }
         });
@@ -460,6 +486,78 @@ mod tests {
             })
         })
         .await;
+    }
+
+    /// By this the time in the queue is not taken for time in which it did not work.
+    #[tokio::test]
+    async fn the_time_in_the_queue_is_told_and_added_up_until_it_is_forgotten() {
+        let mut case = Case::new();
+        for index in 0..3 {
+            case.begin_at("slow", &index.to_string(), || true);
+        }
+        case.until("two run", |case| case.count(true) == LIMITS.to_one_store)
+            .await;
+        let waited = |case: &Case| case.workers.observe("2").waited;
+        case.until("it waits", |case| waited(case) > Duration::from_millis(300))
+            .await;
+        assert!(case.workers.observe("0").waited < Duration::from_millis(300));
+        case.gate.add_permits(1);
+        for _ in 0..3 {
+            case.news.recv().await.unwrap();
+        }
+        // It stays what it was.
+        let ended = waited(&case);
+        assert!(ended > Duration::from_millis(300), "{ended:?}");
+        assert_eq!(waited(&case), ended);
+        case.begin("2", || true);
+        case.news.recv().await.unwrap();
+        assert!(waited(&case) >= ended);
+        case.workers.forget("2");
+        assert_eq!(waited(&case), Duration::ZERO);
+    }
+
+    /// A pod beside a claim, as far as it matters here: one that does not start.
+    struct Elsewhere(String);
+
+    impl Job for Elsewhere {
+        type Product = Stored;
+
+        fn store(&self) -> String {
+            self.0.clone()
+        }
+
+        fn is_elsewhere(&self) -> bool {
+            true
+        }
+
+        fn run<'a>(
+            &'a self,
+            _: &'a Meter,
+            cancelled: &'a CancellationToken,
+        ) -> BoxFuture<'a, Result<Stored, Trouble>> {
+            async {
+                cancelled.cancelled().await;
+                Err(Trouble::new(Reason::StepFailed, "given up"))
+            }
+            .boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_that_do_not_start_hold_up_no_other_stores_backups() {
+        let case = Case::new();
+        for index in 0..10 {
+            let claim = Elsewhere(format!("pvc://n/{}", index / 2));
+            case.workers.begin(&index.to_string(), claim, || true);
+        }
+        case.until("all wait for their pods", |case| case.count(true) == 10)
+            .await;
+        case.begin("10", || true);
+        case.until("the other's runs", |case| case.count(true) == 11)
+            .await;
+        case.shutdown.cancel();
+        case.gate.add_permits(1);
+        case.workers.ended().await;
     }
 
     #[tokio::test]

@@ -86,6 +86,11 @@ fn removal(store: &Arc<dyn Store>, what: What) -> Removal {
 
 /// Keeps so many; the newest is that of now.
 async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<Kept, Trouble> {
+    keep_beside(store, count, &[]).await
+}
+
+/// The same, beside other EtcdBackups of the same path.
+async fn keep_beside(store: &Arc<dyn Store>, count: i64, others: &[&str]) -> Result<Kept, Trouble> {
     let policy = BackupPolicy {
         max_backups: Some(count),
         ..BackupPolicy::default()
@@ -93,6 +98,7 @@ async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<Kept, Trouble> {
     let what = What::Surplus {
         rules: Rules::of(&policy),
         newest: format!("{}/{}", store.location(), key(0)),
+        others: others.iter().map(|uid| (*uid).to_owned()).collect(),
     };
     removal(store, what).run().await
 }
@@ -279,5 +285,42 @@ async fn only_what_this_etcd_backup_has_stored_goes_with_it() {
             .unwrap()
             .deleted,
         0
+    );
+}
+
+/// An hourly one that keeps two, and a daily one of the same path, of another cluster or of the same: neither takes
+/// what the other keeps, nor its places.
+#[tokio::test]
+async fn invariant_13_what_a_neighbour_at_the_same_path_has_stored_is_the_neighbours() {
+    let server = S3Server::start(&["bucket"]);
+    let store = s3(&server).await;
+    for hours in [0, 1, 3, 5] {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    for hours in [2, 24, 48] {
+        put(store.as_ref(), &key(hours), "uid-2").await;
+    }
+    // Of one that is gone, and of v1beta2's operator: whoever is there looks after them.
+    put(store.as_ref(), &key(6), "uid-0").await;
+    store
+        .put(&key(7), Bytes::from_static(b"old"))
+        .await
+        .unwrap();
+    let kept = keep_beside(&store, 3, &["uid-2", "uid-3"]).await.unwrap();
+    assert_eq!(kept.deleted, 3);
+    let locations: Vec<String> = kept
+        .backups
+        .into_iter()
+        .map(|backup| backup.location)
+        .collect();
+    let expected = [0, 1, 3].map(|hours| format!("s3://bucket/{}", key(hours)));
+    assert_eq!(locations, expected);
+    let left = with_manifests([0, 1, 2, 3, 24, 48].map(key));
+    assert_eq!(keys(store.as_ref()).await, left);
+    // When the other is gone, all of them are looked after.
+    assert_eq!(keep(&store, 3).await.unwrap().deleted, 3);
+    assert_eq!(
+        keys(store.as_ref()).await,
+        with_manifests([0, 1, 2].map(key))
     );
 }

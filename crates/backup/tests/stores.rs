@@ -84,6 +84,7 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
         what: What::Surplus {
             rules: Rules::of(&policy),
             newest: newest.location.clone(),
+            others: std::collections::BTreeSet::new(),
         },
         now: Timestamp::now(),
     };

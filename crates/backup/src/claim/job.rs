@@ -50,6 +50,10 @@ impl<T: Clone + Send + 'static> Job for InPod<T> {
         format!("pvc://{namespace}/{}", self.order.claim)
     }
 
+    fn is_elsewhere(&self) -> bool {
+        true
+    }
+
     fn run<'a>(
         &'a self,
         meter: &'a Meter,

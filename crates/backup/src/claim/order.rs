@@ -1,5 +1,7 @@
 //! What a pod beside a claim is told to do, and what it reports: plain data.
 
+use std::collections::BTreeSet;
+
 use api::backup::name::{self, Numbered};
 use api::conditions::Reason;
 use api::manifest::ManifestCluster;
@@ -40,6 +42,9 @@ pub(crate) enum Task {
         rules: Rules,
         /// Where the newest lies.
         newest: String,
+        /// The UIDs of the other EtcdBackups that number theirs at the same path.
+        #[serde(default)]
+        others: BTreeSet<String>,
     },
     /// All that this EtcdBackup has stored goes.
     Everything,
@@ -169,6 +174,7 @@ impl Report {
                 Ok(Kept {
                     backups: listed.collect(),
                     deleted,
+                    everything: order.task == Task::Everything,
                 })
             }
             other => Err(other.into_trouble()),
@@ -223,12 +229,13 @@ mod tests {
                 })
                 .collect(),
             deleted: 3,
+            everything: true,
         };
         let text = serde_json::to_string(&Report::removed(&kept)).unwrap();
         assert!(text.len() < 4096, "{}", text.len());
         let read: Report = serde_json::from_str(&text).unwrap();
         let told = read.into_kept(&order).unwrap();
-        assert_eq!(told.deleted, 3);
+        assert_eq!((told.deleted, told.everything), (3, true));
         assert_eq!(told.backups, kept.backups[..LISTED]);
     }
 
@@ -257,6 +264,7 @@ mod tests {
         let surplus = order(Task::Surplus {
             rules: Rules::default(),
             newest: "pvc://backups/a".to_owned(),
+            others: BTreeSet::new(),
         });
         let all = [store(1), store(2), surplus, order(Task::Everything)];
         for (index, one) in all.iter().enumerate() {

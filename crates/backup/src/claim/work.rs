@@ -67,7 +67,18 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     };
     let kept = match order.task.clone() {
         Task::Store(snapshot) => return stored(&order, *snapshot, store, meter).await,
-        Task::Surplus { rules, newest } => removal(What::Surplus { rules, newest }).run().await?,
+        Task::Surplus {
+            rules,
+            newest,
+            others,
+        } => {
+            let what = What::Surplus {
+                rules,
+                newest,
+                others,
+            };
+            removal(what).run().await?
+        }
         Task::Everything => removal(What::Everything).run().await?,
     };
     Ok(Report::removed(&kept))

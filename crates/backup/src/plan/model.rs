@@ -51,6 +51,8 @@ struct Process {
     /// What the removal still deletes, in this order, and what it will say.
     deletions: Vec<String>,
     kept: Kept,
+    /// When it was started.
+    since: Option<Timestamp>,
 }
 
 struct World {
@@ -105,7 +107,10 @@ impl World {
     }
 
     fn crash(&mut self) {
-        self.process = Process::default();
+        self.process = Process {
+            since: Some(self.now),
+            ..Process::default()
+        };
     }
 
     /// As `transfer::written` looks at it; also what an attempt has left.
@@ -137,6 +142,7 @@ impl World {
         let mut observed = Observed {
             transfer: self.process.transfer.clone(),
             removal: self.process.removal.clone(),
+            since: self.process.since,
             ..Observed::default()
         };
         let missing = || Trouble::new(Reason::SecretMissing, "missing");
@@ -251,6 +257,7 @@ impl World {
                 })
                 .collect(),
             deleted: gone.len(),
+            everything: false,
         };
         deletions.reverse();
         self.process.deletions = deletions;

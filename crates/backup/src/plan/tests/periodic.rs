@@ -58,6 +58,7 @@ fn tidied(backup: EtcdBackup) -> EtcdBackup {
             },
         ],
         deleted: 1,
+        everything: false,
     };
     let mut observed = Observed::default();
     observed.removal.work = Work::Ended(Ok(kept));
@@ -366,7 +367,11 @@ fn the_finalizer_is_there_only_when_stored_backups_go_with_the_object() {
     assert_eq!(need(&guarded, &observed, at(10)), Need::Purge);
     assert_eq!(plan(&guarded, &observed, at(10)).step, Step::Purge);
     let mut purged = Observed::default();
-    purged.removal.work = Work::Ended(Ok(Kept::default()));
+    purged.removal.work = Work::Ended(Ok(Kept {
+        everything: true,
+        ..Kept::default()
+    }));
+    assert_eq!(need(&guarded, &purged, at(11)), Need::Nothing);
     assert_eq!(plan(&guarded, &purged, at(11)).step, Step::Guard(false));
     // What cannot be removed keeps the object, and the user is told how to let it go.
     let denied = Observed {
@@ -403,6 +408,7 @@ fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
             },
         }],
         deleted: 1,
+        everything: false,
     };
     let mut observed = Observed::default();
     observed.removal.work = Work::Ended(Ok(of(&location(-3600))));
@@ -460,4 +466,66 @@ fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
     }
     let running = after(backup.clone(), &plan(&backup, &hangs, at(65)), at(65));
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
+}
+
+/// `deletionPolicy: Delete`: a removal of what the policy does not keep may just have ended when the object is deleted.
+#[test]
+fn what_a_policy_did_not_keep_is_not_all_that_was_stored() {
+    let mut backup = once(|_| ());
+    backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
+    backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    backup.metadata.deletion_timestamp = Some(at(10).into());
+    let mut observed = Observed::default();
+    observed.removal.work = Work::Ended(Ok(Kept {
+        deleted: 1,
+        ..Kept::default()
+    }));
+    assert_eq!(need(&backup, &observed, at(11)), Need::Purge);
+    assert_eq!(plan(&backup, &observed, at(11)).step, Step::Purge);
+}
+
+/// A clock that was a year ahead for a moment is no reason for a year without backups.
+#[test]
+fn a_run_of_a_clock_that_was_ahead_does_not_count() {
+    const YEAR: i64 = 365 * 86_400;
+    for policy in [
+        json!({ "backupIntervalInSecond": 3600 }),
+        json!({ "schedule": "@hourly" }),
+    ] {
+        let mut backup = periodic(|object| {
+            object["spec"]["backupPolicy"] = policy.clone();
+            object["metadata"]["creationTimestamp"] = json!("2020-01-01T00:00:00Z");
+        });
+        let first = plan(&backup, &Observed::default(), at(YEAR));
+        backup = after(backup, &first, at(YEAR));
+        let ahead = Stored {
+            created_at: at(YEAR + 5),
+            ..stored()
+        };
+        let done = plan(
+            &backup,
+            &known(Work::Ended(Ok(ahead)), Place::NotAsked),
+            at(YEAR + 5),
+        );
+        let backup = after(backup, &done, at(YEAR + 5));
+        let next = plan(&backup, &Observed::default(), at(60));
+        assert_eq!(next.step, Step::RecordIntent, "{policy}");
+        // From here on it goes by the clock there is now.
+        let backup = after(backup, &next, at(60));
+        let now = Stored {
+            created_at: at(65),
+            ..stored()
+        };
+        let done = plan(
+            &backup,
+            &known(Work::Ended(Ok(now)), Place::NotAsked),
+            at(65),
+        );
+        let backup = after(backup, &done, at(65));
+        let rest = plan(&backup, &Observed::default(), at(70));
+        assert!(
+            matches!(rest.verdict, Verdict::Scheduled(Some(time)) if time <= at(2 * 3600 + 60)),
+            "{policy}: {rest:?}"
+        );
+    }
 }

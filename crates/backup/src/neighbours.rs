@@ -1,0 +1,100 @@
+//! The other EtcdBackups that write numbered backups to the same path. Pure.
+//!
+//! Each applies its own rules: what a neighbour has stored, as its manifest says, neither counts nor goes. What an
+//! EtcdBackup has stored that is gone, and what has no manifest, belongs to whoever is there.
+
+use std::collections::BTreeSet;
+
+use api::EtcdBackup;
+use api::storage::StorageSource;
+use kube::ResourceExt;
+
+/// A path as the names of backups begin, and what it lies in. Two endpoints may be one store.
+fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
+    let spec = &backup.spec;
+    let blocks = spec.blocks();
+    let source = blocks
+        .select(&spec.storage_type, "spec", "storageType")
+        .ok()?;
+    let within = match &source {
+        StorageSource::Pvc(pvc) => {
+            format!(
+                "{}/{}",
+                backup.namespace().unwrap_or_default(),
+                pvc.claim_name
+            )
+        }
+        _ => String::new(),
+    };
+    Some((source.block(), within, source.path().to_owned()))
+}
+
+/// The UIDs of those that make backups again and again at the same place.
+pub(crate) fn neighbours<'a>(
+    backup: &EtcdBackup,
+    all: impl Iterator<Item = &'a EtcdBackup>,
+) -> BTreeSet<String> {
+    let Some(here) = place(backup) else {
+        return BTreeSet::new();
+    };
+    all.filter(|other| other.uid() != backup.uid())
+        .filter(|other| other.spec.is_periodic() && place(other).as_ref() == Some(&here))
+        .filter_map(ResourceExt::uid)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn backup(uid: &str, change: impl FnOnce(&mut Value)) -> EtcdBackup {
+        let mut object = json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+            "metadata": { "name": uid, "namespace": "n", "uid": uid },
+            "spec": { "etcdCluster": { "name": "c" }, "storageType": "S3", "s3": { "path": "bucket/etcd" },
+                      "backupPolicy": { "schedule": "@daily" } },
+        });
+        change(&mut object);
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn neighbours_are_those_that_number_their_backups_at_the_same_path() {
+        let claim = |name: &str, namespace: &str| {
+            let name = name.to_owned();
+            let namespace = namespace.to_owned();
+            move |object: &mut Value| {
+                object["metadata"]["namespace"] = json!(namespace);
+                object["spec"]["storageType"] = json!("PVC");
+                object["spec"]["s3"] = Value::Null;
+                object["spec"]["pvc"] = json!({ "claimName": name, "path": "etcd" });
+            }
+        };
+        let all = [
+            backup("same", |_| ()),
+            backup("elsewhere", |object| {
+                object["metadata"]["namespace"] = json!("m")
+            }),
+            backup("sibling", |object| {
+                object["spec"]["s3"]["path"] = json!("bucket/etcd_v2")
+            }),
+            backup("once", |object| {
+                object["spec"]["backupPolicy"] = Value::Null
+            }),
+            backup("claim", claim("a", "n")),
+            backup("other-claim", claim("b", "n")),
+            backup("others-claim", claim("a", "m")),
+        ];
+        let found = |uid: &str, change: &dyn Fn(&mut Value)| -> Vec<String> {
+            neighbours(&backup(uid, |object| change(object)), all.iter())
+                .into_iter()
+                .collect()
+        };
+        assert_eq!(found("new", &|_| ()), ["elsewhere", "same"]);
+        assert_eq!(found("same", &|_| ()), ["elsewhere"]);
+        assert_eq!(found("new", &claim("a", "n")), ["claim"]);
+        assert_eq!(found("new", &claim("c", "n")), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,56 @@
+//! What counts of the time a backup may take.
+
+use super::*;
+
+fn limited() -> EtcdBackup {
+    begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
+}
+
+/// A hundred clusters that are backed up at midnight, two at a time, are not late because of each other.
+#[test]
+fn the_time_in_which_others_had_their_turn_does_not_count() {
+    let backup = limited();
+    let queued = known(Work::Queued, Place::NotAsked);
+    let waits = plan(&backup, &queued, at(5000));
+    assert_eq!(
+        (waits.step, &waits.verdict),
+        (Step::Nothing, &Verdict::Begun)
+    );
+    let mut running = known(Work::Running(Moved::default()), Place::NotAsked);
+    running.transfer.waited = Duration::from_secs(5000);
+    assert_eq!(plan(&backup, &running, at(5059)).step, Step::Nothing);
+    let late = plan(&backup, &running, at(5060));
+    assert_eq!(late.step, Step::Abandon);
+    assert!(matches!(late.verdict, Verdict::Failed(_)));
+    // Between two attempts as well.
+    let mut failed = known(Work::Ended(Err(refused())), Place::Free);
+    failed.transfer.waited = Duration::from_secs(5000);
+    assert_eq!(plan(&backup, &failed, at(5059)).step, Step::Begin);
+}
+
+/// An operator whose node was away for an hour looks at the store before it calls a backup failed.
+#[test]
+fn the_time_in_which_no_operator_ran_does_not_count() {
+    let backup = limited();
+    let back = |place| Observed {
+        since: Some(at(3600)),
+        ..known(Work::Idle, place)
+    };
+    let asked = back(Place::NotAsked);
+    assert_eq!(need(&backup, &asked, at(3601)), Need::Place);
+    let found = plan(&backup, &back(Place::Written(stored())), at(3601));
+    assert_eq!(found.verdict, Verdict::Succeeded(stored()));
+    assert_eq!(
+        plan(&backup, &back(Place::Free), at(3601)).step,
+        Step::Begin
+    );
+    // And it has its time from then on.
+    let late = plan(&backup, &back(Place::NotAsked), at(3660));
+    assert!(matches!(late.verdict, Verdict::Failed(_)), "{late:?}");
+    // A process that was there before takes nothing away.
+    let there = Observed {
+        since: Some(at(-3600)),
+        ..known(Work::Idle, Place::NotAsked)
+    };
+    assert_eq!(need(&backup, &there, at(61)), Need::Nothing);
+}
