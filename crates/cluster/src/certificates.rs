@@ -54,10 +54,12 @@ pub struct Noted {
 }
 
 impl Noted {
-    /// Until when an authority is valid that its etcd trusts.
+    /// Until when an authority is valid that its etcd trusts. Of those that others keep nothing is noted, which is no
+    /// time long ago.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
-        Timestamp::from_second(until.parse().ok()?).ok()
+        let until = until.parse().ok().filter(|seconds| *seconds > 0)?;
+        Timestamp::from_second(until).ok()
     }
 }
 

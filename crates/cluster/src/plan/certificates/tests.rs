@@ -496,6 +496,21 @@ fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
     );
 }
 
+/// Invariant 18: in the exchange of static certificates for generated ones they are started again one at a time.
+#[test]
+fn invariant_18_members_with_authorities_of_others_are_not_ended_together() {
+    for durable in [true, false] {
+        let mut story = Story::formed(durable);
+        for noted in story.certificates().pods.values_mut() {
+            noted.trust = Some("of-others@0".to_owned());
+        }
+        story.settle();
+        assert_eq!(story.deleted(), 0);
+        let problems = story.plan().problems;
+        assert!(problems.iter().all(|one| one.code != "AuthorityExpired"));
+    }
+}
+
 #[test]
 fn members_whose_claims_do_not_stay_are_not_ended_for_authorities_that_have_run_out() {
     let mut story = Story::formed(true);
