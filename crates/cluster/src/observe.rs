@@ -12,6 +12,7 @@ mod elsewhere;
 mod ending;
 mod patience;
 mod pods;
+mod pulse;
 mod recovery;
 mod switch;
 mod tls;
@@ -96,6 +97,8 @@ pub struct Look {
     pub cluster: EtcdCluster,
     /// Where each member's etcd is asked, by name.
     pub urls: BTreeMap<String, String>,
+    /// Where each member's health is asked for, by name.
+    health: BTreeMap<String, String>,
     /// The cluster's certificates. In memory only.
     pub tls: ClusterTls,
     /// What the operator logs in with. In memory only.
@@ -108,6 +111,7 @@ impl Objects {
     pub fn look(self) -> Look {
         Look {
             urls: client_urls(&self),
+            health: pulse::addresses(&self.pods),
             without_etcd: without_etcd(&self),
             cluster: self.cluster,
             tls: self.tls,
@@ -249,18 +253,22 @@ pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revis
 
 async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
     let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
-    let statuses = join_all(
-        asked
-            .iter()
-            .zip(&via)
-            .map(|(name, url)| status(etcd, url, observed.pods[name].ready)),
-    );
+    let own = asked.iter().zip(&via).map(|(name, url)| {
+        let health = look.health.get(name).map(String::as_str);
+        pulse::status(etcd, url, &observed.pods[name], health)
+    });
+    let own = async {
+        join_all(own)
+            .await
+            .into_iter()
+            .unzip::<_, _, Vec<_>, Vec<_>>()
+    };
     let everybody = [via.as_slice(), elsewhere::via(observed)].concat();
     let list = etcd.members(&everybody);
     let list = timed(tokio::time::timeout(recovery::patience(observed), list));
     let joined = !elsewhere::via(observed).is_empty();
-    let too_few = |own: &Vec<_>| !joined && patience::too_few(observed, &asked, own);
-    let (list, statuses) = patience::both(list, statuses, too_few).await;
+    let too_few = |own: &(Vec<_>, Vec<_>)| !joined && patience::too_few(observed, &asked, &own.0);
+    let (list, (statuses, pulses)) = patience::both(list, own, too_few).await;
     let (members, took) = list.map_or((None, Duration::MAX), |(members, took)| {
         (members.ok(), took)
     });
@@ -269,6 +277,10 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
         observed.access.refused = Some(why.clone());
     }
     observed.members = seen(members);
+    let pulses = asked.iter().cloned().zip(pulses);
+    observed.pulses = pulses
+        .filter_map(|(name, pulse)| Some((name, pulse?)))
+        .collect();
     observed.statuses = asked
         .into_iter()
         .zip(statuses.into_iter().map(seen))
@@ -416,6 +428,7 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         join: elsewhere::endpoints(cluster),
         elsewhere: BTreeMap::new(),
         statuses: BTreeMap::new(),
+        pulses: BTreeMap::new(),
         hashes: BTreeMap::new(),
         recovery,
         upkeep: Upkeep {

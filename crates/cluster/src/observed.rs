@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
-use etcd::{ClusterId, KeyHash, MemberId, Members, Status};
+use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
 use jiff::Timestamp;
 use runtime::member::Difference;
 
@@ -350,6 +350,9 @@ pub struct Observed {
     pub elsewhere: BTreeMap<String, String>,
     /// What each member that runs says of itself, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,
+    /// What members tell on their listener for health, asked in the same look because they have not served clients yet
+    /// and do not answer as those do.
+    pub pulses: BTreeMap<String, Pulse>,
     /// The members' hashes of their data at the revision the plan asked for; empty unless it did.
     pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
     /// What concerns the recovery from a lost quorum.

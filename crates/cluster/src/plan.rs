@@ -15,6 +15,7 @@ mod ended;
 mod evidence;
 mod fate;
 mod hibernate;
+mod joining;
 mod membership;
 mod nudge;
 mod objects;
@@ -245,7 +246,7 @@ fn formed(
             let view = View::new(list, (desired, observed, now));
             recovery::settle(observed, cluster_id, now, draft);
             objects::budget(desired, observed, &view, draft);
-            objects::labels(&view, intent, cluster_id, draft);
+            objects::labels((&view, now), intent, cluster_id, draft);
             objects::member_services((observed, now), &view, draft);
             objects::leftovers((desired, observed, now), &view, draft);
             if adoption::refuses(observed, list, draft) {

@@ -19,6 +19,8 @@ mod event;
 mod faults;
 #[path = "model/invariants.rs"]
 mod invariants;
+#[path = "model/joining.rs"]
+mod joining;
 #[path = "model/mistakes.rs"]
 mod mistakes;
 #[path = "model/mutation.rs"]
@@ -168,6 +170,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         automatic: false,
         two: false,
         begun: others::Begun::Here,
+        silent: false,
     }
 }
 

@@ -60,6 +60,15 @@ impl fmt::Debug for Credentials {
     }
 }
 
+/// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members
+/// are asked at their pods' addresses, and certificates are made for names. The check itself is never left out.
+pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
+    match endpoint.split_once('#') {
+        Some((url, name)) => (url, Some(name)),
+        None => (endpoint, None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,7 @@
 
 mod auth;
 mod deadlines;
+mod pulse;
 mod snapshot;
 
 use std::collections::HashMap;
@@ -22,14 +23,14 @@ use tokio::time::{Instant, timeout};
 
 pub use deadlines::Deadlines;
 
-use crate::access::Access;
+use crate::access::{Access, split};
 use crate::answer::{
     ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling,
 };
 use crate::login::{ALONE, Session, asks_for_token};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
-    Snapshot, Status,
+    Pulse, Snapshot, Status,
 };
 
 struct Connection {
@@ -308,15 +309,6 @@ fn is_certified(access: &Access) -> bool {
     tls.is_some_and(|tls| tls.identity.is_some())
 }
 
-/// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members
-/// are asked at their pods' addresses, and certificates are made for names. The check itself is never left out.
-fn split(endpoint: &str) -> (&str, Option<&str>) {
-    match endpoint.split_once('#') {
-        Some((url, name)) => (url, Some(name)),
-        None => (endpoint, None),
-    }
-}
-
 fn cluster_id(header: Option<&etcd_client::ResponseHeader>) -> ClusterId {
     ClusterId(header.map_or(0, etcd_client::ResponseHeader::cluster_id))
 }
@@ -394,6 +386,10 @@ impl Etcd for EtcdClient {
             })
         })
         .await
+    }
+
+    async fn pulse(&self, health: &str) -> Result<Pulse, Error> {
+        pulse::ask(health, self.deadlines.status).await
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {

@@ -3,7 +3,7 @@
 //! It follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server with the time a connection
 //! must have lasted left out: a member that is up counts as connected.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 
 use crate::port::{
-    Added, Alarm, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Snapshot,
-    Status,
+    Added, Alarm, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members, Pulse,
+    Snapshot, Status,
 };
 
 /// One member of a [`FakeEtcd`].
@@ -57,6 +57,8 @@ pub struct FakeState {
     pub hash: Option<KeyHash>,
     /// What a login finds; `None` without credentials.
     pub login: Option<Login>,
+    /// What is told where health is asked for, by address and port.
+    pub pulses: BTreeMap<String, Pulse>,
     /// Answers to the next calls, whatever they are: `Some` fails the call, `None` lets it through.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
@@ -102,6 +104,7 @@ impl FakeEtcd {
                 snapshot: Vec::new(),
                 hash: None,
                 login: None,
+                pulses: BTreeMap::new(),
                 script: VecDeque::new(),
             }),
         }
@@ -275,6 +278,11 @@ impl Etcd for FakeEtcd {
                 downgrade: state.downgrade.clone(),
             })
         })
+    }
+
+    async fn pulse(&self, health: &str) -> Result<Pulse, Error> {
+        let pulse = self.with(|state| state.pulses.get(health).cloned());
+        pulse.ok_or_else(|| Error::Unreachable(health.to_owned()))
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {

@@ -19,5 +19,5 @@ pub use client::{Deadlines, EtcdClient};
 pub use inspect::{InspectError, Inspected, Inspector, Revisions, WalkError};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
-    Snapshot, Status,
+    Pulse, Snapshot, Status,
 };

@@ -1,5 +1,6 @@
 //! The trait and its words. No I/O here.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -82,6 +83,19 @@ pub struct Status {
     pub storage_version: Option<String>,
     /// The version the cluster may go back to, such as `3.5`, while a downgrade is enabled; etcd 3.6 and later tell.
     pub downgrade: Option<String>,
+}
+
+/// What a member says of itself on its listener for health and metrics, which is open before the one for clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// The member that answered.
+    pub member_id: MemberId,
+    /// Whether it knows of a leader. A learner never stands for election, so it does not give up one that it has lost.
+    pub has_leader: bool,
+    /// The index of the last raft entry the member has applied.
+    pub raft_applied_index: u64,
+    /// The members it has a connection with. One that breaks is noticed at once, or after 5 s of silence.
+    pub peers: BTreeSet<MemberId>,
 }
 
 /// What an alarm is about.
@@ -180,6 +194,9 @@ pub trait Etcd: Send + Sync {
     async fn members(&self, via: &[String]) -> Result<Members, Error>;
     /// One member's own view.
     async fn status(&self, member: &str) -> Result<Status, Error>;
+    /// What one member tells where its health is asked for, at an address and port such as `10.0.0.7:2381`; never over
+    /// TLS, and without credentials.
+    async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
     /// The member list as one member has it, answered without a quorum: it may be behind. Good for evidence when no
     /// quorum answers, and for nothing else.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;

@@ -1,11 +1,12 @@
 //! The client against real etcd processes: membership, deadlines, what is unknown and what is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd::{Access, Credentials, Error, Etcd, EtcdClient, MemberId};
+use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, MemberId};
 
 fn client() -> EtcdClient {
     EtcdClient::new(Access::default())
@@ -75,6 +76,67 @@ async fn lists_members_and_status_of_every_supported_minor() {
         assert_eq!(status.cluster_id, members.cluster_id);
         assert_eq!(status.leader, Some(members.members[0].id));
         assert_eq!(client().alarms(&via).await.unwrap(), []);
+    }
+}
+
+/// Without TLS etcd tells its metrics on the client port too.
+#[tokio::test]
+async fn a_members_pulse_is_what_its_status_says() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
+        let health = etcd.client_url.trim_start_matches("http://").to_owned();
+        let pulse = client().pulse(&health).await.unwrap();
+        let status = client().status(&etcd.client_url).await.unwrap();
+        assert_eq!(pulse.member_id, status.member_id, "{minor}");
+        assert!(pulse.has_leader, "{minor}");
+        let applied = pulse.raft_applied_index;
+        assert!(
+            applied > 0 && applied <= status.raft_applied_index,
+            "{minor}: {applied} of {}",
+            status.raft_applied_index
+        );
+    }
+    let (_silent, url) = silent();
+    let brief = Deadlines {
+        status: Duration::from_millis(200),
+        ..Deadlines::default()
+    };
+    let client = EtcdClient::with_deadlines(Access::default(), brief);
+    let answer = client.pulse(url.trim_start_matches("http://")).await;
+    assert!(matches!(answer, Err(Error::Timeout(_))), "{answer:?}");
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let answer = client.pulse(&nobody).await;
+    assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
+}
+
+/// Why a learner's word for having a leader is not enough.
+#[tokio::test]
+async fn a_learner_that_has_lost_its_leader_still_knows_one_and_is_connected_with_nobody() {
+    for minor in ["3.4", "3.5", "3.6", "3.7"] {
+        let programs = Programs::find(minor);
+        let mut first = EtcdProcess::start(&programs, &Start::default()).await;
+        let via = [first.client_url.clone()];
+        let leader = client().status(&via[0]).await.unwrap().member_id;
+        let peer = format!("http://127.0.0.1:{}", free_port());
+        let peers = std::slice::from_ref(&peer);
+        let added = client().add_member(&via, peers, true).await.unwrap();
+        let health = format!("127.0.0.1:{}", free_port());
+        let start = Start {
+            join: vec![format!("m0={}", first.peer_url)],
+            flags: vec![format!("--listen-metrics-urls=http://{health}")],
+        };
+        let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
+        let until = async |peers: &BTreeSet<MemberId>| loop {
+            match client().pulse(&health).await {
+                Ok(pulse) if pulse.has_leader && pulse.peers == *peers => return pulse,
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        };
+        let pulse = until(&[leader].into()).await;
+        assert_eq!(pulse.member_id, added.id, "{minor}");
+        first.kill();
+        let pulse = until(&[].into()).await;
+        assert!(pulse.raft_applied_index > 0, "{minor}");
     }
 }
 

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use crate::observed::{Intent, Role};
 use crate::plan::view::{Seat, View};
-use crate::plan::{Draft, objects};
+use crate::plan::{Draft, joining, objects};
 use crate::write::{Label, Order, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
@@ -58,14 +58,21 @@ pub(super) fn settle(
     now: Timestamp,
     draft: &mut Draft,
 ) {
+    // Invariant 24: one that has not served yet, and whoever went on his own.
+    for seat in view.voters().filter(|seat| joining::is_yet_to_serve(seat)) {
+        keep(seat, draft);
+    }
     // Invariant 22: clients always find a member that serves. Who is let in by this very plan does not count yet: the
     // labels of one plan are written beside each other.
     let stays = |seat: &Seat| is_endpoint(seat) && is_in(seat) && !draft.aside.contains(&seat.name);
-    let out = if view.voters().any(stays) {
+    let mut out = if view.voters().any(stays) {
         std::mem::take(&mut draft.aside)
     } else {
         [].into()
     };
+    // It says itself that it serves nobody yet.
+    let joining = view.voters().filter(|seat| seat.is_joining());
+    out.extend(joining.map(|seat| seat.name.clone()));
     for seat in view.voters() {
         let Some(pod) = seat.pod.filter(|pod| pod.stays() && pod.owned) else {
             continue;

@@ -124,6 +124,11 @@ fn unhealthy(seat: &Seat, why: &str, now: Timestamp, draft: &mut Draft) {
         draft.wait("MemberUnhealthy", text, left.max(SOON));
         return;
     }
+    if seat.is_joining() {
+        let text = format!("{} has its vote and is about to serve clients", seat.name);
+        draft.wait("VoterStarting", text, SHORTLY);
+        return;
+    }
     let runs = seat.pod.is_some_and(|pod| pod.running);
     let look_again = if runs { BLIND } else { STEADY };
     draft.wait(

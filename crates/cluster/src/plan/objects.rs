@@ -11,7 +11,7 @@ use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen, S
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, STEADY, adoption, together};
+use crate::plan::{Draft, STEADY, adoption, joining, together};
 use crate::write::{Label, Order, Start, Write};
 
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
@@ -91,11 +91,18 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
 }
 
 /// Owner, role and cluster ID on pods and disks follow what etcd says.
-pub(super) fn labels(view: &View, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
+pub(super) fn labels(
+    (view, now): (&View, Timestamp),
+    intent: &Intent,
+    cluster_id: ClusterId,
+    draft: &mut Draft,
+) {
     for seat in &view.seats {
         let role = match seat.pod.and_then(|pod| pod.role) {
             // Whether it has to be is said last (`aside`).
             Some(role @ Role::Busy { .. }) if seat.votes() => role,
+            // Invariant 24.
+            Some(Role::Learner) if joining::is_yet_to_serve(seat) => Role::Busy { since: now },
             _ if seat.votes() => Role::Voter,
             _ => Role::Learner,
         };

@@ -5,7 +5,9 @@
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed};
+use crate::plan::joining::{self, has_caught_up};
 use crate::plan::membership::{decide, remove_voter};
+use crate::plan::quorum::Quorum;
 use crate::plan::view::{Data, Seat, VersionRules, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::write::{Order, Write};
@@ -129,7 +131,18 @@ pub(super) fn wait_for_voters(
     what: &str,
     draft: &mut Draft,
 ) -> bool {
-    let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) else {
+    let healthy = |seat: &Seat| seat.is_healthy();
+    wait_for_all(observed, view, &healthy, what, draft)
+}
+
+fn wait_for_all(
+    observed: &Observed,
+    view: &View,
+    counts: &dyn Fn(&Seat) -> bool,
+    what: &str,
+    draft: &mut Draft,
+) -> bool {
+    let Some(seat) = view.voters().find(|seat| !counts(seat)) else {
         return false;
     };
     let starts = observed.pods.get(&seat.name).is_some_and(|pod| pod.running);
@@ -181,16 +194,18 @@ pub(super) fn promote(
         .filter_map(|seat| newest(&seat))
         .max()
         .unwrap_or(u64::MAX);
-    let mut ready = None;
+    let mut ready: Option<&Seat> = None;
     for seat in view.learners().filter(|seat| seat.data != Data::Elsewhere) {
         let has = observed
             .statuses
             .get(&seat.name)
             .and_then(|seen| seen.known())
-            .map(|s| s.raft_applied_index);
+            .map(|s| s.raft_applied_index)
+            .or(seat.follows);
         match has {
-            // etcd promotes a learner that has nine tenths of the leader's log.
-            Some(has) if seat.is_healthy() && has >= committed - committed / 10 => {
+            Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
+                // One that serves comes first.
+                ready = ready.filter(|first| first.serves() || !seat.serves());
                 ready = ready.or(Some(seat));
             }
             Some(has) => {
@@ -217,15 +232,14 @@ pub(super) fn promote(
     let Some(seat) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
-    if wait_for_voters(
-        observed,
-        view,
-        &format!("{} becomes a voter", seat.name),
-        draft,
-    ) {
+    // Invariants 2 and 24.
+    let takes_part = |seat: &Seat| joining::takes_part(seat, committed);
+    let what = format!("{} becomes a voter", seat.name);
+    if wait_for_all(observed, view, &takes_part, &what, draft) {
         return false;
     }
-    if let Some(risk) = view.quorum().unsafe_with_one_more() {
+    let voters = view.voters().map(|seat| (seat.id(), takes_part(seat)));
+    if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
         draft.wait(
             "QuorumAtRisk",
             format!("{} is not promoted: {risk}", seat.name),

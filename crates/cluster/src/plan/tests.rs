@@ -5,6 +5,7 @@ mod aside;
 mod by_hand;
 mod disks;
 mod found;
+mod joining;
 mod losses;
 mod recovered;
 mod recovery;

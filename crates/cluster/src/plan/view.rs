@@ -12,7 +12,7 @@ use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
 use crate::plan::fate::{Fate, fate};
 use crate::plan::quorum::Quorum;
 use crate::plan::versions::takes_several_learners;
-use crate::plan::{adoption, roll};
+use crate::plan::{adoption, joining, roll};
 use crate::plan::{disks, upkeep};
 use crate::upkeep::Call;
 
@@ -63,6 +63,8 @@ pub struct Seat<'a> {
     pub gone_at: Option<Timestamp>,
     /// It leaves because its pod has to be made anew; another member comes first.
     pub followed: bool,
+    /// What it has applied, where it follows the leader and does not serve clients yet. It counts for promotions alone.
+    pub follows: Option<u64>,
 }
 
 impl Seat<'_> {
@@ -88,7 +90,12 @@ impl Seat<'_> {
 
     /// It does not answer, and nobody knows why.
     pub fn is_down(&self) -> bool {
-        !self.is_healthy() && self.health != Health::Busy
+        !self.is_healthy() && self.health != Health::Busy && !self.is_joining()
+    }
+
+    /// It follows the leader and does not serve clients yet.
+    pub fn is_joining(&self) -> bool {
+        self.follows.is_some() && !self.is_lost() && self.health != Health::Busy
     }
 
     /// It answers and will go on answering.
@@ -144,7 +151,7 @@ impl<'a> View<'a> {
         let mut seats: Vec<Seat> = list
             .members
             .iter()
-            .map(|member| seat(member, observed))
+            .map(|member| seat(member, observed, now))
             .collect();
         let names = seats.iter().map(|seat| seat.name.clone()).collect();
         for seat in &mut seats {
@@ -257,7 +264,7 @@ fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     all.find(|name| is_known(observed, name)).map(str::to_owned)
 }
 
-fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
+fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Seat<'a> {
     let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
@@ -271,7 +278,6 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
     };
     Seat {
         member,
-        name,
         pod,
         disk,
         service,
@@ -280,6 +286,8 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed) -> Seat<'a> {
         fate: Fate::Stays,
         gone_at: None,
         followed: false,
+        follows: joining::applied(member, (&name, pod), observed, now),
+        name,
     }
 }
 

@@ -146,7 +146,7 @@ fn detail(
     MemberStatus {
         id: Some(seat.id().to_string()),
         role: Some(role),
-        healthy: !seat.is_down(),
+        healthy: !seat.is_down() && !seat.is_joining(),
         version: answer
             .map(|status| status.version.clone())
             .or(old.and_then(|old| old.version.clone())),

@@ -5,7 +5,7 @@ use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole}
 use api::conditions::{ConditionType, find};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Kept, Observed};
+use crate::observed::{Kept, Observed, Role};
 use crate::plan::tests::scene::Scene;
 use crate::status::Report;
 
@@ -84,6 +84,33 @@ fn a_healthy_cluster_is_available_and_nothing_else() {
     }
     assert_eq!(status.member_details[0].role, Some(MemberRole::Leader));
     assert!(status.member_details.iter().all(|member| member.healthy));
+}
+
+/// Invariant 24.
+#[test]
+fn invariant_24_a_voter_that_does_not_serve_yet_is_not_healthy_and_no_trouble_for_a_while() {
+    let since = |seconds: i64| {
+        let role = Role::Busy {
+            since: at(seconds).0,
+        };
+        let mut scene = Scene::formed(&["a", "b", "c"]).follows("b");
+        scene.observed.pods.get_mut("b").unwrap().role = Some(role);
+        report(&scene, None, None)
+    };
+    let (new, late) = (since(90), since(60));
+    for status in [&new, &late] {
+        let healthy = status.member_details.iter().map(|member| member.healthy);
+        assert_eq!(healthy.collect::<Vec<_>>(), [true, false, true]);
+        let (_, _, text) = condition(status, &ConditionType::Available);
+        assert!(text.starts_with("2 of 3 voters"), "{text}");
+    }
+    for (status, told) in [
+        (new, pair("False", "AsDesired")),
+        (late, pair("True", "MemberDown")),
+    ] {
+        assert_eq!(is(&status, &ConditionType::Degraded), told);
+        assert_eq!(is(&status, &ConditionType::Recovering), told);
+    }
 }
 
 /// A status that triggered itself would never rest.

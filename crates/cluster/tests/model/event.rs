@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub(crate) automatic: bool,
     pub(crate) two: bool,
     pub(crate) begun: Begun,
+    /// Members that join serve clients later than they follow the leader.
+    pub(crate) silent: bool,
 }
 
 /// Numbers choose among what there is at that moment.
@@ -65,6 +67,8 @@ pub(crate) enum Event {
     LoseVolume(u8),
     /// Somebody deletes a volume claim; it stays until its pod is gone.
     DeleteClaim(u8),
+    /// A member that does not serve clients yet is struck. Played in rounds of its own (`joining`).
+    StrikeJoining(u8),
     /// etcd cannot read a member's data any more.
     Corrupt(u8),
     /// A member's container ends again and again.
@@ -174,7 +178,10 @@ impl Dice {
 /// The run a seed stands for.
 pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let mut dice = Dice::new(seed);
-    let setup = setup(&mut dice, two);
+    let setup = Setup {
+        silent: seed % 2 == 1,
+        ..setup(&mut dice, two)
+    };
     // Each run has its own mixture: most kinds of fault are left out of it, so that the others come often.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
@@ -235,6 +242,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
             1 => Begun::Elsewhere,
             _ => Begun::Here,
         },
+        silent: false,
     }
 }
 
@@ -324,6 +332,11 @@ impl fmt::Display for Setup {
             patience,
             ..
         } = self;
+        let joins = if self.silent {
+            ", and serve clients late when they join"
+        } else {
+            ""
+        };
         let volumes = match (self.durable, self.local) {
             (false, _) => "without volumes",
             (true, false) => "on volumes",
@@ -348,7 +361,7 @@ impl fmt::Display for Setup {
         write!(
             f,
             "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}; pods are evicted \
-             after {evicts} ticks and members replaced after {patience}, recovery is {recovers}"
+             after {evicts} ticks and members replaced after {patience}{joins}, recovery is {recovers}"
         )
     }
 }

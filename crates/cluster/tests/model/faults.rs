@@ -27,6 +27,7 @@ impl World {
             Event::Pause | Event::DeleteCluster | Event::Volumes(_) | Event::SpoilSecret(_) => {
                 self.owner_does(event);
             }
+            Event::StrikeJoining(how) => self.strike_joining(how),
             Event::AddByHand(which) => self.add_by_hand(which),
             Event::RemoveByHand(which) => self.remove_by_hand(which),
             Event::Deafen => {
@@ -261,7 +262,7 @@ impl World {
         }
     }
 
-    fn node_off(&mut self, node: usize) {
+    pub(crate) fn node_off(&mut self, node: usize) {
         if self.nodes[node].power == Power::Gone {
             return;
         }

@@ -121,7 +121,10 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is claimed and belongs to cluster {others:?}"
                 );
-                let out = matches!(label.role, Some(Role::Busy { .. }));
+                // Who serves nobody yet is taken from nobody.
+                let was = self.pods.get(name).map(|pod| pod.role);
+                let served = was == Some(Role::Voter) || self.serves_clients(name);
+                let out = matches!(label.role, Some(Role::Busy { .. })) && served;
                 let in_service =
                     |(other, pod): (&String, &WorldPod)| other != name && pod.role == Role::Voter;
                 let left = self.pods.iter().any(in_service);
@@ -130,6 +133,9 @@ impl World {
                     !out || left || !self.memory.fresh || self.memory.second,
                     "invariant 22: nobody is left in the client Service but {name}"
                 );
+                if matches!(write, Write::LabelPod(_)) {
+                    self.judge_let_in(label);
+                }
             }
             Write::CreatePod(start) if !self.pods.contains_key(&start.member) => {
                 self.judge_pod(start);

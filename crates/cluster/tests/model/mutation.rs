@@ -115,6 +115,23 @@ pub(crate) enum Mutation {
     ForgetsGivenUpSeeds,
 }
 
+    /// A learner that does not serve yet is promoted because its container was told to run. Found in rounds of its own
+    /// (`joining`), as are the others about those.
+    PromotesByThePast,
+    /// A learner that does not serve yet is promoted whatever it has applied.
+    PromotesBehind,
+    /// A learner that has lost its leader is promoted because it knew one.
+    PromotesTheCutOff,
+    /// Whoever answers where a learner's health is asked for is taken for that learner.
+    TakesAnothersPulse,
+    /// A voter that does not serve yet is asked for changes.
+    AsksJoining,
+    /// A voter that does not serve yet is handed the leadership.
+    LeadsByJoining,
+    /// A voter that does not serve yet counts as healthy when a dead one is removed.
+    RemovesByJoining,
+    /// Clients are led to a voter as soon as it has its vote.
+    LetsJoiningIn,
 impl Mutation {
     pub(crate) const ALL: [Self; 49] = [
         Self::IgnoresThePause,
@@ -200,6 +217,10 @@ impl Mutation {
             Self::TakesSilenceForDamage => {
                 let silent = observed
                     .statuses
+            Self::PromotesByThePast
+            | Self::PromotesBehind
+            | Self::PromotesTheCutOff
+            | Self::TakesAnothersPulse => self.misreads_a_pulse(observed),
                     .iter()
                     .filter(|(_, seen)| seen.known().is_none());
                 for name in silent.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
@@ -276,6 +297,7 @@ impl Mutation {
                 }
             }
         }
+                    self.counts_on_joining(&view, &mut planned);
         planned
     }
 
@@ -424,6 +446,7 @@ impl Mutation {
             (Self::StartsNewTwice, Write::CreatePod(start)) => start.state = State::New,
             (Self::ForgetsTheNotedVersion, Write::CreatePod(start))
                 if start.state == State::OnDisk =>
+            (Self::LetsJoiningIn, Write::LabelPod(label)) => self.lets_joining_in(world, label),
             {
                 world.setup.version.clone_into(&mut start.version);
             }

@@ -34,6 +34,7 @@ impl World {
         let Some(cluster) = self.recorded().cloned().filter(|_| atomic) else {
             return;
         };
+        self.judge_joining(change, &cluster);
         for write in &change.writes {
             match write {
                 Write::AddMember { .. } => self.judge_addition(&cluster),

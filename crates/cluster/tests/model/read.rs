@@ -78,6 +78,7 @@ impl World {
             join: self.joins(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
+            pulses: BTreeMap::new(),
             hashes: BTreeMap::new(),
             recovery: self.read_recovery(),
             upkeep: cluster::upkeep::Upkeep::default(),
@@ -124,6 +125,7 @@ impl World {
             let seen = answer.map_or(Seen::Unknown("no answer".to_owned()), Seen::Known);
             observed.statuses.insert(name, seen);
         }
+        self.ask_health(&token, observed);
         self.ask_elsewhere(&token, observed);
         if observed.cluster_id.is_some() && observed.members.known().is_none() {
             let answered = observed
@@ -138,7 +140,8 @@ impl World {
     /// The linearizable list, from the first member that can give one: it votes, and reaches the leader.
     pub(crate) fn read_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
-        via.iter().find_map(|name| {
+        let open = via.iter().filter(|name| self.serves_clients(name));
+        { open }.find_map(|name| {
             let (id, process) = cluster
                 .running
                 .iter()
@@ -154,7 +157,8 @@ impl World {
 
     pub(crate) fn status(&self, token: &str, name: &str) -> Option<Status> {
         let cluster = self.clusters.get(token)?;
-        let data = self.data(name).filter(|_| self.operator_reaches(name))?;
+        let answers = self.operator_reaches(name) && self.serves_clients(name);
+        let data = self.data(name).filter(|_| answers)?;
         let process = cluster
             .running
             .get(&data.member)

@@ -306,7 +306,8 @@ impl World {
                 .running
                 .values()
                 .find(|process| process.name == *name)?;
-            let data = self.data(name).filter(|_| self.operator_reaches(name))?;
+            let answers = self.operator_reaches(name) && self.serves_clients(name);
+            let data = self.data(name).filter(|_| answers)?;
             Some(list(cluster.id, &cluster.configs[data.config]))
         })
     }

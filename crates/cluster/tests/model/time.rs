@@ -4,6 +4,7 @@ use cluster::observed::Kept;
 use cluster::write::{Start, State};
 
 use crate::etcd_model::{Cluster, Config, Data, Logs, Member, Moved, Process};
+use crate::joining::serves_from;
 use crate::others::is_elsewhere;
 use crate::world::{End, Late, Power, World, WorldPod, tell};
 
@@ -137,6 +138,8 @@ impl World {
         let is_told = !api_is_away && power == Power::On;
         if runs && !was {
             self.note_what_runs(name);
+            let from = serves_from(&self.pods[name], self.setup.silent, now);
+            self.pods.get_mut(name).unwrap().serves_from = from;
         }
         if was && !runs && self.pods[name].old && !is_elsewhere(name) {
             self.end_for_good(name);
@@ -388,8 +391,10 @@ impl World {
     /// The client Service has endpoints of this cluster: a client writes through it. A pod that is being deleted is
     /// none.
     fn client_reaches(&self, token: &str) -> bool {
-        let serves =
-            |pod: &WorldPod| pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token;
+        let serves = |pod: &WorldPod| {
+            let open = self.now >= pod.serves_from;
+            open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
+        };
         let selected = self.client_token.as_deref() == Some(token);
         // One that is not as it was made is that of the old operator.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);

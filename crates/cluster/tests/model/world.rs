@@ -43,6 +43,8 @@ pub(crate) struct WorldPod {
     pub(crate) running: bool,
     /// What the kubelet has reported: it reports nothing while its node is away.
     pub(crate) shown: Shown,
+    /// From when on its etcd serves clients.
+    pub(crate) serves_from: u64,
     /// What an `emptyDir` holds.
     pub(crate) data: Option<Data>,
     pub(crate) created: u64,

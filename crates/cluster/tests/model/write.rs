@@ -280,6 +280,7 @@ impl World {
             node: None,
             ends_in: None,
             running: false,
+            serves_from: 0,
             shown: Shown {
                 unready_since: self.now,
                 ..Shown::default()
@@ -313,7 +314,8 @@ impl World {
         let asked = via.iter().find_map(|name| {
             let mut running = cluster.running.iter();
             let (id, process) = running.find(|(_, process)| process.name == *name)?;
-            self.operator_reaches(name).then_some((*id, process.group))
+            let answers = self.operator_reaches(name) && self.serves_clients(name);
+            answers.then_some((*id, process.group))
         });
         let answer =
             match asked.and_then(|(asked, group)| Some((asked, group, cluster.leader(group)?))) {

@@ -46,7 +46,11 @@ pub fn network_policy(
     } else {
         clients.extend(access.clients.iter().cloned());
     }
-    let metrics = (!access.metrics.is_empty()).then(|| access.metrics.clone());
+    // The operators ask for the health of a member that does not serve clients yet.
+    let metrics = (!access.metrics.is_empty()).then(|| {
+        let operators = std::iter::once(from_operators(operators));
+        operators.chain(access.metrics.iter().cloned()).collect()
+    });
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, port)| rule(*port, Some(vec![peer.clone()])));
     let mut ingress: Vec<_> = peers.collect();
@@ -158,6 +162,9 @@ mod tests {
     fn metrics_may_be_kept_to_those_who_collect_them() {
         let metrics = json!([{ "namespaceSelector": { "matchLabels": { "team": "watch" } } }]);
         let policy = built(&json!({ "metrics": metrics }));
-        assert_eq!(policy["spec"]["ingress"][2]["from"], metrics);
+        let from = policy["spec"]["ingress"][2]["from"].as_array().unwrap();
+        assert_eq!(from[1..], metrics.as_array().unwrap()[..]);
+        let operators = &from[0]["namespaceSelector"]["matchLabels"];
+        assert_eq!(operators["kubernetes.io/metadata.name"], "operators");
     }
 }

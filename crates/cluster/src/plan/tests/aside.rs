@@ -36,7 +36,7 @@ fn one(member: &str, role: Role) -> Vec<(String, Role)> {
 }
 
 impl Scene {
-    fn role(mut self, member: &str, role: Role) -> Self {
+    pub(super) fn role(mut self, member: &str, role: Role) -> Self {
         self.observed.pods.get_mut(member).unwrap().role = Some(role);
         self
     }
@@ -57,7 +57,7 @@ impl Scene {
     }
 
     /// It is recorded that this member is defragmented.
-    fn defragmented(mut self, member: &str) -> Self {
+    pub(super) fn defragmented(mut self, member: &str) -> Self {
         self.observed.upkeep.record = Some(DefragmentationStatus {
             cause: DefragmentationCause::Threshold,
             start_time: Time(at(900)),

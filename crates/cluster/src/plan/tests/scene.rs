@@ -77,6 +77,7 @@ impl Scene {
             join: Vec::new(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
+            pulses: BTreeMap::new(),
             hashes: BTreeMap::new(),
             recovery: Recovery::default(),
             upkeep: Upkeep::default(),

@@ -34,6 +34,12 @@ fn differ(mut scene: Scene, members: &[&str], difference: &Difference) -> Scene 
     scene
 }
 
+impl Scene {
+    pub(super) fn resized(self, member: &str) -> Self {
+        differ(self, &[member], &resources())
+    }
+}
+
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable().aged()
 }

@@ -1,0 +1,127 @@
+//! Members that do not serve clients yet: asked where their health is asked for, in the same look.
+//!
+//! A member that joins serves clients when it has applied its own entry, which may take 7 s longer than all else (docs/
+//! benchmarks.md). Its listener for health is open from its first moment. Only who has not been seen serving is asked
+//! there, and it counts only where the member itself does not answer clients.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use api::names::METRICS_PORT;
+use etcd::{Error, Etcd, Pulse, Status};
+use k8s_openapi::api::core::v1::Pod as PodObject;
+use kube::ResourceExt;
+
+use super::{IMPATIENCE, status as serving};
+use crate::observed::{Pod, Role};
+
+/// The flag with which etcd has that listener. It is never TLS's there: only ours is asked, which says so.
+const LISTENER: &str = "--listen-metrics-urls";
+
+/// Where each pod's etcd tells its health.
+pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
+    let address = |pod: &PodObject| {
+        let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+        let at = SocketAddr::new(address, METRICS_PORT).to_string();
+        Some((pod.name_any(), at))
+    };
+    pods.iter().filter_map(address).collect()
+}
+
+/// One member's answer to clients; without it, of one that has not been seen serving, its pulse.
+pub(super) async fn status(
+    etcd: &dyn Etcd,
+    url: &str,
+    pod: &Pod,
+    health: Option<&str>,
+) -> (Result<Status, Error>, Option<Pulse>) {
+    let Some(health) = health.filter(|_| may_be_joining(pod)) else {
+        return (serving(etcd, url, pod.ready).await, None);
+    };
+    let mut own = std::pin::pin!(etcd.status(url));
+    let (answer, pulse) = tokio::join!(
+        tokio::time::timeout(IMPATIENCE, &mut own),
+        tokio::time::timeout(IMPATIENCE, etcd.pulse(health)),
+    );
+    let pulse = pulse.ok().and_then(Result::ok);
+    match answer {
+        Ok(Ok(status)) => (Ok(status), None),
+        Ok(Err(error)) => (Err(error), pulse),
+        // A pod is ready before its etcd serves: what it would say is known.
+        Err(_) if pulse.is_none() && pod.ready => (own.await, None),
+        Err(_) => (Err(Error::Timeout(url.to_owned())), pulse),
+    }
+}
+
+/// A learner, or a voter that the client Service passes by because it has not served yet.
+fn may_be_joining(pod: &Pod) -> bool {
+    matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
+}
+
+#[cfg(test)]
+mod tests {
+    use etcd::MemberId;
+    use etcd::fake::FakeEtcd;
+
+    use super::*;
+    use crate::plan::tests::scene::{self, Scene};
+
+    const HEALTH: &str = "10.0.0.7:2381";
+
+    fn url(name: &str) -> String {
+        format!("http://{name}:2379")
+    }
+
+    fn pod(role: Role) -> Pod {
+        let mut pod = Scene::formed(&["a"]).observed.pods["a"].clone();
+        pod.role = Some(role);
+        pod.flags.insert(LISTENER.to_owned());
+        pod
+    }
+
+    async fn asked(up: bool, pod: &Pod) -> (bool, bool) {
+        let etcd = FakeEtcd::formed(1, &["a"], url);
+        let pulse = Pulse {
+            member_id: MemberId(1),
+            has_leader: true,
+            raft_applied_index: 7,
+            peers: [].into(),
+        };
+        etcd.with(|state| {
+            state.members[0].up = up;
+            state.pulses.insert(HEALTH.to_owned(), pulse);
+        });
+        let (answer, pulse) = status(&etcd, &url("a"), pod, Some(HEALTH)).await;
+        (answer.is_ok(), pulse.is_some())
+    }
+
+    /// Invariant 24.
+    #[tokio::test]
+    async fn invariant_24_only_who_has_not_been_seen_serving_and_does_not_answer_is_asked_for_its_health()
+     {
+        let busy = Role::Busy {
+            since: scene::at(0),
+        };
+        for role in [Role::Learner, busy] {
+            assert_eq!(asked(false, &pod(role)).await, (false, true));
+            assert_eq!(asked(true, &pod(role)).await, (true, false));
+        }
+        assert_eq!(asked(false, &pod(Role::Voter)).await, (false, false));
+        // As the old operator made it: what listens there may be TLS's, or nobody.
+        let mut old = pod(Role::Learner);
+        old.flags.clear();
+        assert_eq!(asked(false, &old).await, (false, false));
+    }
+
+    #[test]
+    fn health_is_asked_for_at_the_pods_own_address() {
+        let at = |address: &str| {
+            let status = serde_json::json!({ "podIP": address });
+            let pod = serde_json::json!({ "metadata": { "name": "a" }, "status": status });
+            addresses(&[serde_json::from_value(pod).unwrap()]).remove("a")
+        };
+        assert_eq!(at("10.0.0.7").as_deref(), Some(HEALTH));
+        assert_eq!(at("fd00::7").as_deref(), Some("[fd00::7]:2381"));
+        assert_eq!(at("somewhere"), None);
+    }
+}

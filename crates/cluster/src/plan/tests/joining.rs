@@ -1,0 +1,225 @@
+//! Members that follow the leader and do not serve clients yet.
+
+use etcd::{MemberId, Pulse};
+
+use crate::observed::{Role, Seen};
+use crate::plan::tests::scene::{self, Scene};
+use crate::write::Write;
+
+impl Scene {
+    /// It does not answer clients, and tells its health.
+    pub(crate) fn follows(mut self, member: &str) -> Self {
+        let pulse = Pulse {
+            member_id: MemberId(u64::from(member.as_bytes()[0])),
+            has_leader: true,
+            raft_applied_index: 100,
+            peers: [b'a', b'c'].map(|other| MemberId(other.into())).into(),
+        };
+        self.observed.pulses.insert(member.into(), pulse);
+        self.observed.pods.get_mut(member).unwrap().ready = false;
+        self.down(member)
+    }
+
+    fn pulse(mut self, member: &str, change: impl FnOnce(&mut Pulse)) -> Self {
+        change(self.observed.pulses.get_mut(member).unwrap());
+        self
+    }
+
+    /// It was promoted before it served.
+    fn joining(self, member: &str) -> Self {
+        self.follows(member).role(member, out())
+    }
+}
+
+fn out() -> Role {
+    Role::Busy {
+        since: scene::at(990),
+    }
+}
+
+fn promoted(scene: &Scene) -> Vec<String> {
+    let changes = scene.changes().into_iter();
+    let promoted = changes.filter_map(|write| match write {
+        Write::Promote { member, .. } => Some(member),
+        _ => None,
+    });
+    promoted.collect()
+}
+
+fn roles(scene: &Scene) -> Vec<(String, Option<Role>)> {
+    let labels = scene.writes().into_iter().filter_map(|write| match write {
+        Write::LabelPod(label) => Some((label.member, label.role)),
+        _ => None,
+    });
+    labels.collect()
+}
+
+/// Invariant 24.
+#[test]
+fn invariant_24_a_learner_that_follows_is_promoted_before_it_serves() {
+    let one = Scene::formed(&["a"]).size(3).learner("d").follows("d");
+    assert_eq!(promoted(&one), ["d"]);
+    let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
+    assert_eq!(promoted(&three.follows("d")), ["d"]);
+    // One that serves comes first.
+    let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
+    assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
+    assert_eq!(promoted(&both.follows("e")), ["d"]);
+}
+
+/// Invariants 4 and 24: the member itself has to say so, in this look.
+#[test]
+fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
+    let scene = || Scene::formed(&["a"]).size(3).learner("d").follows("d");
+    let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
+    let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
+    let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
+    // A learner knows its leader for ever, whether they are connected or not.
+    let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
+    let silent = |mut scene: Scene| {
+        scene.observed.pulses.clear();
+        scene.observed.pods.get_mut("d").unwrap().ready = true;
+        scene
+    };
+    let ends = |mut scene: Scene| {
+        scene.observed.pods.get_mut("d").unwrap().terminating = true;
+        scene
+    };
+    // Its own entry is not committed yet.
+    let unjoined = |mut scene: Scene| {
+        if let Seen::Known(list) = &mut scene.observed.members {
+            list.members[1].client_urls.clear();
+        }
+        scene
+    };
+    let lost = |mut scene: Scene| {
+        scene.observed.pods.get_mut("d").unwrap().lost_since = Some(scene::at(0));
+        scene
+    };
+    for (what, change) in [
+        ("another member", &other as &dyn Fn(Scene) -> Scene),
+        ("no leader", &alone),
+        ("behind", &behind),
+        ("cut off", &cut_off),
+        ("silent", &silent),
+        ("ends", &ends),
+        ("not joined", &unjoined),
+        ("its node is lost", &lost),
+    ] {
+        assert_eq!(promoted(&change(scene())), [] as [&str; 0], "{what}");
+    }
+    // Nor where it answers clients, and says something else there.
+    let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
+    answers.observed.pulses = scene().observed.pulses;
+    assert_eq!(promoted(&answers), [] as [&str; 0]);
+}
+
+/// Invariants 2 and 24: the quorum is Raft's, and it has begun there.
+#[test]
+fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() {
+    let scene = || Scene::formed(&["a", "b"]).size(3).learner("d");
+    assert_eq!(promoted(&scene().joining("b").follows("d")), ["d"]);
+    assert_eq!(promoted(&scene().joining("b")), ["d"]);
+    let behind = scene()
+        .joining("b")
+        .pulse("b", |pulse| pulse.raft_applied_index = 50);
+    assert_eq!(promoted(&behind), [] as [&str; 0]);
+    // One that has been passed by for long without serving has something wrong with it.
+    let late = Role::Busy {
+        since: scene::at(970),
+    };
+    let late = scene().joining("b").role("b", late).follows("d");
+    assert_eq!(promoted(&late), [] as [&str; 0]);
+    assert!(late.waits().contains(&"MemberUnhealthy"));
+    // One that has served before and does not now is down, whatever else answers.
+    let down = scene().follows("b");
+    assert_eq!(promoted(&down), [] as [&str; 0]);
+    assert!(down.waits().contains(&"VoterNotHealthy"));
+}
+
+/// Invariant 24.
+#[test]
+fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
+    // Not for a removal.
+    let dead = Scene::formed(&["a", "b", "c"])
+        .durable()
+        .joining("b")
+        .without_pod("c")
+        .without_claim("c");
+    assert_eq!(dead.changes(), []);
+    assert!(dead.waits().contains(&"QuorumAtRisk"));
+    // Not to be asked.
+    let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
+    let via = grows.plan().step.change.unwrap().via;
+    assert_eq!(via, ["a"]);
+    // Not to lead.
+    let moved = Scene::formed(&["a", "b", "c"])
+        .durable()
+        .leader("c")
+        .joining("b")
+        .claim_deleted("c");
+    let to = |write: &Write| matches!(write, Write::MoveLeader { to, .. } if to == "b");
+    assert!(!moved.changes().iter().any(to));
+    let led = Scene::formed(&["a", "b", "c"]).durable().leader("c");
+    let led = led.claim_deleted("c");
+    assert!(
+        led.changes()
+            .iter()
+            .any(|write| matches!(write, Write::MoveLeader { .. }))
+    );
+    // Nor is a member added meanwhile.
+    let more = Scene::formed(&["a", "b"])
+        .size(3)
+        .joining("b")
+        .reserved("d");
+    assert_eq!(more.changes(), []);
+}
+
+/// Invariants 18 and 24: it may be what the quorum counts on.
+#[test]
+fn invariant_24_a_voter_that_does_not_serve_yet_is_not_changed_either() {
+    let resized = |scene: Scene| {
+        let scene = scene.resized("b");
+        let resizes = |write: &Write| matches!(write, Write::ResizePod { .. });
+        scene.writes().iter().any(resizes)
+    };
+    let three = || Scene::formed(&["a", "b", "c"]);
+    assert!(!resized(three().joining("b")));
+    assert!(resized(three().down("b")));
+    assert!(resized(three()));
+}
+
+/// Invariant 24: its pod may be ready before its etcd serves, as `/readyz` is asked where health is.
+#[test]
+fn invariant_24_clients_are_led_to_a_new_voter_when_it_serves() {
+    let ready = |mut scene: Scene| {
+        scene.observed.pods.get_mut("b").unwrap().ready = true;
+        scene
+    };
+    let busy = Some(Role::Busy {
+        since: scene::at(1000),
+    });
+    let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
+    assert_eq!(roles(&new), [("b".to_owned(), busy)]);
+    // Also when nothing is known of it at the moment.
+    let mut silent = new.clone();
+    silent.observed.pulses.clear();
+    assert_eq!(roles(&silent), [("b".to_owned(), busy)]);
+    let waits = ready(Scene::formed(&["a", "b"]).joining("b"));
+    assert_eq!(roles(&waits), []);
+    assert!(waits.waits().contains(&"VoterStarting"));
+    let serves = Scene::formed(&["a", "b"]).role("b", out());
+    assert_eq!(roles(&serves), [("b".to_owned(), Some(Role::Voter))]);
+    let at_once = Scene::formed(&["a", "b"]).role("b", Role::Learner);
+    assert_eq!(roles(&at_once), [("b".to_owned(), Some(Role::Voter))]);
+}
+
+/// Invariant 22: labels are written beside each other.
+#[test]
+fn invariant_22_nobody_is_taken_out_for_one_that_is_yet_to_be_put_in() {
+    let told = |scene: Scene| scene.defragmented("a");
+    let new = told(Scene::formed(&["a", "b"])).role("b", Role::Learner);
+    assert_eq!(roles(&new), [("b".to_owned(), Some(Role::Voter))]);
+    let back = told(Scene::formed(&["a", "b"])).role("b", out());
+    assert_eq!(roles(&back), [("b".to_owned(), Some(Role::Voter))]);
+}

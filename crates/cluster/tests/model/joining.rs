@@ -1,0 +1,403 @@
+//! Members that follow the leader and do not serve clients yet: etcd answers on its listener for health alone.
+//!
+//! And the deliberate mistakes about them, each of which is judged here or by the rules for promotions.
+
+use std::collections::BTreeSet;
+
+use cluster::observed::{Observed, Role, Seen};
+use cluster::plan::{Fate, Plan, Quorum, Seat, View};
+use cluster::write::{Change, Label, Write};
+use etcd::{MemberId, Pulse};
+
+use crate::etcd_model::Cluster;
+use crate::event::{Dice, Event, Setup, draw};
+use crate::invariants::{demand, is_lost};
+use crate::mutation::Mutation;
+use crate::others::is_elsewhere;
+use crate::story::{kind, play};
+use crate::world::{World, WorldPod, tell};
+
+/// For how many ticks a member that joins does not serve clients, by the number of its pod: etcd waits 7 s at most for
+/// its own entry, which are two or three; one that takes longer has a client listener that is slow or broken.
+const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
+
+/// Until when the etcd of a pod that starts now does not serve clients; `silent`: members that join take longer.
+pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
+    let joins = silent && pod.start.state == cluster::write::State::Join;
+    let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
+    now + if joins { SILENT[at] } else { 0 }
+}
+
+impl World {
+    /// Its listener for clients is open.
+    pub(crate) fn serves_clients(&self, name: &str) -> bool {
+        let pod = self.pods.get(name);
+        pod.is_some_and(|pod| self.now >= pod.serves_from)
+    }
+
+    /// What members that do not answer clients say where their health is asked for.
+    pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
+        let joins = |name: &String| {
+            let role = observed.pods[name].role;
+            matches!(role, Some(Role::Learner | Role::Busy { .. }))
+        };
+        let silent = observed.statuses.iter();
+        let silent = silent.filter(|(name, seen)| seen.known().is_none() && joins(name));
+        let pulses = silent.filter_map(|(name, _)| Some((name.clone(), self.pulse(token, name)?)));
+        observed.pulses = pulses.collect();
+    }
+
+    /// Asked at the pod's own address, so also one that the others do not find.
+    fn pulse(&self, token: &str, name: &str) -> Option<Pulse> {
+        let cluster = self.clusters.get(token)?;
+        let faults = &self.faults;
+        let heard = !faults.deaf && !faults.operator_secret && !faults.hidden.contains(name);
+        let reached = heard && self.group_it_dials(name) == 0;
+        let data = self.data(name).filter(|_| reached)?;
+        let process = cluster.running.get(&data.member);
+        let process = process.filter(|process| process.name == name)?;
+        let learner = cluster.configs[data.config].get(&data.member);
+        // A learner never stands for election, so it never gives up the leader it once knew.
+        let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
+        let others = cluster.running.iter();
+        let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
+        Some(Pulse {
+            member_id: MemberId(data.member),
+            has_leader: once || cluster.leader(process.group).is_some(),
+            raft_applied_index: data.last.index,
+            peers: others.map(|(id, _)| MemberId(*id)).collect(),
+        })
+    }
+
+    /// One that has joined, or is about to, is struck before it serves clients.
+    pub(crate) fn strike_joining(&mut self, how: u8) {
+        let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
+        let newest = self.pods.iter().filter(waits);
+        let Some((name, node)) = newest
+            .max_by_key(|(_, pod)| pod.uid)
+            .map(|(name, pod)| (name.clone(), pod.node))
+        else {
+            return;
+        };
+        tell!(self, "{name} is struck before it serves clients");
+        match (how % 9, node) {
+            (0, Some(node)) => self.node_off(node),
+            (1, _) => {
+                if let Some(data) = self.data_mut(&name) {
+                    data.corrupt = true;
+                }
+            }
+            (2, _) => {
+                self.disks.remove(&name);
+                self.lose_pod(&name);
+            }
+            (3 | 4, _) => drop(self.faults.lagging.insert(name)),
+            (5, _) => drop(self.services.remove(&name)),
+            (6 | 7, _) => {
+                let voters = self.recorded().into_iter().flat_map(Cluster::voters);
+                let mut others = voters.map(|(_, one)| one.name.clone());
+                let other = others.find(|other| *other != name && !is_elsewhere(other));
+                drop(others);
+                if let Some(other) = other {
+                    self.disks.remove(&other);
+                    self.lose_pod(&other);
+                }
+            }
+            _ => self.lose_pod(&name),
+        }
+    }
+
+    // ---- invariant 24 ----
+
+    /// A plan counts on members that serve, promotions apart.
+    pub(crate) fn judge_joining(&mut self, change: &Change, cluster: &Cluster) {
+        let serves = |name: &String| self.serves_clients(name);
+        if let Some(name) = change.via.iter().find(|name| !serves(name)).cloned() {
+            demand!(
+                self,
+                false,
+                "invariant 24: {name} is asked for a change and does not serve yet"
+            );
+        }
+        for write in &change.writes {
+            match write {
+                Write::MoveLeader { to, .. } => {
+                    let serves = self.serves_clients(to);
+                    demand!(
+                        self,
+                        serves,
+                        "invariant 24: {to} is handed the leadership and does not serve yet"
+                    );
+                }
+                Write::Remove { id, member } => {
+                    let left = || cluster.voters().filter(|(other, _)| **other != id.0);
+                    let counts = |(other, one): &(&u64, &crate::etcd_model::Member)| {
+                        cluster.is_up(**other)
+                            && self.serves_clients(&one.name)
+                            && !is_lost(self, &one.name)
+                    };
+                    let votes = cluster.members().get(&id.0).is_some_and(|one| !one.learner);
+                    let (serve, voters) = (left().filter(counts).count(), left().count());
+                    demand!(
+                        self,
+                        !votes || serve > voters / 2,
+                        "invariant 24: {member} is removed, {serve} voters that are left of {voters} serve"
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A voter gets into the client Service when it serves.
+    pub(crate) fn judge_let_in(&mut self, label: &Label) {
+        let Some(pod) = self.pods.get(&label.member) else {
+            return;
+        };
+        let (name, was) = (&label.member, pod.role);
+        let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
+        // Where nobody else would serve them, clients lose nothing by it.
+        let voters = self.recorded().into_iter().flat_map(|cluster| {
+            let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
+            up.map(|(_, member)| &member.name)
+        });
+        let other = { voters }.any(|other| {
+            other != name
+                && !is_elsewhere(other)
+                && self.serves_clients(other)
+                && self.operator_reaches(other)
+                && self.pods.get(other).is_some_and(|pod| {
+                    pod.shown.ready && pod.ends_in.is_none() && pod.role == Role::Voter
+                })
+        });
+        let early = comes && other && !self.serves_clients(name);
+        demand!(
+            self,
+            !early || !self.memory.fresh || self.memory.second,
+            "invariant 24: clients are led to {name}, which does not serve yet"
+        );
+    }
+}
+
+impl Mutation {
+    /// What the planner takes for the pulse of members that do not serve clients.
+    pub(crate) fn misreads_a_pulse(self, observed: &mut Observed) {
+        let Seen::Known(list) = &observed.members else {
+            return;
+        };
+        let everybody: BTreeSet<MemberId> = list.members.iter().map(|one| one.id).collect();
+        let silent = |name: &String| matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
+        let learners = list.members.iter().filter(|member| member.is_learner);
+        let learners: Vec<(String, MemberId)> = learners
+            .filter_map(|member| Some((named(&member.peer_urls)?, member.id)))
+            .filter(|(name, _)| silent(name))
+            .collect();
+        let answers = observed.statuses.values().find_map(Seen::known);
+        let newest = answers.map_or(0, |status| status.raft_applied_index);
+        let pulse = |member_id, raft_applied_index| Pulse {
+            member_id,
+            has_leader: true,
+            raft_applied_index,
+            peers: everybody.clone(),
+        };
+        match self {
+            Self::PromotesByThePast => {
+                for (name, id) in learners {
+                    if observed.pods.get(&name).is_some_and(|pod| pod.running) {
+                        observed.pulses.entry(name).or_insert(pulse(id, u64::MAX));
+                    }
+                }
+            }
+            Self::PromotesBehind => {
+                for pulse in observed.pulses.values_mut() {
+                    pulse.raft_applied_index = u64::MAX;
+                }
+            }
+            Self::PromotesTheCutOff => {
+                for pulse in observed.pulses.values_mut() {
+                    pulse.peers.clone_from(&everybody);
+                }
+            }
+            Self::TakesAnothersPulse => {
+                for (name, id) in learners {
+                    observed.pulses.insert(name, pulse(id, newest));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What is planned besides with members that do not serve yet.
+    pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
+        let joining = || view.voters().filter(|seat| seat.is_joining());
+        let counts = |seat: &Seat| seat.is_healthy() || seat.is_joining();
+        let write = match (self, joining().next()) {
+            (Self::AsksJoining, Some(seat)) => {
+                if let Some(change) = &mut planned.step.change {
+                    change.via.insert(0, seat.name.clone());
+                }
+                return;
+            }
+            (Self::LeadsByJoining, Some(seat)) => {
+                let leader = view.voters().find(|seat| Some(seat.id()) == view.leader);
+                leader.map(|from| Write::MoveLeader {
+                    from: from.name.clone(),
+                    to: seat.name.clone(),
+                    id: seat.id(),
+                })
+            }
+            (Self::RemovesByJoining, Some(_)) => {
+                let lost = |seat: &&Seat| matches!(seat.fate, Fate::Lost(_));
+                let quorum = Quorum::new(view.voters().map(|seat| (seat.id(), counts(seat))));
+                let lost = view.voters().find(lost);
+                let lost = lost.filter(|seat| quorum.unsafe_without(seat.id()).is_none());
+                lost.map(|seat| Write::Remove {
+                    member: seat.name.clone(),
+                    id: seat.id(),
+                })
+            }
+            _ => None,
+        };
+        if let Some(write) = write {
+            planned.step.change = Some(Change {
+                writes: vec![write],
+                via: view.via(None),
+                planned_from: view.list.clone(),
+            });
+        }
+    }
+
+    /// A new voter's label as if it served.
+    pub(crate) fn lets_joining_in(self, world: &World, label: &mut Label) {
+        let was = world.pods.get(&label.member).map(|pod| pod.role);
+        if self == Self::LetsJoiningIn && was == Some(Role::Learner) {
+            label.role = label.role.map(|role| match role {
+                Role::Busy { .. } => Role::Voter,
+                role => role,
+            });
+        }
+    }
+}
+
+fn named(urls: &[String]) -> Option<String> {
+    { urls }
+        .iter()
+        .find_map(|url| api::names::member_of_url(url))
+        .map(str::to_owned)
+}
+
+/// The run a seed stands for: one of the others', and then the cluster grows and shrinks and is struck while members
+/// join.
+fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
+    let (mut setup, mut events) = draw(seed, two);
+    setup.silent = true;
+    let mut dice = Dice::new(seed ^ 0x7_0141);
+    events.truncate(usize::from(dice.small(20)));
+    let pass = |times: u8| [Event::Round, Event::Tick].repeat(usize::from(times));
+    events.push(Event::Heal);
+    for _ in 0..=dice.small(3) {
+        events.push(Event::Resize(1 + usize::from(dice.small(3))));
+        events.extend(pass(4 + dice.small(12)));
+        events.push(Event::Resize(2 + usize::from(dice.small(4))));
+        for _ in 0..4 + dice.small(24) {
+            let event = match dice.small(12) {
+                0..5 => Event::Round,
+                5..8 => Event::Tick,
+                8 | 9 if two => Event::SecondLooks,
+                10 if two => Event::SecondWrites(dice.byte()),
+                8 => strike(&mut dice),
+                _ => {
+                    events.push(Event::StrikeJoining(dice.byte()));
+                    Event::Tick
+                }
+            };
+            events.push(event);
+        }
+        if dice.small(3) > 0 {
+            events.push(Event::Heal);
+        }
+    }
+    (setup, events)
+}
+
+fn strike(dice: &mut Dice) -> Event {
+    match dice.small(8) {
+        0 => Event::Crash {
+            after: dice.small(6),
+        },
+        1 => Event::LoseReply {
+            after: dice.small(6),
+        },
+        2 => Event::LosePod(dice.byte()),
+        3 => Event::DeletePod(dice.byte()),
+        4 => Event::MoveLeader(dice.byte()),
+        5 => Event::Lag(dice.byte()),
+        6 => Event::Hide(dice.byte()),
+        _ => Event::LookSlowly {
+            ticks: 1 + dice.small(2),
+        },
+    }
+}
+
+/// So many rounds are played with one operator, and half as many with two.
+const ROUNDS: usize = 30_000;
+
+fn explore(two: bool, rounds: usize) {
+    let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
+    let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
+    while played < rounds {
+        let (setup, events) = drawn(seed, two);
+        let run = play(&setup, &events, None, false);
+        if let Some(broken) = run.broken {
+            let story = play(&setup, &events, None, true).story.join("\n");
+            panic!("seed {seed}: {broken}\n{setup}\n{story}");
+        }
+        played += run.rounds;
+        seed += 1;
+    }
+}
+
+/// Invariant 24.
+#[test]
+fn members_that_are_struck_before_they_serve_break_no_invariant() {
+    explore(false, ROUNDS);
+}
+
+/// Invariants 11 and 24.
+#[test]
+fn two_operators_and_members_that_do_not_serve_yet_break_no_invariant() {
+    explore(true, ROUNDS / 2);
+}
+
+#[test]
+fn every_deliberate_mistake_about_members_that_do_not_serve_yet_is_found() {
+    for mutation in [
+        Mutation::PromotesByThePast,
+        Mutation::PromotesBehind,
+        Mutation::PromotesTheCutOff,
+        Mutation::TakesAnothersPulse,
+        Mutation::AsksJoining,
+        Mutation::LeadsByJoining,
+        Mutation::RemovesByJoining,
+        Mutation::LetsJoiningIn,
+    ] {
+        let (mut played, mut found) = (0, None);
+        for seed in 0.. {
+            let (setup, events) = drawn(seed, false);
+            let run = play(&setup, &events, Some(mutation), false);
+            played += run.rounds;
+            let broken = run.broken.as_deref();
+            // Not to converge is one way to be found; something worse is a better one.
+            let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
+            if let Some(broken) = worse {
+                println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
+                assert_eq!(play(&setup, &events, None, false).broken, None);
+                found = Some(seed);
+            }
+            if found.is_some() || played > ROUNDS {
+                break;
+            }
+        }
+        assert!(found.is_some(), "{mutation:?} is not found");
+    }
+}

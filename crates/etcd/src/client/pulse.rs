@@ -1,0 +1,126 @@
+//! A member's own words on its listener for health and metrics (`--listen-metrics-urls`): plain HTTP, no credentials.
+//!
+//! etcd opens it at once, and the one for clients only when the member has applied its own entry. HTTP 1.0 has no chunks:
+//! the answer ends with the connection, so it needs no client of its own.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::port::{Error, MemberId, Pulse};
+
+/// etcd's metrics are about 100 KiB; whoever sends more is not one.
+const MOST: u64 = 4 * 1024 * 1024;
+
+/// Asks within a deadline.
+pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
+    let read = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(MOST).read_to_end(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    match timeout(deadline, read).await {
+        Err(_) => Err(Error::Timeout(address.to_owned())),
+        Ok(Err(error)) => Err(Error::Unreachable(format!("{address}: {error}"))),
+        Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer))
+            .ok_or_else(|| Error::Other(format!("{address}: no metrics of a member"))),
+    }
+}
+
+/// `None` where anything is missing: half an answer is none.
+fn pulse(answer: &str) -> Option<Pulse> {
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1);
+    if !head.starts_with("HTTP/1.") || status != Some("200") {
+        return None;
+    }
+    // The last line may be cut off.
+    let lines = || {
+        body.split_inclusive('\n')
+            .filter_map(|line| line.strip_suffix('\n'))
+    };
+    let value = |name: &str| {
+        let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        found.next()?.trim().parse::<f64>().ok()
+    };
+    let named = |rest: &str| {
+        let id = rest.strip_suffix("\"} 1")?;
+        u64::from_str_radix(id, 16).ok().map(MemberId)
+    };
+    let mut ids = lines()
+        .filter_map(|line| line.strip_prefix("etcd_server_id{server_id=\""))
+        .filter_map(named);
+    let (member_id, None) = (ids.next()?, ids.next()) else {
+        return None;
+    };
+    let peers = lines().filter_map(|line| {
+        let labels = line.strip_prefix("etcd_network_active_peers{Local=\"")?;
+        let (local, remote) = labels.split_once("\",Remote=\"")?;
+        let local = u64::from_str_radix(local, 16).ok()?;
+        named(remote).filter(|_| MemberId(local) == member_id)
+    });
+    Some(Pulse {
+        member_id,
+        has_leader: value("etcd_server_has_leader")? >= 1.0,
+        raft_applied_index: whole(value("etcd_server_proposals_applied_total")?)?,
+        peers: peers.collect::<BTreeSet<_>>(),
+    })
+}
+
+/// Metrics are floats, exact up to 2^53; what has a sign, or is not a number, is no index.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The range is looked at.
+fn whole(value: f64) -> Option<u64> {
+    (0.0..9.0e15).contains(&value).then_some(value as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METRICS: &str = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n\
+        etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"91bc3c398fb3c146\"} 1\n\
+        etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"2\"} 0\n\
+        # TYPE etcd_server_has_leader gauge\netcd_server_has_leader 1\n\
+        etcd_server_id{server_id=\"8e9e05c52164694d\"} 1\n\
+        etcd_server_proposals_applied_total 1.234567e+06\n\
+        etcd_server_proposals_pending 0\n";
+
+    #[test]
+    fn the_metrics_name_the_member_its_leader_and_what_it_has_applied() {
+        let told = Pulse {
+            member_id: MemberId(0x8e9e_05c5_2164_694d),
+            has_leader: true,
+            raft_applied_index: 1_234_567,
+            peers: [MemberId(0x91bc_3c39_8fb3_c146)].into(),
+        };
+        assert_eq!(pulse(METRICS), Some(told));
+        let alone = METRICS.replace("has_leader 1", "has_leader 0");
+        assert!(!pulse(&alone).unwrap().has_leader);
+        let lost = METRICS.replace("c146\"} 1", "c146\"} 0");
+        assert_eq!(pulse(&lost).unwrap().peers, BTreeSet::new());
+    }
+
+    #[test]
+    fn half_an_answer_and_anybody_elses_is_none() {
+        let second = "etcd_server_id{server_id=\"1\"} 1\n";
+        for answer in [
+            String::new(),
+            METRICS.replace("200 OK", "404 Not Found"),
+            METRICS.replace("HTTP/1.0", "SSH-2.0"),
+            METRICS.replace("etcd_server_id", "other_id"),
+            METRICS.replace("etcd_server_has_leader 1", "etcd_server_has_leader"),
+            METRICS.replace("1.234567e+06", "-1"),
+            METRICS.replace("1.234567e+06", "NaN"),
+            format!("{METRICS}{second}"),
+            METRICS.split("567e+06").next().unwrap().to_owned(),
+        ] {
+            assert_eq!(pulse(&answer), None, "{answer}");
+        }
+    }
+}
