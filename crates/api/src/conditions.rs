@@ -149,6 +149,8 @@ text_enum! {
         SeedFailed = "SeedFailed",
         /// The object was deleted before it was done.
         Cancelled = "Cancelled",
+        /// The definition (CRD) is older than the operator and does not know what it has to record.
+        DefinitionOutdated = "DefinitionOutdated",
     }
 }
 

@@ -15,15 +15,15 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, Resource, ResourceExt};
-use runtime::apply;
+use runtime::apply::{self, Deleted};
 use runtime::member::{self, Members, OperatorImage};
-use runtime::outcome::Failure;
+use runtime::outcome::{Chain, Failure};
 use serde_json::json;
 
 use crate::observe::{Children, Seen};
 use crate::observed::{FormerPod, Trouble};
 use crate::plan::{Step, in_place};
-use crate::{naming, pod as seed_pod, started};
+use crate::{choice, naming, pod as seed_pod, started};
 
 /// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
 /// no longer the cluster's.
@@ -80,28 +80,16 @@ pub async fn act(
             let cluster = cluster_with_claim(restore, &namespace, spec.as_ref().clone());
             create(hands, &namespace, &cluster).await
         }
-        Step::Claim => {
-            let cluster = known_cluster(seen)?;
-            let uid = Some(naming::uid(restore));
-            let api: Api<EtcdCluster> = hands.api(&namespace);
-            apply::annotate(&api, MANAGER_RESTORE, cluster, ANNOTATION_RESTORE, uid).await?;
-            Ok(())
-        }
+        Step::Claim => claim(hands, restore, known_cluster(seen)?).await,
         Step::CreateService | Step::CreateClaim | Step::CreatePod => {
             let cluster = known_cluster(seen)?;
             create_child(hands, restore, seen, cluster, step).await
         }
-        Step::ClearPod(_) => delete(hands, &namespace, seen.children.pod.as_ref()).await,
-        Step::DiscardSeed => {
-            let Children {
-                pod,
-                claim,
-                service,
-            } = &seen.children;
-            delete(hands, &namespace, pod.as_ref()).await?;
-            delete(hands, &namespace, claim.as_ref()).await?;
-            delete(hands, &namespace, service.as_ref()).await
+        Step::ClearPod(_) => {
+            confirm(hands, restore).await?;
+            clear(hands, &namespace, seen).await.map(drop)
         }
+        Step::DiscardSeed => discard(hands, restore, seen).await,
         Step::RecordFormed { cluster_id } => {
             record_formed(hands, restore, known_cluster(seen)?, cluster_id).await
         }
@@ -163,6 +151,90 @@ async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<()
     )
     .await?;
     Ok(())
+}
+
+/// Invariants 9 and 11: a seed goes because of what is recorded. An operator that stood still may have read another record,
+/// and the seed be a member by now.
+async fn confirm(hands: &Hands<'_>, restore: &EtcdRestore) -> Result<(), Error> {
+    let api: Api<EtcdRestore> = hands.api(&restore.namespace().unwrap_or_default());
+    let now = api.get_opt(&restore.name_any()).await;
+    let now = now.map_err(|error| Error::Missing(Chain(&error).to_string()))?;
+    let same = now.is_some_and(|now| {
+        naming::uid(&now) == naming::uid(restore)
+            && choice::recorded(&now) == choice::recorded(restore)
+    });
+    if same {
+        return Ok(());
+    }
+    Err(Error::Missing(
+        "another backup was recorded since the EtcdRestore was read".to_owned(),
+    ))
+}
+
+/// The seed's pod, as it was seen; one that has changed since is looked at again. Says whether it goes.
+async fn clear(hands: &Hands<'_>, namespace: &str, seen: &Seen) -> Result<bool, Error> {
+    let Some(pod) = &seen.children.pod else {
+        return Ok(true);
+    };
+    let deleted = apply::delete_if_unchanged(&hands.api::<Pod>(namespace), pod).await?;
+    Ok(deleted != Deleted::Changed)
+}
+
+/// All of the seed. Where the restore goes on, only of one that is as it was seen.
+async fn discard(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen) -> Result<(), Error> {
+    let namespace = restore.namespace().unwrap_or_default();
+    let Children {
+        pod,
+        claim,
+        service,
+    } = &seen.children;
+    if in_place::gives_up(restore) {
+        delete(hands, &namespace, pod.as_ref()).await?;
+    } else {
+        confirm(hands, restore).await?;
+        if !clear(hands, &namespace, seen).await? {
+            return Ok(());
+        }
+    }
+    delete(hands, &namespace, claim.as_ref()).await?;
+    delete(hands, &namespace, service.as_ref()).await
+}
+
+/// Claims exactly the EtcdCluster that was seen. Invariant 11: an operator that stood still before this write makes it
+/// when another one may have let the EtcdRestore go, and nobody would ever take the claim away again. As long as the
+/// finalizer is there, somebody does.
+async fn claim(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+) -> Result<(), Error> {
+    let namespace = restore.namespace().unwrap_or_default();
+    let clusters: Api<EtcdCluster> = hands.api(&namespace);
+    let uid = naming::uid(restore);
+    apply::annotate(
+        &clusters,
+        MANAGER_RESTORE,
+        cluster,
+        ANNOTATION_RESTORE,
+        Some(uid),
+    )
+    .await?;
+    let restores: Api<EtcdRestore> = hands.api(&namespace);
+    let Ok(now) = restores.get_opt(&restore.name_any()).await else {
+        return Ok(());
+    };
+    if now.is_some_and(|now| naming::uid(&now) == uid && in_place::is_held(&now)) {
+        return Ok(());
+    }
+    let claimed = clusters.get_opt(&cluster.name_any()).await.ok().flatten();
+    let claimed = claimed.filter(|cluster| {
+        let claim = cluster.annotations().get(ANNOTATION_RESTORE);
+        claim.map(String::as_str) == Some(uid)
+    });
+    match claimed {
+        Some(cluster) => release(hands, restore, &cluster).await,
+        None => Ok(()),
+    }
 }
 
 /// The turn, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and what it replaces.
@@ -371,7 +443,7 @@ async fn create_child(
                 restore: naming::uid(restore),
                 source: &backup.source,
                 sha256: backup.sha256.as_deref(),
-                bump_revision: bump_revision(restore),
+                bump_revision: choice::bump_revision(restore),
                 apart: in_place::replaces(restore).is_some(),
             };
             let mut pod = seed_pod::build(&members, &from, image);
@@ -379,12 +451,6 @@ async fn create_child(
             create(hands, &namespace, &pod).await
         }
     }
-}
-
-/// By how much the revision is raised; what is below is marked as compacted then.
-fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
-    let by = u64::try_from(restore.spec.bump_revision?).ok()?;
-    (by > 0).then_some(by)
 }
 
 /// Creation under a fixed name: that it exists already is for the next look to judge (invariant 11).
@@ -403,10 +469,7 @@ where
 
 /// What a failed step means for the status.
 pub fn trouble(error: &Error) -> Trouble {
-    Trouble::new(
-        Reason::StepFailed,
-        runtime::outcome::Chain(error).to_string(),
-    )
+    Trouble::new(Reason::StepFailed, Chain(error).to_string())
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::FETCH;
 
+use crate::made_of::Asked;
 use crate::observed::{Observed, PodFacts, Trouble};
 use crate::plan::{Plan, Step};
 
@@ -52,9 +52,18 @@ pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
         etcd_revision: None,
         stored_size: None,
         sha256: None,
+        bump_revision: Some(restore.spec.bump_revision.unwrap_or_default()),
         generation: restore.metadata.generation,
         source,
     }
+}
+
+/// By how much the revision is raised; what is below is marked as compacted then. The spec says it only where an earlier
+/// build has begun the restore, and did not record it.
+pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
+    let recorded = recorded(restore).and_then(|chosen| chosen.bump_revision);
+    let by = u64::try_from(recorded.or(restore.spec.bump_revision)?).ok()?;
+    (by > 0).then_some(by)
 }
 
 /// The same, and what is known of it by now.
@@ -69,12 +78,11 @@ pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored
 
 /// What a seed's pod fetches, as its arguments say: it was made by an operator that recorded nothing.
 pub fn of_pod(restore: &EtcdRestore, pod: &Pod) -> Option<ChosenBackup> {
-    let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
-    let fetch = containers.find(|container| container.name == FETCH)?;
-    let arguments = fetch.args.as_ref()?.iter();
-    let mut sources = arguments.filter_map(|argument| argument.strip_prefix(SOURCE));
-    let source = serde_json::from_str(sources.next()?).ok()?;
-    Some(at(restore, source))
+    let asked = Asked::of(pod)?;
+    Some(ChosenBackup {
+        bump_revision: Some(asked.bump_revision),
+        ..at(restore, asked.source)
+    })
 }
 
 /// Whether what lies there is still what was recorded. Without a manifest beside it the size says it, until the seed has
@@ -133,7 +141,8 @@ pub fn name_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     pod.trouble = trouble.map(|trouble| name_what_is_gone(restore, trouble));
 }
 
-fn location(block: &StorageBlock) -> String {
+/// A place, as an EtcdBackup writes it.
+pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
     let path = source.path();
     match source {
@@ -240,6 +249,34 @@ mod tests {
         let chosen = of_pod(&restore(), &pod).unwrap();
         assert_eq!(chosen, at(&restore(), block("b/k")));
         assert_eq!(of_pod(&restore(), &Pod::default()), None);
+        // What the spec says by now is not what it was made with.
+        let mut raised = restore();
+        raised.spec.bump_revision = Some(1000);
+        assert_eq!(of_pod(&raised, &pod).unwrap(), chosen);
+    }
+
+    #[test]
+    fn by_how_much_it_is_raised_is_chosen_with_the_backup() {
+        let mut restore = restore();
+        restore.spec.bump_revision = Some(1000);
+        assert_eq!(bump_revision(&restore), Some(1000));
+        let chosen = at(&restore, block("b/k"));
+        assert_eq!(chosen.bump_revision, Some(1000));
+        restore.status.get_or_insert_default().backup = Some(chosen);
+        restore.spec.bump_revision = None;
+        assert_eq!(bump_revision(&restore), Some(1000));
+        // One that is not raised stays so.
+        let chosen = at(&restore, block("b/k"));
+        restore.status.get_or_insert_default().backup = Some(chosen.clone());
+        restore.spec.bump_revision = Some(7);
+        assert_eq!(bump_revision(&restore), None);
+        // An earlier build has recorded nothing of it.
+        let before = ChosenBackup {
+            bump_revision: None,
+            ..chosen
+        };
+        restore.status.get_or_insert_default().backup = Some(before);
+        assert_eq!(bump_revision(&restore), Some(7));
     }
 
     #[test]

@@ -164,6 +164,20 @@ impl Reconcile for Restorer {
         .await;
         acted?;
         match written {
+            Err(error) if error.reason() == apply::DEFINITION_OUTDATED => {
+                // In what the definition knows.
+                let told = status::of_an_outdated_definition(&restore, &error, &now);
+                apply::status_if_unchanged(
+                    &api,
+                    MANAGER_RESTORE,
+                    &restore,
+                    restore.status.as_ref(),
+                    &told,
+                )
+                .await
+                .map_err(Error::Status)?;
+                return Err(Error::Status(error));
+            }
             // Changed since it was read: look again.
             Err(error) if error.reason() == "Conflict" => {
                 return Ok(requeue(SOON));

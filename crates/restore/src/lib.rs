@@ -8,6 +8,7 @@
 pub mod act;
 pub mod choice;
 pub mod controller;
+pub mod made_of;
 mod metrics;
 pub mod naming;
 pub mod observe;

@@ -26,7 +26,7 @@ use crate::observed::{
     Cluster, ClusterFacts, Former, Observed, Pod, Seed, Serving, Source, Trouble,
 };
 use crate::plan::in_place;
-use crate::{choice, naming, plan, started};
+use crate::{choice, made_of, naming, plan, started};
 
 /// No single read of Kubernetes may take longer.
 const READ: Duration = Duration::from_secs(10);
@@ -154,21 +154,19 @@ async fn look_around(
             seen.backup = backup::choose(eyes, restore, &namespace, true).await;
         }
         seen.observed.seed = members::seed(named, cluster, &mut seen.children);
-        if let Pod::Present(pod) = &mut seen.observed.seed.pod {
-            choice::name_in(restore, pod);
+        if let Pod::Present(facts) = &mut seen.observed.seed.pod {
+            choice::name_in(restore, facts);
+            if let Some(pod) = &seen.children.pod {
+                made_of::compare(restore, pod, facts);
+            }
         }
         seen.observed.found = backup::begun_with(restore, seen);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         if turned {
             seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
         }
-        // When the old members have stopped, nobody serves until the seed joins, and it is asked no more.
-        let stopped = match &seen.observed.former {
-            Former::Known(pods) => pods.iter().all(|pod| pod.terminating),
-            Former::NotAsked | Former::Unknown(_) => false,
-        };
         let pod = seen.children.pod.as_ref();
-        if !(turned && stopped) {
+        if !turned || members::is_asked(restore, &seen.observed) {
             seen.observed.serving =
                 members::seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
         }

@@ -4,7 +4,7 @@
 use api::cluster::EtcdClusterSpec;
 use api::conditions::Reason;
 use api::problem::Problem;
-use api::restore::ChosenBackup;
+use api::restore::{ChosenBackup, ReplacesStatus};
 use etcd::KeyHash;
 use runtime::progress::Moved;
 
@@ -88,6 +88,15 @@ impl ClusterFacts {
     pub fn is_cluster(&self, id: &str) -> bool {
         let recorded = self.cluster_id.as_deref();
         recorded.is_some_and(|recorded| naming::is_same_cluster(recorded, id))
+    }
+
+    /// Whether nothing became of this EtcdCluster since that was recorded of it.
+    pub fn is_still(&self, was: &ReplacesStatus) -> bool {
+        let same = match &was.cluster_id {
+            Some(id) => self.is_cluster(id),
+            None => self.cluster_id.is_none(),
+        };
+        same && self.uid == was.uid
     }
 }
 
@@ -181,11 +190,32 @@ pub enum Life {
     Ended,
 }
 
+/// How a seed's pod is of another backup than the recorded one, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Another {
+    /// It is told to fetch another one, and has not said yet what it holds.
+    Fetches(String),
+    /// What it holds is of another one.
+    Holds(String),
+}
+
 /// What the pod reports.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "what is so of a pod, one by one"
+)]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
     /// Whether a kubelet still has to do with it.
     pub life: Life,
+    /// It was made a moment ago: no other one is put in its place yet.
+    pub young: bool,
+    /// What was to be told of the backup was told, and nobody can read it: a kubelet may lose a container's message.
+    pub silent: bool,
+    /// It is not of the recorded backup.
+    pub another: Option<Another>,
+    /// It fetches nothing that has not the recorded SHA-256.
+    pub vouched: bool,
     /// What keeps it from starting. The kubelet tries again by itself.
     pub trouble: Option<Trouble>,
     /// The revision an etcd serves that is started from what was fetched and verified. Whatever answers at the pod's

@@ -28,6 +28,7 @@ mod joining;
 mod model;
 #[cfg(test)]
 mod scenarios;
+mod unfit;
 
 /// How soon to look again while nobody serves.
 const PROMPTLY: Duration = Duration::from_millis(200);
@@ -236,6 +237,10 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     if let Some(refused) = refused {
         return Some(Plan::halt(Reason::ClusterExists, refused.message.clone()));
     }
+    // From here on it goes to its end by what was recorded.
+    if held || is_verified(restore) {
+        return None;
+    }
     let problems = restore::validate(restore);
     if !problems.is_empty() {
         return Some(Plan::halt(Reason::InvalidSpec, problem::summary(&problems)));
@@ -400,6 +405,9 @@ fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
 fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> Plan {
     if pod.life != Life::Lives {
         return ended::clear(pod);
+    }
+    if let Some(plan) = unfit::before_the_turn(pod) {
+        return plan;
     }
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);

@@ -19,11 +19,12 @@ use runtime::member::{
 use runtime::progress::Moved;
 
 use crate::choice::SOURCE;
+use crate::made_of::SHA256;
 use crate::observed::{Life, PodFacts, Trouble};
 
 mod life;
 
-pub use life::life;
+pub use life::{is_young, life};
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
@@ -96,7 +97,7 @@ fn find_place(pod: &mut Pod) {
 /// The container that fetches sees the Secrets, and no other container does (invariant 14).
 fn from_store(from: &From<'_>) -> Source {
     let (block, version) = (from.source, from.version);
-    let sha256 = from.sha256.map(|sha256| format!("--sha256={sha256}"));
+    let sha256 = from.sha256.map(|sha256| format!("{SHA256}{sha256}"));
     let mut from = Source {
         // Names of Secrets and places only (invariant 14).
         arguments: vec![
@@ -158,7 +159,7 @@ fn from_store(from: &From<'_>) -> Source {
     from
 }
 
-/// What the pod reports, but for its [`life`], which a clock is needed for.
+/// What the pod reports, but for its [`life`], which a clock is needed for, and what it is [made of](crate::made_of).
 pub fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);
@@ -186,15 +187,17 @@ pub fn facts(pod: &Pod) -> PodFacts {
         first.any(|one| one.name == RESTORE)
     });
     let tells = if apart { RESTORE } else { FETCH };
-    let told = prepare
-        .iter()
-        .find(|status| status.name == tells)
-        .and_then(reported);
+    let teller = prepare.iter().find(|status| status.name == tells);
+    let told = teller.and_then(reported);
     let serves = containers
         .iter()
         .any(|status| status.name == CONTAINER_ETCD && status.ready);
     PodFacts {
         life: Life::default(),
+        young: false,
+        silent: told.is_none() && teller.is_some_and(ended_well),
+        another: None,
+        vouched: false,
         joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: ended.or(trouble).or(unscheduled),
         fetching: prepare.iter().any(|status| {
@@ -229,6 +232,13 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
         Report::Done(contents) if ended.exit_code == 0 => Some(contents),
         _ => None,
     }
+}
+
+/// It is not started again, and so says nothing more.
+fn ended_well(status: &ContainerStatus) -> bool {
+    let ended = status.state.as_ref();
+    let ended = ended.and_then(|state| state.terminated.as_ref());
+    ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
 /// Whether etcd's own container runs: before that nobody answers.

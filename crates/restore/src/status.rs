@@ -42,6 +42,28 @@ pub fn compute(
     status
 }
 
+/// The status where it cannot be recorded what has to be, because the definition of EtcdRestores does not know it: what it
+/// was, and that, for people. Nothing goes on before it is recorded (invariant 10).
+pub fn of_an_outdated_definition(
+    restore: &EtcdRestore,
+    error: &dyn std::error::Error,
+    now: &Time,
+) -> EtcdRestoreStatus {
+    let mut status = restore.status.clone().unwrap_or_default();
+    let outlook = Outlook::Stuck(Trouble::new(Reason::DefinitionOutdated, error.to_string()));
+    let (complete, failed) = findings(&outlook, &status);
+    for finding in [complete, failed] {
+        conditions::set(
+            &mut status.conditions,
+            &finding,
+            restore.metadata.generation,
+            now,
+        );
+    }
+    status.reason = reason(&outlook);
+    status
+}
+
 /// How far the seed has fetched the backup; what was said last stays when it says nothing.
 pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -324,6 +346,30 @@ mod tests {
             status.succeeded && conditions::is_true(&status.conditions, &ConditionType::Complete)
         );
         assert_eq!(status.completion_time, Some(at(5)));
+    }
+
+    #[test]
+    fn a_definition_that_does_not_know_a_record_is_told_in_what_it_knows() {
+        let mut restore = restore();
+        let seed = api::restore::SeedStatus::default();
+        restore.status.get_or_insert_default().seed = Some(seed);
+        let error = std::io::Error::other("the definition (CRD) of EtcdRestore is older");
+        let told = of_an_outdated_definition(&restore, &error, &at(1));
+        let failed = conditions::find(&told.conditions, &ConditionType::Failed).unwrap();
+        assert_eq!(
+            (failed.status.as_str(), failed.reason.as_str()),
+            ("True", "DefinitionOutdated")
+        );
+        assert!(told.reason.as_ref().is_some_and(|it| it.contains("older")));
+        // What stands in it stays, and nothing is added to it.
+        let before = EtcdRestoreStatus {
+            conditions: Vec::new(),
+            reason: None,
+            ..told.clone()
+        };
+        assert_eq!(Some(before), restore.status);
+        restore.status = Some(told.clone());
+        assert_eq!(of_an_outdated_definition(&restore, &error, &at(9)), told);
     }
 
     #[test]

@@ -16,6 +16,12 @@ use serde_json::{Value, json};
 
 use crate::outcome::Failure;
 
+/// The reason of a write that the definition of the object's kind does not allow.
+pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
+/// What the API server says then: it takes nothing of an applied object of which it does not know a field (`validate.go`
+/// of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields).
+const UNDECLARED: &str = "field not declared in schema";
+
 /// Why a write did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -29,6 +35,18 @@ pub enum Error {
         /// Where it failed.
         #[source]
         source: serde_json::Error,
+    },
+    /// The definition of the kind does not know a field that is written: nothing of the object is.
+    #[error(
+        "the definition (CRD) of {kind} is older than this operator: bring it up to date (docs/install.md, \
+         CustomResourceDefinitions: `helm upgrade` of the release with crds.install=true, or apply the chart's \
+         templates/crds.yaml); the API server says: {said}"
+    )]
+    Definition {
+        /// The kind.
+        kind: String,
+        /// Which field.
+        said: String,
     },
     /// The API server refused or could not be reached.
     #[error("cannot {verb} {kind} {name}")]
@@ -49,6 +67,7 @@ impl Failure for Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Serialise { .. } => "Defect",
+            Self::Definition { .. } => DEFINITION_OUTDATED,
             Self::Api { source, .. } => kube_reason(source),
         }
     }
@@ -153,6 +172,26 @@ pub async fn delete<K>(api: &Api<K>, seen: &K, grace_seconds: Option<u32>) -> Re
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
+    delete_at(api, seen, None, grace_seconds).await
+}
+
+/// As [`delete`], and only as it was seen: for what is deleted because of what it says.
+pub async fn delete_if_unchanged<K>(api: &Api<K>, seen: &K) -> Result<Deleted, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    delete_at(api, seen, seen.resource_version(), None).await
+}
+
+async fn delete_at<K>(
+    api: &Api<K>,
+    seen: &K,
+    resource_version: Option<String>,
+    grace_seconds: Option<u32>,
+) -> Result<Deleted, Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
     let name = seen.name_any();
     // Invariant 11: an object without a uid was never seen in the API server and is not deleted by its name.
     let Some(uid) = seen.uid() else {
@@ -162,7 +201,7 @@ where
         grace_period_seconds: grace_seconds,
         preconditions: Some(Preconditions {
             uid: Some(uid),
-            resource_version: None,
+            resource_version,
         }),
         ..DeleteParams::default()
     };
@@ -286,6 +325,14 @@ pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<Owner
     owner.controller_owner_ref(&())
 }
 
+/// The field, and that it is not known, of what the API server says; without the object, which people know.
+fn undeclared(message: &str) -> Option<&str> {
+    if !message.contains(UNDECLARED) {
+        return None;
+    }
+    Some(message.split_once("): ").map_or(message, |(_, said)| said))
+}
+
 fn type_meta<K: Resource<DynamicType = ()>>(body: &mut Value) {
     body["apiVersion"] = json!(K::api_version(&()));
     body["kind"] = json!(K::kind(&()));
@@ -308,10 +355,45 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
+    if let kube::Error::Api(status) = &source
+        && let Some(said) = undeclared(&status.message)
+    {
+        return Error::Definition {
+            kind: K::kind(&()).into_owned(),
+            said: said.to_owned(),
+        };
+    }
     Error::Api {
         verb,
         kind: K::kind(&()).into_owned(),
         name: name.to_owned(),
         source: Box::new(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_that_the_definition_does_not_know_is_told_with_what_to_do() {
+        let refused = |message: &str| {
+            let status = Status::failure(message, "").with_code(500).boxed();
+            failed::<k8s_openapi::api::core::v1::Pod>("apply", "x", kube::Error::Api(status))
+        };
+        let said = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not declared in \
+                    schema";
+        let error = refused(said);
+        assert_eq!(error.reason(), DEFINITION_OUTDATED);
+        let text = error.to_string();
+        assert!(text.contains("docs/install.md"), "{text}");
+        assert!(
+            text.ends_with(": .status.backup: field not declared in schema"),
+            "{text}"
+        );
+        assert_eq!(
+            refused("etcdserver: request timed out").reason(),
+            "ApiServerError"
+        );
     }
 }

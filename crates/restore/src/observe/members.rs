@@ -13,7 +13,8 @@ use runtime::progress;
 use tokio::time::timeout;
 
 use super::{Children, Eyes, READ, reach, read};
-use crate::observed::{Child, Former, FormerPod, Pod, PodFacts, Seed, Serving};
+use crate::observed::{Child, Former, FormerPod, Observed, Pod, PodFacts, Seed, Serving};
+use crate::plan::in_place;
 use crate::{naming, pod};
 
 /// What has the names of the seed's objects, whosever it is; or why nobody can say.
@@ -68,11 +69,13 @@ pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children)
     let began = children.service.as_ref();
     let began = began.and_then(ResourceExt::creation_timestamp);
     let began = began.map(|time| time.0);
+    let now = Timestamp::now();
     let pod = match (pod, &children.pod) {
         (Child::Unknown(why), _) => Pod::Unknown(why),
         (Child::InTheWay, _) => Pod::InTheWay,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
-            life: pod::life(pod, began, Timestamp::now()),
+            life: pod::life(pod, began, now),
+            young: pod::is_young(pod, began, now),
             ..pod::facts(pod)
         }),
         (Child::Absent | Child::Present, _) => Pod::Absent,
@@ -133,13 +136,27 @@ pub(super) async fn seed_serving(
     found: Option<&KubePod>,
 ) -> Serving {
     match &seed.pod {
-        Pod::Present(facts) if facts.restored.is_some() && found.is_some_and(pod::etcd_runs) => {}
+        Pod::Present(facts)
+            if (facts.restored.is_some() || facts.silent) && found.is_some_and(pod::etcd_runs) => {}
         _ => return Serving::NotAsked,
     }
     match seed_url(namespace, cluster, found) {
         Some(url) => reach::serving(eyes, &url).await,
         None => Serving::Unknown("its pod has no address yet".to_owned()),
     }
+}
+
+/// Whether the seed is asked after the turn: before the old members are told to stop, and once more before it joins. In
+/// between nobody serves, and nothing else is waited for than their end.
+pub(super) fn is_asked(restore: &EtcdRestore, observed: &Observed) -> bool {
+    let Former::Known(former) = &observed.former else {
+        return true;
+    };
+    let joined = matches!(&observed.seed.pod, Pod::Present(pod) if pod.joined);
+    if former.iter().any(|pod| !pod.terminating) {
+        return true;
+    }
+    !joined && !in_place::gives_up(restore) && !former.iter().any(|pod| pod.ready)
 }
 
 pub(super) fn seed_url(

@@ -14,10 +14,11 @@ use api::restore::ReplacesStatus;
 
 use super::{
     IN_THE_WAY, PROMPTLY, Plan, Step, ended, joining, missing, prepare_seed, refuse,
-    seed_is_recorded, verified,
+    seed_is_recorded, unfit, verified,
 };
 use crate::observed::{
-    Child, ClusterFacts, Former, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source, Trouble,
+    Another, Child, ClusterFacts, Former, FormerPod, Life, Observed, Pod, PodFacts, Serving,
+    Source, Trouble,
 };
 use crate::{choice, naming};
 
@@ -53,6 +54,12 @@ pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore, "exists");
+    }
+    // A seed was verified for the cluster that was there. This is another one: it was made anew since, or it is what this
+    // restore has made already and became another one, as a lost quorum is recovered. It is not replaced again.
+    if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
+        let why = "is another cluster than the one this EtcdRestore was begun for";
+        return refuse(restore, why);
     }
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
@@ -201,12 +208,18 @@ fn stop(
         Pod::Present(pod) if pod.life != Life::Lives && (durable || !pod.joined) => {
             ended::clear(pod)
         }
-        Pod::Present(pod) => match (&pod.trouble, pod.verified) {
-            // What does not pass by itself is told as a failure, and goes on once it is put right.
-            (Some(trouble), _) => Plan::trouble(trouble),
-            (None, false) => Plan::wait_for("the seed's data directory to be verified again"),
-            (None, true) => stop_for(pod, known, &observed.serving, running),
-        },
+        Pod::Present(pod) => {
+            let unfit = unfit::another_pod(pod).filter(|_| !pod.joined);
+            match (unfit, &pod.trouble, pod.verified || pod.joined) {
+                (Some(plan), _, _) => plan,
+                // What does not pass by itself is told as a failure, and goes on once it is put right.
+                (None, Some(trouble), _) => Plan::trouble(trouble),
+                (None, None, false) => {
+                    Plan::wait_for("the seed's data directory to be verified again")
+                }
+                (None, None, true) => stop_for(pod, known, &observed.serving, running),
+            }
+        }
     }
 }
 
@@ -237,16 +250,23 @@ fn stop_for(
         }
     };
     let same = naming::is_same_cluster(id, cluster);
-    if !same || serves < recorded || pod.restored != Some(recorded) {
-        let restored = pod.restored.unwrap_or_default();
+    let other = matches!(pod.another, Some(Another::Holds(_)));
+    // One that has joined held what was verified, also where its kubelet does not say so any more.
+    let restored = pod.restored.or(pod.joined.then_some(recorded));
+    if other || !same || serves < recorded || restored != Some(recorded) {
+        let restored = restored.unwrap_or_default();
+        let of = match &pod.another {
+            Some(Another::Holds(what) | Another::Fetches(what)) => format!(" (of {what})"),
+            None => String::new(),
+        };
         return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed was made again and holds revision {restored} as cluster {id}, and what was verified is \
+                "the seed was made again and holds revision {restored} as cluster {id}{of}, and what was verified is \
                  revision {recorded} as cluster {cluster}: the old members keep what they have; put that backup back to \
                  the place in status.backup (where there is none: name it again, by its place or with \
-                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses \
-                 or of spec.bumpRevision, and delete the seed's pod and its volume claim"
+                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses, \
+                 and delete the seed's pod and its volume claim"
             ),
         ));
     }

@@ -1,48 +1,67 @@
 //! The end of a restore in place: the old members have stopped, the seed joins the cluster, the claim goes.
 //!
-//! From here on nothing of the seed is made again: clients may have found it, and what they wrote would be missing from
-//! another one in silence. On a volume it comes back, also where its pod has ended for good: the cluster operator clears
-//! that away. Where nothing is left of it, the cluster operator gets a cluster without data, which it never begins anew
-//! (invariant 7), and the restore fails with the remedy.
+//! The seed joins when it serves what was verified. From here on its volume is not made again: clients may have found it,
+//! and what they wrote would be missing from another one in silence. On a volume that is there its pod is made again, as
+//! often as it must be: it finds what was made there, or it makes it, where the volume is one that was made anew while the
+//! old members still ran. Where nothing is left of the seed, the cluster operator gets a cluster without data, which it
+//! never begins anew (invariant 7), and the restore fails with the remedy.
 
 use api::EtcdRestore;
 use api::conditions::Reason;
 
-use super::{Plan, Step, in_place, verified};
+use super::{IN_THE_WAY, PROMPTLY, Plan, Step, ended, in_place, missing, unfit, verified};
 use crate::naming;
-use crate::observed::{Child, Life, Observed, Pod, PodFacts, Trouble};
+use crate::observed::{Another, Child, Life, Observed, Pod, PodFacts, Seed, Serving, Trouble};
+
+/// What a person can do when the seed does not come to serve what was verified, and the old members have stopped.
+const REMEDY: &str = "the old members have stopped, and nobody is served: delete this EtcdRestore to go on with what the \
+                      seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true";
 
 /// What is done when no old member is an endpoint any more.
 pub(super) fn join(restore: &EtcdRestore, observed: &Observed, durable: bool) -> Plan {
     let seed = &observed.seed;
-    let goes_on = match &seed.pod {
-        Pod::Unknown(why) => {
-            return Plan::wait_for(format!("an answer about the seed's pod: {why}"));
+    match &seed.pod {
+        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::Present(pod) if pod.life == Life::Lives && !pod.joined => {
+            let waits = hold_back(restore, (pod, durable), &observed.serving);
+            waits.unwrap_or_else(|| Plan::step(Step::Join, "the seed joins the cluster"))
         }
-        Pod::Present(pod) if pod.life == Life::Lives => {
-            return if pod.joined {
-                hand_over()
-            } else {
-                let waits = hold_back(restore, pod);
-                waits.unwrap_or_else(|| Plan::step(Step::Join, "the seed joins the cluster"))
-            };
+        Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
+        // A person who deletes the restore takes what there is.
+        Pod::Present(_) | Pod::Absent | Pod::InTheWay if in_place::gives_up(restore) => {
+            match &seed.pod {
+                // So that Services and the cluster operator find it.
+                Pod::Present(pod) if !pod.joined => {
+                    Plan::step(Step::Join, "the seed joins the cluster")
+                }
+                _ => hand_over(),
+            }
         }
-        Pod::Present(_) | Pod::Absent | Pod::InTheWay if !durable => false,
+        Pod::Present(_) | Pod::Absent | Pod::InTheWay if !durable => lost(restore),
         Pod::Present(_) | Pod::Absent | Pod::InTheWay => match &seed.claim {
             Child::Unknown(why) => {
-                return Plan::wait_for(format!("an answer about the seed's volume claim: {why}"));
+                Plan::wait_for(format!("an answer about the seed's volume claim: {why}"))
             }
-            Child::Present => true,
-            Child::Absent | Child::InTheWay => false,
+            Child::Absent | Child::InTheWay => lost(restore),
+            Child::Present => on_its_volume(seed),
         },
-    };
-    if !goes_on && !in_place::gives_up(restore) {
-        return lost(restore);
     }
+}
+
+/// Nobody says that there is anything on the volume but a pod of the seed: the cluster operator's would find that etcd
+/// does not start, for ever.
+fn on_its_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // So that Services and the cluster operator find it.
-        Pod::Present(pod) if !pod.joined => Plan::step(Step::Join, "the seed joins the cluster"),
-        _ => hand_over(),
+        // It joined with what was verified, and that is on its volume: the cluster operator clears the pod away.
+        Pod::Present(pod) if pod.joined => hand_over(),
+        Pod::Present(pod) => ended::clear(pod),
+        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
+        Pod::Absent | Pod::Unknown(_) => {
+            let service = missing(&seed.service, "Service", Step::CreateService);
+            service.unwrap_or_else(|| {
+                Plan::step(Step::CreatePod, "starting the seed member on its volume")
+            })
+        }
     }
 }
 
@@ -50,26 +69,79 @@ fn hand_over() -> Plan {
     Plan::step(Step::ReleaseClaim, "handing the cluster over")
 }
 
-/// Invariant 9: one that was made again while the old members stopped joins when it holds what was verified. A person who
-/// deletes the restore takes what there is.
-fn hold_back(restore: &EtcdRestore, pod: &PodFacts) -> Option<Plan> {
-    let (_, recorded) = verified(restore).filter(|_| !in_place::gives_up(restore))?;
-    match (pod.restored, &pod.trouble) {
-        (Some(restored), _) if restored == recorded => None,
-        (Some(restored), _) => Some(Plan::stuck(Trouble::new(
-            Reason::SeedFailed,
-            format!(
-                "the seed was made again and holds revision {restored}, and what was verified is revision {recorded}; \
-                 the old members have stopped, and nobody is served: delete this EtcdRestore to go on with what the \
-                 seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true"
-            ),
-        ))),
-        // What does not pass by itself is told as a failure, and goes on once it is put right.
-        (None, Some(trouble)) => Some(Plan::trouble(trouble)),
-        (None, None) => Some(Plan::wait_for(
-            "the backup to be fetched and verified in the seed's pod",
-        )),
+/// Invariant 9: one that was made again, before the old members stopped or on its volume since, joins when it serves what
+/// was verified. A person who deletes the restore takes what there is.
+fn hold_back(
+    restore: &EtcdRestore,
+    (pod, durable): (&PodFacts, bool),
+    serving: &Serving,
+) -> Option<Plan> {
+    let (cluster, recorded) = verified(restore).filter(|_| !in_place::gives_up(restore))?;
+    match (pod.restored, &pod.another) {
+        (_, Some(Another::Holds(what))) => return Some(differs(&format!("is of {what}"))),
+        (Some(restored), _) if restored != recorded => {
+            return Some(differs(&format!(
+                "holds revision {restored}, and what was verified is revision {recorded}"
+            )));
+        }
+        (Some(_), _) => {}
+        // On a volume the next pod says what is there. In a pod it is the only one there is.
+        (None, _) if durable && unfit::another_pod(pod).is_some() => {
+            return unfit::another_pod(pod);
+        }
+        (None, _) if pod.silent && pod.vouched => {}
+        (None, _) if pod.silent => {
+            let what = "holds cannot be read: its container fetch ended well, and its termination message is lost";
+            return Some(stuck(&format!("what the seed {what}")));
+        }
+        (None, _) => {
+            let what = "the backup to be fetched and verified in the seed's pod";
+            return Some(troubled(pod).unwrap_or_else(|| promptly(what.to_owned())));
+        }
     }
+    match serving {
+        Serving::Serves {
+            cluster_id,
+            revision,
+        } => {
+            let same = naming::is_same_cluster(cluster_id, cluster) && *revision >= recorded;
+            (!same).then(|| {
+                differs(&format!(
+                    "serves revision {revision} as cluster {cluster_id}, and what was verified is revision {recorded} as \
+                     cluster {cluster}"
+                ))
+            })
+        }
+        Serving::NotAsked | Serving::Differs { .. } => {
+            Some(troubled(pod).unwrap_or_else(|| promptly("the seed member to serve".to_owned())))
+        }
+        Serving::Unknown(why) => Some(
+            troubled(pod).unwrap_or_else(|| promptly(format!("the seed member to serve: {why}"))),
+        ),
+    }
+}
+
+/// What does not pass by itself is told as a failure, and goes on once it is put right.
+fn troubled(pod: &PodFacts) -> Option<Plan> {
+    pod.trouble.as_ref().map(Plan::trouble)
+}
+
+/// Nobody is served meanwhile.
+fn promptly(what: String) -> Plan {
+    let mut plan = Plan::wait_for(what);
+    plan.requeue = Some(PROMPTLY);
+    plan
+}
+
+fn differs(how: &str) -> Plan {
+    stuck(&format!("the seed was made again and {how}"))
+}
+
+fn stuck(what: &str) -> Plan {
+    Plan::stuck(Trouble::new(
+        Reason::SeedFailed,
+        format!("{what}; {REMEDY}"),
+    ))
 }
 
 /// Invariant 10: that it failed is recorded before the claim goes.

@@ -6,9 +6,13 @@ use std::collections::BTreeSet;
 use api::names::FINALIZER_CLAIM;
 
 use super::*;
-use crate::observed::{Former, Seed};
+use crate::observed::{Another, Former, Seed};
 
+mod hands;
+mod mistakes;
 mod properties;
+
+use mistakes::Mistake;
 
 const UID: &str = "restore-uid";
 const ID: &str = "00000000000000ab";
@@ -44,6 +48,18 @@ enum Fate {
     NewerBackup,
     /// Only the newest backup is kept.
     Retention,
+    /// Somebody changes by how much the revision is to be raised.
+    ChangeBump,
+    /// The kubelet loses what the seed's pod has told.
+    LoseMessage,
+    /// Somebody deletes the seed's volume, and its pod that holds on to it.
+    LoseVolume,
+    /// The pods of the old members go by themselves.
+    LoseOld,
+    /// Another operator reads the EtcdRestore.
+    ReadLate,
+    /// It makes its step, by what it read then.
+    ActLate,
     /// A client writes, if it can reach anything.
     ClientWrites,
     /// Somebody deletes the EtcdCluster; garbage collection takes what it owned.
@@ -53,6 +69,9 @@ enum Fate {
     /// Somebody deletes the EtcdRestore.
     DeleteRestore,
 }
+
+/// The number of a backup, and by how much its revision is raised.
+type Made = (u32, i64);
 
 /// A member of the cluster that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,7 +100,7 @@ struct ModelCluster {
     /// The verified data of the seed: on its volume, or in the pod.
     disk: bool,
     /// The backup that was made of.
-    disk_of: u32,
+    disk_of: Made,
     /// The members that were there before.
     old: Vec<OldMember>,
     acknowledged: i64,
@@ -96,8 +115,10 @@ struct ModelCluster {
 #[derive(Clone, Debug, Default)]
 struct ModelPod {
     /// The backup it fetches.
-    of: u32,
+    of: Made,
     fetched: bool,
+    /// What it told of that is lost.
+    silent: bool,
     prepared: bool,
     serving: bool,
     /// It carries the cluster's labels.
@@ -121,10 +142,16 @@ struct World {
     newest: u32,
     oldest: u32,
     /// What seeds were made of, by the model's own count.
-    seeds_of: BTreeSet<u32>,
+    seeds_of: BTreeSet<Made>,
     in_place: bool,
-    /// A mistake made on purpose: the backup is chosen anew at each look.
-    anew: bool,
+    /// A mistake made on purpose.
+    mistake: Option<Mistake>,
+    /// Old members or the seed's volume were lost by nobody's fault.
+    losses: bool,
+    /// What another operator has read.
+    late: Option<EtcdRestore>,
+    /// It has acted.
+    two: bool,
     /// The restore was deleted, and nothing holds it any more.
     gone: bool,
 }
@@ -157,7 +184,10 @@ impl World {
             oldest: 0,
             seeds_of: BTreeSet::new(),
             in_place: false,
-            anew: false,
+            mistake: None,
+            losses: false,
+            late: None,
+            two: false,
             gone: false,
         }
     }
@@ -182,7 +212,7 @@ impl World {
         let mut observed = Observed {
             cluster: Cluster::Absent,
             source: match self.store_up {
-                true if self.chosen(false) >= self.oldest => Source::Ready(Box::default()),
+                true if self.chosen(false).0 >= self.oldest => Source::Ready(Box::default()),
                 true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "gone")),
                 false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
             },
@@ -237,12 +267,13 @@ impl World {
                     (true, false) => Life::Ended,
                 },
                 trouble: self.fetch_trouble(pod),
-                restored: pod.fetched.then_some(revision(if cluster.disk {
-                    cluster.disk_of
-                } else {
-                    pod.of
-                })),
-                verified: pod.serving,
+                young: hidden(5),
+                silent: pod.fetched
+                    && pod.silent
+                    && self.mistake != Some(Mistake::TrustsTheMessage),
+                another: self.another(cluster, pod),
+                restored: (pod.fetched && !pod.silent).then_some(revision(held(cluster, pod))),
+                verified: pod.serving && !pod.silent,
                 joined: pod.joined,
                 ..PodFacts::default()
             }),
@@ -258,134 +289,43 @@ impl World {
         if pod.fetched {
             return None;
         }
-        if pod.of < self.oldest {
+        if pod.of.0 < self.oldest {
             return Some(Trouble::new(Reason::BackupMissing, "gone"));
         }
         let bad = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
         (!self.good_backup).then_some(bad)
     }
 
+    /// What is recorded.
+    fn recorded(&self) -> Option<Made> {
+        let chosen = choice::recorded(&self.restore)?;
+        let number = chosen.source.source().path().parse().ok()?;
+        Some((number, chosen.bump_revision.unwrap_or_default()))
+    }
+
+    fn another(&self, cluster: &ModelCluster, pod: &ModelPod) -> Option<Another> {
+        let recorded = self.recorded()?;
+        let told = pod.fetched && !pod.silent;
+        match self.mistake {
+            Some(Mistake::NeverCompares) => None,
+            _ if told => (held(cluster, pod) != recorded).then(|| Another::Holds("x".into())),
+            _ => (pod.of != recorded).then(|| Another::Fetches("x".into())),
+        }
+    }
+
     /// The backup a look takes: what is recorded, or the newest.
-    fn chosen(&self, claimed: bool) -> u32 {
-        let stands = choice::stands(&self.restore, claimed).filter(|_| !self.anew);
+    fn chosen(&self, claimed: bool) -> Made {
+        let anew = self.mistake == Some(Mistake::ChoosesAnew);
+        let stands = choice::stands(&self.restore, claimed).filter(|_| !anew);
+        let spec = self.restore.spec.bump_revision.unwrap_or_default();
+        let bump = match stands {
+            Some(_) if self.mistake != Some(Mistake::AsksTheSpec) => {
+                choice::bump_revision(&self.restore).map_or(0, |by| i64::try_from(by).unwrap())
+            }
+            _ => spec,
+        };
         let number = stands.and_then(|chosen| chosen.source.source().path().parse().ok());
-        number.unwrap_or(self.newest)
-    }
-
-    /// Invariant 9: what a stranger owns is never written to.
-    fn note_what_is_touched(&mut self, step: &Step) {
-        if !matches!(
-            step,
-            Step::Nothing
-                | Step::RecordIntent { .. }
-                | Step::RecordBackup(_)
-                | Step::RecordRestored { .. }
-                | Step::Guard(_)
-                | Step::Abandon(_)
-        ) && let Some(cluster) = &mut self.cluster
-            && cluster.stranger
-            && !matches!(step, Step::CreateCluster(_))
-        {
-            cluster.touched = true;
-        }
-    }
-
-    fn act(&mut self, step: &Step) {
-        let chosen = self.chosen(true);
-        self.note_what_is_touched(step);
-        if let Step::Guard(set) = step {
-            self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
-        }
-        match (step, &mut self.cluster) {
-            (Step::CreateCluster(_), None) => {
-                assert!(
-                    choice::recorded(&self.restore).is_some(),
-                    "made of a backup that is not recorded (invariant 10)"
-                );
-                self.cluster = Some(ModelCluster {
-                    claim: true,
-                    ..ModelCluster::default()
-                });
-            }
-            (Step::CreateService, Some(cluster)) => cluster.service = true,
-            (Step::CreateClaim, Some(cluster)) => cluster.volume = true,
-            (Step::CreatePod, Some(cluster)) => {
-                assert!(
-                    cluster.service && (cluster.volume || !self.durable),
-                    "a pod before what it needs"
-                );
-                // Beside members that run it has no labels of the cluster.
-                let joined = cluster.old.is_empty();
-                self.seeds_of.insert(chosen);
-                cluster.pod.get_or_insert(ModelPod {
-                    of: chosen,
-                    joined,
-                    ..ModelPod::default()
-                });
-            }
-            (Step::ClearPod(_), Some(cluster)) => {
-                let cleared = cluster.pod.take();
-                let (ended, joined) = cleared.map_or((true, false), |pod| (pod.ended, pod.joined));
-                assert!(ended, "a seed that lives was cleared away (invariant 9)");
-                assert!(
-                    !joined || !cluster.has_turned(),
-                    "a seed that clients could find was cleared away (invariant 9)"
-                );
-            }
-            (Step::Claim, Some(cluster)) => {
-                assert!(
-                    self.restore.metadata.finalizers.is_some(),
-                    "claimed, and a deletion would leave the claim (invariant 10)"
-                );
-                assert!(
-                    choice::recorded(&self.restore).is_some(),
-                    "claimed for a backup that is not recorded (invariant 10)"
-                );
-                cluster.claim = true;
-            }
-            (Step::DiscardSeed, Some(cluster)) => {
-                assert!(!cluster.has_turned(), "the new cluster was discarded");
-                (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
-                    (None, false, false, false);
-            }
-            (Step::StopFormer(pods), Some(cluster)) => {
-                assert!(
-                    cluster.has_turned() && cluster.disk,
-                    "stopped before the replacement is verified (invariant 9)"
-                );
-                for (index, member) in cluster.old.iter_mut().enumerate() {
-                    if pods.iter().any(|pod| pod.name == index.to_string())
-                        && *member == OldMember::Runs
-                    {
-                        *member = OldMember::Stops;
-                    }
-                }
-            }
-            (Step::Join, Some(cluster)) => {
-                if let Some(pod) = &mut cluster.pod {
-                    pod.joined = true;
-                }
-            }
-            (Step::RecordFormed { cluster_id }, Some(cluster)) => {
-                assert!(cluster.disk, "recorded without verified data (invariant 9)");
-                cluster.cluster_id = Some(cluster_id.clone());
-                cluster.bootstrap = true;
-            }
-            (Step::ReleaseClaim, Some(cluster)) => {
-                // Invariant 10: what the cluster operator needs is in the status before the claim goes.
-                assert!(
-                    cluster.cluster_id.is_some() && cluster.bootstrap,
-                    "released without a record"
-                );
-                let stopped = cluster.old.iter().all(|old| *old != OldMember::Runs);
-                assert!(
-                    cluster.old.is_empty() || stopped == cluster.has_turned(),
-                    "released between two clusters"
-                );
-                cluster.claim = false;
-            }
-            _ => {}
-        }
+        (number.unwrap_or(self.newest), bump)
     }
 
     fn write_status(&mut self, plan: &Plan) {
@@ -426,7 +366,7 @@ impl World {
         if pod.prepared {
             pod.serving = true;
         } else if !pod.fetched {
-            pod.fetched = disk || (good && pod.of >= oldest);
+            pod.fetched = disk || (good && pod.of.0 >= oldest);
         } else {
             pod.prepared = true;
             if !disk && cluster.acknowledged > 0 {
@@ -462,7 +402,22 @@ impl World {
             Fate::StoreUp => self.store_up = true,
             Fate::NewerBackup => self.newest += 1,
             Fate::Retention => self.oldest = self.newest,
-            Fate::DeleteCluster => self.cluster = None,
+            Fate::DeleteCluster => {
+                // What is made from here on is chosen anew where the spec was changed.
+                self.cluster = None;
+                self.seeds_of.clear();
+            }
+            Fate::ChangeBump => self.change_bump(),
+            Fate::LoseMessage => {
+                let pod = self.cluster.as_mut().and_then(|it| it.pod.as_mut());
+                if let Some(pod) = pod {
+                    pod.silent |= pod.fetched;
+                }
+            }
+            Fate::LoseVolume => self.lose_volume(),
+            Fate::LoseOld => self.lose_old(),
+            Fate::ReadLate => self.late = Some(self.restore.clone()),
+            Fate::ActLate => self.act_late(),
             Fate::StrangerCreates => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
                     stranger: true,
@@ -521,8 +476,41 @@ impl World {
         self.check();
     }
 
+    fn change_bump(&mut self) {
+        let spec = &mut self.restore.spec;
+        spec.mark_compacted = !spec.mark_compacted;
+        spec.bump_revision = spec.mark_compacted.then_some(1000);
+        self.restore.metadata.generation = self.restore.metadata.generation.map(|it| it + 1);
+    }
+
+    fn lose_volume(&mut self) {
+        let durable = self.durable;
+        if let Some(cluster) = self.cluster.as_mut().filter(|it| durable && it.volume) {
+            (cluster.pod, cluster.volume, cluster.disk) = (None, false, false);
+            cluster.available = false;
+            self.losses = true;
+        }
+    }
+
+    fn lose_old(&mut self) {
+        if let Some(cluster) = self.cluster.as_mut().filter(|it| !it.old.is_empty()) {
+            cluster.old.fill(OldMember::Gone);
+            cluster.available &= cluster.has_turned();
+            self.losses = true;
+        }
+    }
+
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
-        let plan = plan(&self.restore, &self.observe(blind));
+        let mut plan = plan(&self.restore, &self.observe(blind));
+        let stopped = |it: &ModelCluster| {
+            it.has_turned() && !it.old.is_empty() && it.old.iter().all(|it| *it == OldMember::Gone)
+        };
+        if self.mistake == Some(Mistake::TakesTheVolumeForData)
+            && matches!(plan.step, Step::CreatePod | Step::ClearPod(_))
+            && self.cluster.as_ref().is_some_and(stopped)
+        {
+            plan.step = Step::ReleaseClaim;
+        }
         if write {
             self.act(&plan.step);
             if let Step::Guard(_) = plan.step {
@@ -581,7 +569,7 @@ impl World {
 
     fn check(&self) {
         assert!(
-            self.seeds_of.len() < 2,
+            self.two || self.seeds_of.len() < 2,
             "seeds of one restore were made of several backups (invariant 10)"
         );
         let Some(cluster) = &self.cluster else { return };
@@ -599,13 +587,21 @@ impl World {
                 "an unreadable backup was handed over"
             );
         }
+        let joined = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
+        if cluster.has_turned() && cluster.disk && joined && !in_place::gives_up(&self.restore) {
+            assert_eq!(
+                Some(cluster.disk_of),
+                self.recorded(),
+                "handed over is another backup than the recorded one (invariants 10 and 11)"
+            );
+        }
         let before = cluster.old.iter().any(|old| *old != OldMember::Gone);
         let after = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
         assert!(
             !(before && after),
             "clients find two clusters (invariant 17)"
         );
-        if self.durable && !cluster.old.is_empty() {
+        if self.durable && !cluster.old.is_empty() && !self.losses {
             assert!(
                 cluster.is_old_whole() || cluster.disk,
                 "neither the old cluster is whole nor the new one verified (invariant 9)"
@@ -631,8 +627,17 @@ impl World {
 }
 
 /// Each newer backup holds one write more.
-fn revision(backup: u32) -> i64 {
-    BACKUP + i64::from(backup)
+fn revision((backup, bump): Made) -> i64 {
+    BACKUP + i64::from(backup) + bump
+}
+
+/// What a seed is of that has fetched.
+fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
+    if cluster.disk {
+        cluster.disk_of
+    } else {
+        pod.of
+    }
 }
 
 fn backup(restore: &EtcdRestore, number: u32) -> ChosenBackup {

@@ -16,12 +16,17 @@ const PART: i32 = 4;
 
 /// Whether a kubelet still has to do with a pod of a seed that is wanted since it `began`.
 pub fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
-    let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
-    match (ended(pod), made) {
+    match (ended(pod), is_young(pod, began, now)) {
         (None, _) => Life::Lives,
-        (Some(_), Some(made)) if now.duration_since(made) < rest(began, made) => Life::EndedAtOnce,
-        (Some(_), _) => Life::Ended,
+        (Some(_), true) => Life::EndedAtOnce,
+        (Some(_), false) => Life::Ended,
     }
+}
+
+/// Whether it is too early to put another pod in its place, whatever is wrong with it.
+pub fn is_young(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
+    let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
+    made.is_some_and(|made| now.duration_since(made) < rest(began, made))
 }
 
 fn rest(began: Option<Timestamp>, made: Timestamp) -> SignedDuration {

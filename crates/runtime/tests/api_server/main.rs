@@ -2,6 +2,7 @@
 //! managers, the CRD, the lease, and an object that cannot be parsed beside one that can.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod definition;
 mod server;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

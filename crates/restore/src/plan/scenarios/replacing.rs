@@ -4,6 +4,8 @@ use api::restore::AbandonedStatus;
 
 use super::*;
 
+mod unfit;
+
 const OLD: &str = "00000000000000cd";
 
 fn before() -> ReplacesStatus {
@@ -282,7 +284,7 @@ fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
     check(&restore, &turned(&running, again), &Step::Nothing);
     // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
     let on_its_volume = durable(&turned(&[], Pod::Absent), Child::Present);
-    check(&restore, &on_its_volume, &Step::ReleaseClaim);
+    check(&restore, &on_its_volume, &Step::CreatePod);
 }
 
 fn durable(observed: &Observed, claim: Child) -> Observed {
@@ -433,7 +435,7 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
         if durable {
             check(&verified_seed(), &observed, &Step::ReleaseClaim);
             observed.seed.pod = Pod::Present(ended(Life::Ended));
-            check(&verified_seed(), &observed, &Step::Join);
+            check(&verified_seed(), &observed, &clear());
         }
         let failed = |plan: Plan| matches!(plan.step, Step::Abandon(_));
         assert_eq!(failed(plan(&verified_seed(), &observed)), !durable);

@@ -1,0 +1,229 @@
+//! Whether a seed's pod is of the backup that is recorded. It need not be: an operator that stood still while another one
+//! led may make it late, of what it had read before that was chosen anew. What a pod fetches stands in its arguments, what
+//! it holds in its report. Pure.
+
+use api::EtcdRestore;
+use api::restore::ChosenBackup;
+use api::storage::StorageBlock;
+use k8s_openapi::api::core::v1::Pod;
+use runtime::member::FETCH;
+
+use crate::choice::{self, SOURCE};
+use crate::observed::{Another, PodFacts};
+
+/// What the argument begins with that says which SHA-256 the snapshot must have.
+pub const SHA256: &str = "--sha256=";
+/// What the argument begins with that says by how much the revision is raised.
+const BUMP: &str = "--bump-revision=";
+
+/// What a seed's pod is told to fetch.
+pub struct Asked<'a> {
+    /// The place.
+    pub source: StorageBlock,
+    /// The same, as it is written there.
+    text: &'a str,
+    sha256: Option<&'a str>,
+    /// By how much the revision is raised; 0 where it is not.
+    pub bump_revision: i64,
+}
+
+impl<'a> Asked<'a> {
+    /// Reads the arguments of the container that fetches; `None` where they cannot be read.
+    pub fn of(pod: &'a Pod) -> Option<Self> {
+        let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
+        let fetch = containers.find(|container| container.name == FETCH)?;
+        let arguments = fetch.args.as_ref()?;
+        let find = |what| arguments.iter().find_map(|one| one.strip_prefix(what));
+        let text = find(SOURCE)?;
+        Some(Self {
+            source: serde_json::from_str(text).ok()?,
+            text,
+            sha256: find(SHA256),
+            bump_revision: find(BUMP).map_or(Some(0), |by| by.parse().ok())?,
+        })
+    }
+
+    fn is_at(&self, chosen: &ChosenBackup) -> bool {
+        let written = serde_json::to_string(&chosen.source);
+        self.source == chosen.source || written.is_ok_and(|written| written == self.text)
+    }
+
+    fn is_raised_otherwise(&self, chosen: &ChosenBackup) -> bool {
+        chosen
+            .bump_revision
+            .is_some_and(|by| by.max(0) != self.bump_revision)
+    }
+}
+
+/// Compares a seed's pod with the record, where both say something.
+pub fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
+    let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) else {
+        return;
+    };
+    let differs = |told: Option<&str>| match (told, &chosen.sha256) {
+        (Some(told), Some(recorded)) => !told.eq_ignore_ascii_case(recorded),
+        _ => false,
+    };
+    facts.vouched = asked.sha256.is_some() && chosen.sha256.is_some() && !differs(asked.sha256);
+    let asks_another =
+        !asked.is_at(chosen) || differs(asked.sha256) || asked.is_raised_otherwise(chosen);
+    facts.another = match &facts.sha256 {
+        None if asks_another => Some(Another::Fetches(words(chosen, &asked, asked.sha256))),
+        None => None,
+        Some(held) => {
+            let status = restore.status.as_ref();
+            let verified = status.and_then(|status| status.restored_revision);
+            // Another place may hold the same, and what is on its volume it has not made.
+            let other = match &chosen.sha256 {
+                Some(_) => {
+                    differs(Some(held))
+                        || asked.is_raised_otherwise(chosen) && facts.restored != verified
+                }
+                None => asks_another,
+            };
+            other.then(|| Another::Holds(words(chosen, &asked, Some(held))))
+        }
+    };
+}
+
+fn words(chosen: &ChosenBackup, asked: &Asked<'_>, sha256: Option<&str>) -> String {
+    let told =
+        |sha256: Option<&str>| sha256.map_or_else(String::new, |it| format!(", SHA-256 {it}"));
+    let raised = |by: i64| match by {
+        0 => String::new(),
+        by => format!(", raised by {by}"),
+    };
+    format!(
+        "{}{}{}, and recorded is {}{}{}",
+        choice::location(&asked.source),
+        told(sha256),
+        raised(asked.bump_revision),
+        chosen.location,
+        told(chosen.sha256.as_deref()),
+        raised(chosen.bump_revision.unwrap_or_default()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const SHA: &str = "abcd";
+
+    fn block(path: &str) -> StorageBlock {
+        serde_json::from_value(json!({ "s3": { "path": path, "awsSecret": "aws" } })).unwrap()
+    }
+
+    /// What is recorded.
+    fn restore(sha256: Option<&str>, bump_revision: Option<i64>) -> EtcdRestore {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
+        let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        let chosen = ChosenBackup {
+            sha256: sha256.map(str::to_owned),
+            bump_revision,
+            ..choice::at(&restore, block("b/k"))
+        };
+        restore.status.get_or_insert_default().backup = Some(chosen);
+        restore
+    }
+
+    fn pod(path: &str, more: &[&str]) -> Pod {
+        let source = serde_json::to_string(&block(path)).unwrap();
+        let mut arguments = vec![
+            "seed".to_owned(),
+            "fetch".to_owned(),
+            format!("{SOURCE}{source}"),
+        ];
+        arguments.extend(more.iter().map(|one| (*one).to_owned()));
+        serde_json::from_value(json!({ "spec": {
+            "containers": [],
+            "initContainers": [{ "name": "fetch", "args": arguments }],
+        } }))
+        .unwrap()
+    }
+
+    fn compared(restore: &EtcdRestore, pod: &Pod, held: Option<&str>) -> PodFacts {
+        let mut facts = PodFacts {
+            sha256: held.map(str::to_owned),
+            restored: held.map(|_| 100),
+            ..PodFacts::default()
+        };
+        compare(restore, pod, &mut facts);
+        facts
+    }
+
+    #[test]
+    fn a_pod_that_fetches_another_backup_than_recorded_is_found_out() {
+        let known = restore(Some(SHA), Some(0));
+        let fetches = |pod: &Pod| {
+            let facts = compared(&known, pod, None);
+            matches!(facts.another, Some(Another::Fetches(_)))
+        };
+        assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
+        // Made before it was known.
+        assert!(!fetches(&pod("b/k", &[])));
+        assert!(fetches(&pod("b/newer", &[])));
+        assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
+        assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
+        // What nobody can read, and of which nothing is recorded, tells nothing.
+        assert!(!fetches(&Pod::default()));
+        assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
+        let mut unrecorded = known.clone();
+        unrecorded.status.as_mut().unwrap().backup = None;
+        assert_eq!(
+            compared(&unrecorded, &pod("b/newer", &[]), None).another,
+            None
+        );
+    }
+
+    #[test]
+    fn what_a_pod_holds_says_more_than_what_it_was_told() {
+        let holds = |restore: &EtcdRestore, pod: &Pod, held| {
+            let facts = compared(restore, pod, Some(held));
+            matches!(facts.another, Some(Another::Holds(_)))
+        };
+        let known = restore(Some(SHA), Some(0));
+        assert!(!holds(&known, &pod("b/k", &[]), SHA));
+        assert!(!holds(&known, &pod("b/copy", &[]), SHA));
+        assert!(holds(&known, &pod("b/k", &[]), "ffff"));
+        assert!(holds(&known, &pod("b/k", &["--bump-revision=7"]), SHA));
+        // On its volume it has found what was verified.
+        let mut verified = known.clone();
+        verified.status.as_mut().unwrap().restored_revision = Some(100);
+        assert!(!holds(&verified, &pod("b/k", &["--bump-revision=7"]), SHA));
+        // Without a manifest the place is all there is.
+        let unknown = restore(None, Some(0));
+        assert!(!holds(&unknown, &pod("b/k", &[]), "ffff"));
+        assert!(holds(&unknown, &pod("b/newer", &[]), "ffff"));
+        let text = match compared(&known, &pod("b/newer", &[]), Some("ffff")).another {
+            Some(Another::Holds(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        for part in ["s3://b/newer, SHA-256 ffff", "s3://b/k, SHA-256 abcd"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    /// They were recorded without it.
+    #[test]
+    fn by_how_much_it_is_raised_is_not_compared_where_an_earlier_build_began_it() {
+        let facts = compared(
+            &restore(Some(SHA), None),
+            &pod("b/k", &["--bump-revision=7"]),
+            None,
+        );
+        assert_eq!(facts.another, None);
+    }
+
+    #[test]
+    fn a_pod_that_refuses_everything_but_the_recorded_sha256_vouches_for_what_it_serves() {
+        let known = restore(Some(SHA), Some(0));
+        assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).vouched);
+        assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).vouched);
+        assert!(!compared(&known, &pod("b/k", &[]), None).vouched);
+        let unknown = restore(None, Some(0));
+        assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).vouched);
+    }
+}

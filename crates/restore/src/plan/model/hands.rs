@@ -1,0 +1,182 @@
+//! What becomes of a step in the model, and what may never be done.
+
+use super::*;
+
+impl World {
+    /// Invariant 9: what a stranger owns is never written to.
+    fn note_what_is_touched(&mut self, step: &Step) {
+        if !matches!(
+            step,
+            Step::Nothing
+                | Step::RecordIntent { .. }
+                | Step::RecordBackup(_)
+                | Step::RecordRestored { .. }
+                | Step::Guard(_)
+                | Step::Abandon(_)
+        ) && let Some(cluster) = &mut self.cluster
+            && cluster.stranger
+            && !matches!(step, Step::CreateCluster(_))
+        {
+            cluster.touched = true;
+        }
+    }
+
+    pub(super) fn act(&mut self, step: &Step) {
+        self.note_what_is_touched(step);
+        if let Step::Guard(set) = step {
+            self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
+        }
+        if matches!(step, Step::CreateCluster(_)) && self.cluster.is_none() {
+            assert!(
+                choice::recorded(&self.restore).is_some(),
+                "made of a backup that is not recorded (invariant 10)"
+            );
+            self.cluster = Some(ModelCluster {
+                claim: true,
+                ..ModelCluster::default()
+            });
+        }
+        if let Some(mut cluster) = self.cluster.take() {
+            self.with_seed(step, &mut cluster);
+            self.with_claim(step, &mut cluster);
+            self.cluster = Some(cluster);
+        }
+    }
+
+    fn with_seed(&mut self, step: &Step, cluster: &mut ModelCluster) {
+        match step {
+            Step::CreateService => cluster.service = true,
+            Step::CreateClaim => cluster.volume = true,
+            Step::CreatePod => {
+                assert!(
+                    cluster.service && (cluster.volume || !self.durable),
+                    "a pod before what it needs"
+                );
+                let of = self.chosen(true);
+                self.seeds_of.insert(of);
+                cluster.pod.get_or_insert(ModelPod {
+                    of,
+                    // Beside members that run it has no labels of the cluster.
+                    joined: cluster.old.is_empty(),
+                    ..ModelPod::default()
+                });
+            }
+            Step::ClearPod(_) => {
+                let cleared = cluster.pod.take().unwrap_or_default();
+                let unfit = cleared.silent || Some(cleared.of) != self.recorded();
+                assert!(
+                    cleared.ended || unfit,
+                    "a seed that lives was cleared away (invariant 9)"
+                );
+                assert!(
+                    !cleared.joined || !cluster.has_turned(),
+                    "a seed that clients could find was cleared away (invariant 9)"
+                );
+                cluster.disk &= self.durable;
+            }
+            Step::DiscardSeed => {
+                assert!(!cluster.has_turned(), "the new cluster was discarded");
+                (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
+                    (None, false, false, false);
+            }
+            Step::Join => {
+                if let Some(pod) = &mut cluster.pod {
+                    pod.joined = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn with_claim(&mut self, step: &Step, cluster: &mut ModelCluster) {
+        match step {
+            Step::Claim => {
+                assert!(
+                    self.restore.metadata.finalizers.is_some(),
+                    "claimed, and a deletion would leave the claim (invariant 10)"
+                );
+                assert!(
+                    choice::recorded(&self.restore).is_some(),
+                    "claimed for a backup that is not recorded (invariant 10)"
+                );
+                cluster.claim = true;
+            }
+            Step::StopFormer(pods) => {
+                assert!(
+                    cluster.has_turned() && cluster.disk,
+                    "stopped before the replacement is verified (invariant 9)"
+                );
+                for (index, member) in cluster.old.iter_mut().enumerate() {
+                    if pods.iter().any(|pod| pod.name == index.to_string())
+                        && *member == OldMember::Runs
+                    {
+                        *member = OldMember::Stops;
+                    }
+                }
+            }
+            Step::RecordFormed { cluster_id } => {
+                assert!(cluster.disk, "recorded without verified data (invariant 9)");
+                cluster.cluster_id = Some(cluster_id.clone());
+                cluster.bootstrap = true;
+            }
+            Step::ReleaseClaim => {
+                // Invariant 10: what the cluster operator needs is in the status before the claim goes.
+                assert!(
+                    cluster.cluster_id.is_some() && cluster.bootstrap,
+                    "released without a record"
+                );
+                let stopped = cluster.old.iter().all(|old| *old != OldMember::Runs);
+                assert!(
+                    cluster.old.is_empty() || self.losses || stopped == cluster.has_turned(),
+                    "released between two clusters"
+                );
+                assert!(
+                    cluster.old.is_empty()
+                        || !(self.durable && cluster.volume && cluster.has_turned())
+                        || cluster.disk
+                        || in_place::gives_up(&self.restore),
+                    "handed over with a volume that nothing is on"
+                );
+                cluster.claim = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// The step of an operator that has read the EtcdRestore some time ago, and the rest of the world now. What it writes
+    /// into the EtcdRestore is refused, for that is another version by now.
+    pub(super) fn act_late(&mut self) {
+        let Some(late) = self.late.clone() else {
+            return;
+        };
+        self.two = true;
+        let real = std::mem::replace(&mut self.restore, late);
+        let step = plan(&self.restore, &self.observe(None)).step;
+        // It is looked at once more before anything goes because of it.
+        let confirmed = !self.gone && choice::recorded(&self.restore) == choice::recorded(&real);
+        let makes = match &step {
+            Step::Nothing
+            | Step::Guard(_)
+            | Step::RecordIntent { .. }
+            | Step::RecordBackup(_)
+            | Step::RecordRestored { .. }
+            | Step::Abandon(_)
+            | Step::Expire => false,
+            Step::ClearPod(_) => confirmed,
+            Step::DiscardSeed => confirmed || in_place::gives_up(&self.restore),
+            _ => true,
+        };
+        if makes {
+            self.act(&step);
+        }
+        self.restore = real;
+        let held = !self.gone && self.restore.metadata.finalizers.is_some();
+        match (&step, &mut self.cluster) {
+            // It is taken back at once where nobody else would.
+            (Step::Claim, Some(cluster)) if !held => cluster.claim = false,
+            // What belongs to nobody is collected.
+            (Step::CreateCluster(_), cluster) if self.gone => *cluster = None,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Mistakes made on purpose, from outside of the planner, each of which the model must find. And the worlds that are
+//! needed for that: in which volumes and members are lost by nobody's fault, and in which a second operator is late.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use super::properties::fates;
+use super::*;
+
+/// A mistake made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    /// The backup is chosen anew at each look.
+    ChoosesAnew,
+    /// By how much the revision is raised is asked of the spec at each look.
+    AsksTheSpec,
+    /// A volume that is there is taken for what should be on it.
+    TakesTheVolumeForData,
+    /// What a pod was to tell is waited for, whatever became of it.
+    TrustsTheMessage,
+    /// A seed's pod is never compared with the record.
+    NeverCompares,
+}
+
+/// What else may happen, now and then.
+fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value = Vec<Fate>> {
+    let often = prop::sample::select(vec![false, false, false, false, false, true]);
+    let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
+    (fates(people), drawn).prop_map(|(fates, drawn)| {
+        let mut all = Vec::new();
+        for (fate, (is_drawn, other)) in fates.into_iter().zip(drawn) {
+            all.extend(is_drawn.then_some(other));
+            all.push(fate);
+        }
+        all
+    })
+}
+
+const LOSSES: &[Fate] = &[Fate::LoseVolume, Fate::LoseOld];
+/// Around the turn, which is soon over.
+const AROUND: &[Fate] = &[
+    Fate::Reconcile,
+    Fate::Reconcile,
+    Fate::Reconcile,
+    Fate::Reconcile,
+    Fate::CrashAfter,
+    Fate::Kubelet,
+    Fate::Kubelet,
+    Fate::LoseVolume,
+    Fate::LoseOld,
+    Fate::LosePod,
+    Fate::EndPod,
+    Fate::LoseMessage,
+];
+
+fn around() -> impl Strategy<Value = Vec<Fate>> {
+    prop::collection::vec(prop::sample::select(AROUND), 0..30)
+}
+
+impl World {
+    /// Until the turn is made.
+    fn turn(&mut self) {
+        while !self.cluster.as_ref().is_some_and(ModelCluster::has_turned) {
+            self.happen(Fate::Reconcile);
+            self.happen(Fate::Kubelet);
+        }
+    }
+}
+const LATE: &[Fate] = &[
+    Fate::ReadLate,
+    Fate::ActLate,
+    Fate::ActLate,
+    Fate::ActLate,
+    Fate::ChangeBump,
+];
+
+fn config() -> ProptestConfig {
+    ProptestConfig {
+        cases: 3000,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// What was lost is made again, or said to be lost: no claim stays, and nothing is handed over that was never there.
+    #[test]
+    fn a_restore_in_place_comes_to_an_end_whatever_is_lost(
+        fates in with(LOSSES, false),
+        around in around(),
+        turn: bool,
+    ) {
+        let mut world = World::replacing(true, true);
+        if turn {
+            world.turn();
+        }
+        for fate in if turn { around } else { fates } {
+            world.happen(fate);
+        }
+        world.calm_down();
+        let cluster = world.cluster.as_ref().unwrap();
+        prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
+        prop_assert!(world.restore.metadata.finalizers.is_none());
+    }
+
+    /// Invariant 11: nothing of another backup than the recorded one is handed over, whoever made it, and no claim stays.
+    #[test]
+    fn invariant_11_an_operator_that_is_late_does_no_harm(
+        durable: bool,
+        in_place: bool,
+        fates in with(LATE, true),
+    ) {
+        let mut world = if in_place {
+            World::replacing(durable, true)
+        } else {
+            World::new(durable, true)
+        };
+        for fate in fates {
+            if !(in_place && matches!(fate, Fate::StrangerCreates)) {
+                world.happen(fate);
+            }
+        }
+        world.calm_down();
+        if world.gone {
+            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
+        }
+    }
+
+    #[test]
+    fn a_restore_completes_when_nobody_is_late_any_more(in_place: bool, fates in with(LATE, false)) {
+        let mut world = if in_place {
+            World::replacing(true, true)
+        } else {
+            World::new(true, true)
+        };
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
+    }
+}
+
+/// What the model says of a mistake, and nothing where it overlooks it.
+fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
+    let quiet = ProptestConfig {
+        max_shrink_iters: 0,
+        failure_persistence: None,
+        ..config()
+    };
+    let played = TestRunner::new(quiet).run(&fates, |fates| {
+        let mut world = World::replacing(true, true);
+        world.mistake = Some(mistake);
+        if mistake == Mistake::TakesTheVolumeForData {
+            world.turn();
+        }
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        let cluster = world.cluster.as_ref().unwrap();
+        prop_assert!(!cluster.claim || world.losses, "it waits for ever");
+        Ok(())
+    });
+    played.map_or_else(|found| format!("{found:?}"), |()| String::new())
+}
+
+/// The model's judge is not asleep.
+#[test]
+fn every_mistake_of_a_restore_is_found() {
+    for (mistake, said) in [
+        (Mistake::ChoosesAnew, "several backups"),
+        (Mistake::AsksTheSpec, "several backups"),
+        (
+            Mistake::TakesTheVolumeForData,
+            "a volume that nothing is on",
+        ),
+        (Mistake::TrustsTheMessage, "it waits for ever"),
+        (
+            Mistake::NeverCompares,
+            "another backup than the recorded one",
+        ),
+    ] {
+        let found = match mistake {
+            Mistake::TakesTheVolumeForData => found(mistake, around()),
+            Mistake::NeverCompares => found(mistake, with(LATE, false)),
+            _ => found(mistake, fates(false)),
+        };
+        assert!(found.contains(said), "{mistake:?}: {found:?}");
+    }
+}

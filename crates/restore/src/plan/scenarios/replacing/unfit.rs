@@ -1,0 +1,242 @@
+//! Seeds that are of another backup, of which nobody says what they hold, or that come back on a volume; and an
+//! EtcdCluster that is another one by now.
+
+use super::*;
+use crate::observed::Another;
+
+fn alive(edit: impl FnOnce(&mut PodFacts)) -> Pod {
+    let mut pod = PodFacts {
+        restored: Some(100),
+        verified: true,
+        ..PodFacts::default()
+    };
+    edit(&mut pod);
+    Pod::Present(pod)
+}
+
+/// What its container has told is lost.
+fn silent() -> Pod {
+    alive(|pod| (pod.restored, pod.verified, pod.silent) = (None, false, true))
+}
+
+fn young(pod: &Pod) -> Pod {
+    let Pod::Present(pod) = pod else {
+        panic!("it is there")
+    };
+    let mut pod = pod.clone();
+    pod.young = true;
+    Pod::Present(pod)
+}
+
+fn clears(restore: &EtcdRestore, observed: &Observed) {
+    let plan = plan(restore, observed);
+    assert!(matches!(plan.step, Step::ClearPod(_)), "{plan:?}");
+}
+
+/// On a volume with nothing on it, made anew while the old members still ran, no member would ever start.
+#[test]
+fn a_volume_is_not_taken_for_what_should_be_on_it() {
+    let restore = verified_seed();
+    let mut observed = durable(&turned(&[], Pod::Absent), Child::Present);
+    check(&restore, &observed, &Step::CreatePod);
+    observed.seed.service = Child::Absent;
+    check(&restore, &observed, &Step::CreateService);
+    observed.seed.pod = Pod::InTheWay;
+    check(&restore, &observed, &Step::Nothing);
+    observed.seed.pod = Pod::Present(ended(Life::Ended));
+    check(&restore, &observed, &clear());
+    observed.seed.pod = Pod::Present(ended(Life::EndedAtOnce));
+    check(&restore, &observed, &Step::Nothing);
+    // A person who deletes it takes what there is.
+    observed.seed.pod = Pod::Absent;
+    check(&deleted(restore), &observed, &Step::ReleaseClaim);
+}
+
+/// Invariant 9: what it has fetched tells neither that its data directory is there nor which cluster it is.
+#[test]
+fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
+    let other = |cluster_id: &str, revision| Serving::Serves {
+        cluster_id: cluster_id.into(),
+        revision,
+    };
+    for (serving, failed) in [
+        (Serving::NotAsked, false),
+        (Serving::Unknown("timeout".into()), false),
+        (other(OLD, 100), true),
+        (other(ID, 99), true),
+    ] {
+        let mut observed = turned(&[], restored_pod());
+        observed.serving = serving;
+        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        assert_eq!(
+            matches!(told.outlook, Outlook::Stuck(_)),
+            failed,
+            "{told:?}"
+        );
+        if !failed {
+            assert_eq!(told.requeue, Some(PROMPTLY), "nobody is served");
+        }
+        check(&deleted(verified_seed()), &observed, &Step::Join);
+    }
+    // Trouble of a container beside it is none of etcd's.
+    let beside = alive(|pod| {
+        pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
+    });
+    check(&verified_seed(), &turned(&[], beside.clone()), &Step::Join);
+    let mut waits = turned(&[], beside);
+    waits.serving = Serving::NotAsked;
+    let told = check(&verified_seed(), &waits, &Step::Nothing);
+    assert_eq!(reason(&told), Reason::PodNotStarting);
+}
+
+/// A kubelet may lose it, and a container that has ended well is not started again.
+#[test]
+fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have_written_to_it() {
+    let running = [old("a", false, true)];
+    for restore in [recorded(), verified_seed()] {
+        let observed = beside(silent(), serves(100));
+        clears(&restore, &observed);
+        let early = beside(young(&silent()), serves(100));
+        let told = check(&restore, &early, &Step::Nothing);
+        assert_eq!(reason(&told), Reason::SeedFailed);
+    }
+    clears(&verified_seed(), &turned(&running, silent()));
+    clears(&intended(), &claimed_with(silent(), serves(100)));
+    let told = check(
+        &verified_seed(),
+        &turned(&running, young(&silent())),
+        &Step::Nothing,
+    );
+    assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
+}
+
+/// On a volume the next pod says it. Without one it is the only copy, and joins where it cannot be another backup's.
+#[test]
+fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_members_have_stopped() {
+    let bare = turned(&[], silent());
+    clears(&verified_seed(), &durable(&bare, Child::Present));
+    let told = check(&verified_seed(), &bare, &Step::Nothing);
+    assert!(
+        matches!(told.outlook, Outlook::Stuck(ref it) if it.message.contains("delete this EtcdRestore")),
+        "{told:?}"
+    );
+    check(&deleted(verified_seed()), &bare, &Step::Join);
+    let Pod::Present(mut vouched) = silent() else {
+        panic!("it is there")
+    };
+    vouched.vouched = true;
+    let mut observed = turned(&[], Pod::Present(vouched));
+    check(&verified_seed(), &observed, &Step::Join);
+    observed.serving = Serving::Unknown("timeout".into());
+    check(&verified_seed(), &observed, &Step::Nothing);
+}
+
+/// It held what was verified when it joined. A member of the old cluster that comes late stops, whatever is told by now.
+#[test]
+fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_what_it_holds() {
+    let Pod::Present(mut joined) = silent() else {
+        panic!("it is there")
+    };
+    joined.joined = true;
+    let late = [old("late", false, true)];
+    let observed = turned(&late, Pod::Present(joined));
+    check(
+        &verified_seed(),
+        &observed,
+        &Step::StopFormer(late.to_vec()),
+    );
+}
+
+/// Another operator may make it late, of what it had read before another backup was recorded.
+#[test]
+fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
+    let fetches = alive(|pod| {
+        (pod.restored, pod.verified) = (None, false);
+        pod.another = Some(Another::Fetches(
+            "s3://b/2, and recorded is s3://b/1".into(),
+        ));
+        // It is not the recorded one that is gone.
+        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "gone"));
+    });
+    let holds = alive(|pod| pod.another = Some(Another::Holds("s3://b/2".into())));
+    for restore in [recorded(), verified_seed()] {
+        clears(&restore, &beside(fetches.clone(), Serving::NotAsked));
+        let observed = beside(holds.clone(), serves(100));
+        let told = check(&restore, &observed, &Step::DiscardSeed);
+        assert!(
+            matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("s3://b/2")),
+            "{told:?}"
+        );
+        let early = beside(young(&holds), serves(100));
+        check(&restore, &early, &Step::Nothing);
+    }
+    let made = claimed_with(holds.clone(), serves(100));
+    check(&held(seed_verified()), &made, &Step::DiscardSeed);
+    // After the turn what is on a volume stays: only its pod is made again, or a person is asked.
+    let running = [old("a", false, true)];
+    clears(&verified_seed(), &turned(&running, fetches.clone()));
+    let told = check(
+        &verified_seed(),
+        &turned(&running, holds.clone()),
+        &Step::Nothing,
+    );
+    assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
+    let told = check(&verified_seed(), &turned(&[], holds), &Step::Nothing);
+    assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
+    clears(
+        &verified_seed(),
+        &durable(&turned(&[], fetches), Child::Present),
+    );
+}
+
+/// Invariant 9: a quorum that was lost since it was handed over was recovered as another cluster, and what that holds was
+/// written after the backup. Or somebody has made the EtcdCluster anew.
+#[test]
+fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_again() {
+    let source = |facts: ClusterFacts| {
+        let mut observed = present(facts);
+        observed.source = Source::Ready(Box::default());
+        observed
+    };
+    let recovered = ClusterFacts {
+        cluster_id: Some("ef".into()),
+        ..there(false)
+    };
+    let anew = ClusterFacts {
+        uid: "another-uid".into(),
+        cluster_id: None,
+        ..there(false)
+    };
+    let of_none = |restore: &EtcdRestore| {
+        let mut restore = restore.clone();
+        restore.status.as_mut().unwrap().replaces = None;
+        restore
+    };
+    for facts in [recovered, anew] {
+        for restore in [verified_seed(), of_none(&verified_seed())] {
+            let told = check(&let_go(restore), &source(facts.clone()), &Step::Nothing);
+            assert_eq!(reason(&told), Reason::ClusterExists);
+        }
+    }
+    // Somebody has taken the claim away by hand, and nothing else has happened.
+    check(&verified_seed(), &source(there(false)), &Step::Claim);
+    // Earlier builds wrote them with leading zeros.
+    let short = ClusterFacts {
+        cluster_id: Some("cd".into()),
+        ..there(false)
+    };
+    let told = plan(&verified_seed(), &source(short));
+    assert_ne!(reason(&told), Reason::ClusterExists);
+}
+
+/// By then nothing of the spec is asked any more, and after the turn nobody would be served.
+#[test]
+fn a_spec_that_is_changed_into_something_invalid_midway_stops_nothing() {
+    let mut restore = verified_seed();
+    restore.spec.backup_storage_type = Some("Tape".into());
+    check(&restore, &turned(&[], restored_pod()), &Step::Join);
+    let mut fresh = super::super::restore(|_| {});
+    fresh.spec.backup_storage_type = Some("Tape".into());
+    let told = check(&fresh, &present(there(false)), &Step::Nothing);
+    assert_eq!(reason(&told), Reason::InvalidSpec);
+}
