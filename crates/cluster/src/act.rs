@@ -1,9 +1,12 @@
 //! Executes one step: sends its writes, each chain in its order, the chains and the change beside each other.
 //!
 //! It decides nothing. A write that loses a race (the object changed, exists, is gone) ends its chain and is
-//! planned again; nothing is retried here.
+//! planned again; nothing is retried here but what a chain cannot stop at without costing a member its name.
 
 mod send;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +27,11 @@ use crate::upkeep::Calls;
 use crate::write::{Change, Draw, Step, Write, chains};
 
 /// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
-/// lease does not finish what it began (invariant 11).
+/// lease does not finish what it began (invariant 11). What it has marked and not gone on with it takes back.
 const LONGEST: Duration = Duration::from_secs(10);
+
+/// How long at first until a write is sent again that the API server could not take.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a write was not done.
 #[derive(Debug, thiserror::Error)]
@@ -110,9 +116,32 @@ impl Error {
         }
     }
 
-    /// The API server said no for good: the object surely does not exist.
-    fn is_refusal(&self) -> bool {
-        matches!(self, Self::Api(error) if matches!(error.reason(), "Forbidden" | "Refused"))
+    /// The API server, or who stands before it, could not take the write, or has given up waiting for it.
+    fn is_for_now(&self) -> bool {
+        let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
+            return false;
+        };
+        matches!(&**source, kube::Error::Api(status) if matches!(status.code, 503 | 504))
+    }
+
+    /// The write surely was not carried out: it was never sent, or the API server said no. Not so when it did not
+    /// answer, or with an error of its own.
+    fn says_not_done(&self) -> bool {
+        match self {
+            Self::TooOld
+            | Self::Missing(_)
+            | Self::Certificate { .. }
+            | Self::Version { .. }
+            | Self::NotGrown { .. } => true,
+            // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
+            Self::Api(error) => matches!(
+                error.reason(),
+                "Forbidden" | "Refused" | "Throttled" | "Conflict"
+            ),
+            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::Etcd { .. } => {
+                false
+            }
+        }
     }
 }
 
@@ -216,23 +245,16 @@ impl Actor<'_> {
         let mut marked = None;
         for write in writes {
             interrupt(&write);
-            match self.write(&write, &[]).await {
-                Ok(version) => {
-                    marked = version.or(marked);
+            match self.send(&write, marked.is_some()).await {
+                Ok(version) if write.marks().is_some() => {
+                    marked = version;
                     acted.done.push(write);
                 }
-                Err(error) => {
-                    if error.is_refusal()
-                        && let Some(Write::MarkService {
-                            member, started, ..
-                        }) = write.after_refusal(marked.is_some())
-                    {
-                        let undo = Write::MarkService {
-                            member,
-                            started,
-                            over: marked,
-                        };
-                        acted.failed.extend(self.write(&undo, &[]).await.err());
+                Ok(_) => acted.done.push(write),
+                Err((error, not_done)) => {
+                    let undo = write.taken_back(not_done, |_| marked);
+                    if let Some(undo) = undo {
+                        acted.failed.extend(self.take_back(&undo).await.err());
                     }
                     acted.failed.push(error);
                     break;
@@ -240,6 +262,27 @@ impl Actor<'_> {
             }
         }
         acted
+    }
+
+    /// One write of a chain; with an error comes whether it surely was not carried out. Once a Service is marked, what
+    /// the API server cannot take is sent again for as long as the look is good: to stop there would give the member up.
+    /// What was carried out all the same exists then.
+    async fn send(&self, write: &Write, marked: bool) -> Result<Option<String>, (Error, bool)> {
+        let (mut pause, mut doubtful) = (PAUSE, false);
+        loop {
+            let error = match self.write(write, &[]).await {
+                Ok(version) => return Ok(version),
+                Err(error) => error,
+            };
+            let in_time = self.since.elapsed() + pause < LONGEST;
+            if !(marked && error.is_for_now() && in_time) {
+                let not_done = !doubtful && error.says_not_done();
+                return Err((error, not_done));
+            }
+            doubtful = true;
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
     }
 
     /// Invariant 11: a change is made only to the list it was planned from.

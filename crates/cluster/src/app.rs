@@ -65,6 +65,7 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     let image = OwnImage::new(&operator, image);
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
         .told_by(endings)
+        .writing_by(operator.once.clone())
         .of(Operators {
             namespace: operator.namespace.clone(),
             labels: pods,

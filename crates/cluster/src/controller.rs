@@ -41,6 +41,8 @@ const DROPS: usize = 10;
 /// What a reconcile works with.
 pub struct ClusterOperator {
     client: Client,
+    /// Sends each request once.
+    writer: Client,
     clients: Clients,
     image: OwnImage,
     recall: Arc<Recall>,
@@ -71,6 +73,7 @@ impl ClusterOperator {
         figures: Figures,
     ) -> Self {
         Self {
+            writer: client.clone(),
             client,
             clients,
             image,
@@ -87,6 +90,13 @@ impl ClusterOperator {
     #[must_use]
     pub fn told_by(self, endings: Arc<Endings>) -> Self {
         Self { endings, ..self }
+    }
+
+    /// Who sends the writes of a step: each once. One that is sent again after a pause, as clients do by themselves,
+    /// would be sent however old the look is by then (invariant 11).
+    #[must_use]
+    pub fn writing_by(self, writer: Client) -> Self {
+        Self { writer, ..self }
     }
 
     /// Where the operators run: NetworkPolicies let them in.
@@ -119,12 +129,16 @@ impl ClusterOperator {
 
     async fn look(&self, object: &EtcdCluster) -> Result<Option<Look>, Error> {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
-        let objects = observe::objects(&self.client, &namespace, &name).await?;
-        let mut look = objects.map(observe::Objects::look);
-        if let Some(look) = &mut look {
-            observe::access::complete(&self.client, &self.operators, look).await?;
-        }
-        Ok(look)
+        let (objects, policy) = tokio::join!(
+            observe::objects(&self.client, &namespace, &name),
+            observe::access::policy(&self.client, &namespace, &name)
+        );
+        let Some(mut look) = objects?.map(observe::Objects::look) else {
+            return Ok(None);
+        };
+        let seen = (&self.operators, policy?);
+        observe::access::complete(&self.client, seen, &mut look).await;
+        Ok(Some(look))
     }
 
     async fn round(&self, look: Look) -> Round {
@@ -192,7 +206,7 @@ impl ClusterOperator {
         step: &Step,
     ) -> Acted {
         let actor = Actor {
-            client: &self.client,
+            client: &self.writer,
             etcd,
             calls: &self.calls,
             auth: &look.auth,
@@ -264,7 +278,7 @@ impl Reconcile for ClusterOperator {
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
         let namespace = cluster.namespace().unwrap_or_default();
-        let api: Api<EtcdCluster> = Api::namespaced(self.client.clone(), &namespace);
+        let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;
         match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
             // Deleted meanwhile.

@@ -189,17 +189,17 @@ pub async fn objects(
         found.map_err(read("objects without labels"))?;
         let (mut standing, refused) = switch::settle(&mut cluster, &pods);
         let policy = cluster.spec.tls.as_ref();
-        let tls = ClusterTls::read(client, (namespace, name), policy).await;
+        let (tls, held) = tokio::join!(
+            ClusterTls::read(client, (namespace, name), policy),
+            certificates::read(client, &cluster, (&pods, &claims, &services))
+        );
+        let held = held.map_err(read("the certificates' Secrets"))?;
         tls::settle(&mut cluster, &pods, &tls);
         if let Some(next) = &mut standing.next {
             let held = ClusterTls::read(client, (namespace, name), next.to.as_ref()).await;
             next.faults = tls::faults_before(&cluster, &held, next.to.as_ref());
         }
-        let certificates = certificates::read(client, &cluster, (&pods, &claims, &services));
-        let certificates = certificates
-            .await
-            .map_err(read("the certificates' Secrets"))?;
-        let mut certificates = certificates.and_of_others(&tls);
+        let mut certificates = held.of(&cluster, &pods).and_of_others(&tls);
         (certificates.refused, certificates.standing) = (refused, Some(standing));
         Ok(Some(Objects {
             cluster,

@@ -321,27 +321,46 @@ pub enum Write {
 }
 
 impl Write {
-    /// What takes back a write's preparation when the API server refused it for good: a pod that was surely
-    /// not created is no reason to give its member up. `marked`: the mark was set in the same chain.
-    pub fn after_refusal(&self, marked: bool) -> Option<Write> {
+    /// Whose Service it marks: from now on a pod may have been made.
+    pub fn marks(&self) -> Option<&str> {
         match self {
-            // The certificates of a member come before its pod; those of one that runs are written by themselves.
-            Self::Certificate(CertificateWrite::Issue { owner, .. }) if marked => {
-                Some(Self::MarkService {
-                    member: owner.clone(),
-                    started: false,
-                    over: None,
-                })
+            Self::CreateService {
+                member,
+                started: true,
+                ..
             }
-            // A pod on a claim is tried again on that claim, which exists by now.
-            Self::CreatePod(start) if start.durable => None,
-            Self::CreatePod(start) | Self::CreateDisk(start) => Some(Self::MarkService {
-                member: start.member.clone(),
-                started: false,
-                over: None,
-            }),
+            | Self::MarkService {
+                member,
+                started: true,
+                ..
+            } => Some(member),
             _ => None,
         }
+    }
+
+    /// What takes the mark back that the same chain has set, when this write failed and there surely is nothing of the
+    /// member yet: that is no reason to give it up. `not_done`: it surely was not carried out, because it was refused or
+    /// never sent. `marked` tells the version of the member's Service with that mark.
+    pub fn taken_back(
+        &self,
+        not_done: bool,
+        marked: impl FnOnce(&str) -> Option<String>,
+    ) -> Option<Write> {
+        let member = match self {
+            // The certificates of a member come before its pod and its claim, whatever became of them; those of one that
+            // runs are written by themselves.
+            Self::Certificate(CertificateWrite::Issue { owner, .. }) => owner,
+            // A pod on a claim is tried again on that claim, which exists by now.
+            Self::CreatePod(start) if start.durable => return None,
+            Self::CreatePod(start) | Self::CreateDisk(start) if not_done => &start.member,
+            _ => return None,
+        };
+        let over = marked(member)?;
+        Some(Self::MarkService {
+            member: member.clone(),
+            started: false,
+            over: Some(over),
+        })
     }
 }
 

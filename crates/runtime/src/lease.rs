@@ -12,6 +12,8 @@ use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use crate::process::sending_once;
+
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
 /// How long before its end a lease is renewed; also how long a leader tries in vain before it gives up.
@@ -62,11 +64,12 @@ pub struct Lease {
     lock: LeaseManager,
 }
 
-/// A client of its own for the lease: its calls end long before the lease does.
+/// A client of its own for the lease: its calls end long before the lease does, so they are not sent again by
+/// themselves when the API server refuses them for now (429, 503, 504): that may go on for minutes.
 pub fn client(mut config: Config) -> Result<Client, Error> {
     config.connect_timeout = Some(CALL_TIMEOUT);
     config.read_timeout = Some(CALL_TIMEOUT);
-    Client::try_from(config).map_err(Error::Client)
+    sending_once(config).map_err(Error::Client)
 }
 
 /// Waits until this process leads. Failures are told once and tried again: a standby has nothing else to do.
@@ -213,6 +216,32 @@ mod tests {
             "gave up {:?} after the renewal",
             gave_up - renewed
         );
+    }
+
+    /// An API server that refuses for now may do so for minutes: whoever has not heard of a renewal does not lead on.
+    #[tokio::test]
+    async fn a_call_about_the_lease_is_sent_once() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        tokio::spawn({
+            let asked = std::sync::Arc::clone(&asked);
+            async move {
+                while let Ok((mut caller, _)) = listener.accept().await {
+                    let mut request = [0; 4096];
+                    let _ = caller.read(&mut request).await;
+                    asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    let refusal = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    let _ = caller.write_all(refusal.as_bytes()).await;
+                }
+            }
+        });
+        let client = client(Config::new(url.parse().unwrap())).unwrap();
+        let answer = client.apiserver_version().await;
+        assert!(answer.is_err());
+        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1);
     }
 
     #[test]

@@ -87,8 +87,11 @@ pub struct Definition {
 pub struct Operator {
     /// The binary's name; the field manager of all its writes.
     pub name: &'static str,
-    /// Talks to the API server as the operator's ServiceAccount.
+    /// Talks to the API server as the operator's ServiceAccount. What is refused for now (429, 503, 504) it asks for
+    /// again by itself, for minutes.
     pub client: Client,
+    /// The same, and sends each request once: for writes that must not be made later than they were meant.
+    pub once: Client,
     /// Which objects it takes.
     pub scope: Scope,
     /// Its own namespace.
@@ -173,10 +176,11 @@ where
     let mut config = Config::infer().await.map_err(Error::Config)?;
     config.read_timeout = Some(SILENCE);
     let lease_client = lease::client(config.clone())?;
+    let once = sending_once(config.clone()).map_err(Error::Client)?;
     let client = Client::try_from(config).map_err(Error::Client)?;
 
     let mut registry = Registry::default();
-    let (operator, leader) = assemble(&definition, &options, client, &mut registry);
+    let (operator, leader) = assemble(&definition, &options, (client, once), &mut registry);
     let readiness = Readiness::default();
     let listener = admin::bind(options.listen_addr).await?;
     let mut server = tokio::spawn(admin::serve(
@@ -229,10 +233,16 @@ where
     }
 }
 
+/// A client that leaves it to others to ask again.
+pub fn sending_once(mut config: Config) -> Result<Client, kube::Error> {
+    config.default_retry = false;
+    Client::try_from(config)
+}
+
 fn assemble(
     definition: &Definition,
     options: &Common,
-    client: Client,
+    (client, once): (Client, Client),
     registry: &mut Registry,
 ) -> (Operator, Gauge) {
     let namespace = options
@@ -268,6 +278,7 @@ fn assemble(
             metrics,
         )),
         client,
+        once,
         scope,
         namespace,
         identity,

@@ -94,6 +94,20 @@ impl Actor<'_> {
         }
     }
 
+    /// Takes the mark back that this chain has set, however old the look is by now: only over the version that the same
+    /// chain wrote. As long as a Service is marked and there is nothing of its member, nobody else starts that member,
+    /// so the mark's going says what is true (invariant 6) whoever leads by then.
+    pub(super) async fn take_back(&self, undo: &Write) -> Result<(), Error> {
+        match undo {
+            Write::MarkService {
+                member,
+                started: false,
+                over: Some(over),
+            } => self.mark(member, false, Some(over)).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
     async fn delete_budget(&self) -> Result<Option<String>, Error> {
         let api: Api<PodDisruptionBudget> = self.api();
         let name = names::disruption_budget(&self.cluster.name_any());

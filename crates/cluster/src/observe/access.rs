@@ -11,23 +11,31 @@ use runtime::member::{Members, Operators, network_policy};
 use super::{DEADLINE, Error, Look, children, seen};
 use crate::observed::{Kept, Observed};
 
-/// Completes what was read of a cluster.
-pub async fn complete(
+/// The NetworkPolicy of this name, whoever made it. It is read beside the other objects.
+pub async fn policy(
     client: &Client,
-    operators: &Operators,
-    look: &mut Look,
-) -> Result<(), Error> {
-    let cluster = &look.cluster;
-    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-    let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
-    let policy_name = names::network_policy(&name);
-    let policy = tokio::time::timeout(DEADLINE, policies.get_opt(&policy_name));
-    let (auth, policy) = tokio::join!(ClusterAuth::read(client, cluster), policy);
+    namespace: &str,
+    name: &str,
+) -> Result<Option<NetworkPolicy>, Error> {
+    let policies = Api::<NetworkPolicy>::namespaced(client.clone(), namespace);
+    let name = names::network_policy(name);
+    let policy = tokio::time::timeout(DEADLINE, policies.get_opt(&name)).await;
     let policy = policy.map_err(|_| Error::Deadline)?;
-    let policy = policy.map_err(|source| Error::Read {
+    policy.map_err(|source| Error::Read {
         what: "the network policy",
         source,
-    })?;
+    })
+}
+
+/// Completes what was read of a cluster: its Secrets are those its spec names.
+pub async fn complete(
+    client: &Client,
+    (operators, policy): (&Operators, Option<NetworkPolicy>),
+    look: &mut Look,
+) {
+    let cluster = &look.cluster;
+    let namespace = cluster.namespace().unwrap_or_default();
+    let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
     // One of the same name that is not ours is left alone.
     let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
@@ -46,7 +54,6 @@ pub async fn complete(
     access.is_root = auth.is_root();
     access.record = auth.record();
     look.auth = auth;
-    Ok(())
 }
 
 /// Asks how etcd takes the credentials; found out by the calls before, as a rule.

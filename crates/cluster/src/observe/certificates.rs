@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use api::EtcdCluster;
 use api::names::{self, CertificateUse};
 use futures::future::join_all;
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{Api, Client, ResourceExt};
 use runtime::clock;
@@ -12,14 +13,31 @@ use runtime::clock;
 use crate::certificates::{Certificates, rule};
 use crate::observed::Observed;
 
+/// The Secrets of generated certificates, and the API server's clock less our own.
+#[derive(Default)]
+pub(super) struct Read {
+    secrets: Vec<Secret>,
+    clock: Option<SignedDuration>,
+}
+
+impl Read {
+    /// What they say.
+    pub(super) fn of(self, cluster: &EtcdCluster, pods: &[Pod]) -> Certificates {
+        Certificates {
+            clock: self.clock,
+            ..Certificates::new(cluster, &self.secrets, pods)
+        }
+    }
+}
+
 /// Reads what there may be of generated certificates.
 pub(super) async fn read(
     client: &Client,
     cluster: &EtcdCluster,
     (pods, claims, services): (&[Pod], &[PersistentVolumeClaim], &[Service]),
-) -> Result<Certificates, kube::Error> {
+) -> Result<Read, kube::Error> {
     let Some(rule) = rule(cluster) else {
-        return Ok(Certificates::new(cluster, &[], pods));
+        return Ok(Read::default());
     };
     let mut wanted: BTreeSet<String> = rule
         .circles()
@@ -57,10 +75,9 @@ pub(super) async fn read(
     for read in reads {
         secrets.extend(read?);
     }
-    let mut certificates = Certificates::new(cluster, &secrets, pods);
     // Invariant 20: without an answer nobody goes by our own clock alone; the look is repeated.
-    certificates.clock = clock?;
-    Ok(certificates)
+    let clock = clock?;
+    Ok(Read { secrets, clock })
 }
 
 /// A certificate that is yet to be made is no fault.

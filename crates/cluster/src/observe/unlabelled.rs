@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use api::EtcdCluster;
 use api::names;
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -30,7 +31,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Completes the lists.
+/// Completes the lists, in the order in which they were read: what a second operator makes in between is never mistaken
+/// for a loss.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,
@@ -38,9 +40,9 @@ pub(super) async fn complete(
 ) -> Result<(), kube::Error> {
     let missing = missing(cluster, (pods, claims, services));
     let namespace = cluster.namespace().unwrap_or_default();
+    services.extend(find(client, &namespace, &missing.services).await?);
     pods.extend(find(client, &namespace, &missing.pods).await?);
     claims.extend(find(client, &namespace, &missing.claims).await?);
-    services.extend(find(client, &namespace, &missing.services).await?);
     Ok(())
 }
 
@@ -52,11 +54,8 @@ where
         + DeserializeOwned,
 {
     let api = Api::<K>::namespaced(client.clone(), namespace);
-    let mut found = Vec::new();
-    for name in names {
-        found.extend(api.get_opt(name).await?);
-    }
-    Ok(found)
+    let found = try_join_all(names.iter().map(|name| api.get_opt(name))).await?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 /// The members the status names, as far as there is nothing of them; and the Services of the whole cluster.

@@ -140,6 +140,28 @@ impl Mutation {
     }
 }
 
+impl Mutation {
+    /// Takes back more marks than `act` does.
+    pub(crate) fn takes_back(
+        self,
+        write: &Write,
+        version: impl FnOnce(&str) -> Option<String>,
+    ) -> Option<Write> {
+        match write {
+            Write::CreateDisk(start) | Write::CreatePod(start)
+                if self == Self::TakesMarksBackBlindly =>
+            {
+                Some(Write::MarkService {
+                    member: start.member.clone(),
+                    started: false,
+                    over: None,
+                })
+            }
+            _ => write.taken_back(true, version),
+        }
+    }
+}
+
 /// The members that the plan takes out of the client Service.
 fn labels_out(planned: &Plan) -> Vec<Label> {
     let orders = planned.step.orders.iter();

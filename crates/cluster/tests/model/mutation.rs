@@ -43,6 +43,8 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is made before the mark that it may have been.
     MarksLate,
+    /// A mark is taken back although the pod may have been made.
+    TakesMarksBackBlindly,
     /// The change is made whatever the list is by now.
     ActsOnAChangedList,
     /// The list of any member is taken for the cluster's.
@@ -113,8 +115,6 @@ pub(crate) enum Mutation {
     TakesLostVolumesForThere,
     /// The seed of a recovery that was given up goes on beside another one.
     ForgetsGivenUpSeeds,
-}
-
     /// A learner that does not serve yet is promoted because its container was told to run. Found in rounds of its own
     /// (`joining`), as are the others about those.
     PromotesByThePast,
@@ -132,8 +132,10 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// Clients are led to a voter as soon as it has its vote.
     LetsJoiningIn,
+}
+
 impl Mutation {
-    pub(crate) const ALL: [Self; 49] = [
+    pub(crate) const ALL: [Self; 50] = [
         Self::IgnoresThePause,
         Self::ActsOnADeletedObject,
         Self::IgnoresCertificates,
@@ -165,6 +167,7 @@ impl Mutation {
         Self::RecordsLate,
         Self::AddsUnreserved,
         Self::MarksLate,
+        Self::TakesMarksBackBlindly,
         Self::ActsOnAChangedList,
         Self::ReadsALocalList,
         Self::DeletesForeignObjects,
@@ -214,13 +217,13 @@ impl Mutation {
                     observed.members = Seen::Known(list);
                 }
             }
-            Self::TakesSilenceForDamage => {
-                let silent = observed
-                    .statuses
             Self::PromotesByThePast
             | Self::PromotesBehind
             | Self::PromotesTheCutOff
             | Self::TakesAnothersPulse => self.misreads_a_pulse(observed),
+            Self::TakesSilenceForDamage => {
+                let silent = observed
+                    .statuses
                     .iter()
                     .filter(|(_, seen)| seen.known().is_none());
                 for name in silent.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
@@ -294,10 +297,10 @@ impl Mutation {
                 if let Seen::Known(list) = &observed.members {
                     let view = View::new(list, (desired, observed, now));
                     self.changes(world, (desired, observed), &view, &mut planned);
+                    self.counts_on_joining(&view, &mut planned);
                 }
             }
         }
-                    self.counts_on_joining(&view, &mut planned);
         planned
     }
 
@@ -443,10 +446,10 @@ impl Mutation {
                 let busy = world.pods.get(&label.member).map(|pod| pod.role);
                 label.role = busy.filter(|role| is_out(*role)).or(label.role);
             }
+            (Self::LetsJoiningIn, Write::LabelPod(label)) => self.lets_joining_in(world, label),
             (Self::StartsNewTwice, Write::CreatePod(start)) => start.state = State::New,
             (Self::ForgetsTheNotedVersion, Write::CreatePod(start))
                 if start.state == State::OnDisk =>
-            (Self::LetsJoiningIn, Write::LabelPod(label)) => self.lets_joining_in(world, label),
             {
                 world.setup.version.clone_into(&mut start.version);
             }

@@ -47,6 +47,8 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Ticks between plan and act.
     slow_act: Option<u8>,
+    /// After how many writes the look is too old for another, and how many ticks later the marks are taken back.
+    too_old: Option<(usize, u8)>,
 }
 
 /// What became of one write.
@@ -127,10 +129,13 @@ impl Run {
                     ..none
                 });
             }
+            // Half of those that are late become too old in the middle of the step.
             Event::ActLate { ticks, after } => {
+                let too_old = after.checked_sub(128).map(|after| after % 16);
                 self.round(Fault {
                     crash_after: at(after),
                     slow_act: Some(ticks),
+                    too_old: too_old.map(|after| (usize::from(after), ticks)),
                     ..none
                 });
             }
@@ -209,6 +214,12 @@ impl Run {
                 let Some(write) = (!chain.is_empty()).then(|| chain.remove(0)) else {
                     continue;
                 };
+                if let Some((_, ticks)) = fault.too_old.filter(|(after, _)| *after <= written) {
+                    tell!(self.world, "   the look is too old to {write}");
+                    self.take_back(&write, &marked, ticks);
+                    chain.clear();
+                    continue;
+                }
                 if fault.crash_after == Some(written) {
                     self.world.forget_call();
                     tell!(self.world, "   the operator crashes {}", write.point());
@@ -238,7 +249,7 @@ impl Run {
     ) -> Sent {
         if fault.refuse == Some(at) && !is_for_etcd(write) {
             tell!(self.world, "   the API server refuses to {write}");
-            self.take_back(write, marked);
+            self.take_back(write, marked, 0);
             return Sent::Failed;
         }
         if let Some((_, ticks)) = fault.delay.filter(|(after, _)| *after == at) {
@@ -262,27 +273,36 @@ impl Run {
         let sent = self.do_write(write, observed, plan, marked);
         if sent == Sent::Done && fault.lose_reply == Some(at) {
             tell!(self.world, "   the answer is lost");
+            if self.mutation == Some(Mutation::TakesMarksBackBlindly) {
+                self.take_back(write, marked, 0);
+            }
             return Sent::Failed;
         }
         sent
     }
 
-    /// As `act` does it: a mark is taken back after a refusal.
-    fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>) {
-        if let Some(Write::MarkService {
-            member, started, ..
-        }) = write.after_refusal(!marked.is_empty())
-        {
-            let over = marked.get(&member).map(u64::to_string);
-            self.world.write(
-                &Write::MarkService {
-                    member,
-                    started,
-                    over,
-                },
-                &[],
-            );
+    /// As `act` does it: a mark is taken back after a refusal, and when the look is too old to go on; then it may take
+    /// some time, in which others lead.
+    fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
+        let version = |member: &str| marked.get(member).map(u64::to_string);
+        let undo = match self.mutation {
+            Some(mutation) => mutation.takes_back(write, version),
+            None => write.taken_back(true, version),
+        };
+        let Some(write) = undo else {
+            return;
+        };
+        if ticks == 0 {
+            self.world.write(&write, &[]);
+            return;
         }
+        let (arrives, seen) = (self.world.now + u64::from(ticks), self.world.memory.seen);
+        self.world.late.push(Late {
+            arrives,
+            write,
+            via: Vec::new(),
+            seen,
+        });
     }
 
     /// Invariant 11: the change is made only to the list it was planned from.
@@ -334,12 +354,8 @@ impl Run {
         tell!(self.world, "   the operator does: {write}");
         match self.world.write(&write, &via(plan, &write)) {
             Answer::Done(version) => {
-                if let (
-                    Some(version),
-                    Write::CreateService { member, .. } | Write::MarkService { member, .. },
-                ) = (version, &write)
-                {
-                    marked.insert(member.clone(), version);
+                if let (Some(version), Some(member)) = (version, write.marks()) {
+                    marked.insert(member.to_owned(), version);
                 }
                 Sent::Done
             }

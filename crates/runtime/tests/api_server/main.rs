@@ -346,6 +346,7 @@ fn operator(client: &Client) -> Operator {
     Operator {
         name: "etcd-operator",
         client: client.clone(),
+        once: client.clone(),
         scope: Scope::Namespace(NAMESPACE.into()),
         namespace: NAMESPACE.into(),
         identity: "pod".into(),

@@ -283,11 +283,14 @@ fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
     let undone = Write::MarkService {
         member: "db-a".into(),
         started: false,
-        over: None,
+        over: Some("7".into()),
     };
-    assert_eq!(issue.after_refusal(true), Some(undone));
+    let version = |_: &str| Some("7".to_owned());
+    for not_done in [true, false] {
+        assert_eq!(issue.taken_back(not_done, version), Some(undone.clone()));
+    }
     // That of a member that runs is written by itself.
-    assert_eq!(issue.after_refusal(false), None);
+    assert_eq!(issue.taken_back(true, |_| None), None);
 }
 
 /// Invariant 20: it would let every authority run out at once.
