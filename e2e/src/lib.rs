@@ -5,15 +5,18 @@
 
 mod again;
 pub mod bucket;
+pub mod changes;
 pub mod chart;
 pub mod env;
 mod health;
 pub mod keyspace;
 pub mod kubectl;
 pub mod leaks;
+pub mod ledger;
 pub mod manifests;
 pub mod metrics;
 pub mod objects;
+pub mod one_by_one;
 pub mod picture;
 pub mod reader;
 pub mod sandbox;
@@ -24,6 +27,7 @@ pub mod writer;
 
 pub use env::Env;
 pub use keyspace::Keyspace;
+pub use one_by_one::OneByOne;
 pub use reader::Reader;
 pub use sandbox::{Sandbox, scenario};
 pub use testbed::Testbed;

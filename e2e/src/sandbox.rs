@@ -1,9 +1,10 @@
 //! A namespace of a test's own, with the operators installed in it by the chart, under the chart's own RBAC.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
-use futures::{StreamExt, TryStreamExt};
+use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::api::{
@@ -11,8 +12,8 @@ use kube::api::{
 };
 use serde_json::json;
 use tokio::sync::OnceCell;
-use tokio::time::timeout;
 
+use crate::changes::every_change;
 use crate::objects::{self, Kind};
 use crate::wait::{Look, until};
 use crate::{Env, PATIENCE, chart, kubectl};
@@ -51,6 +52,7 @@ pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>
 /// # Panics
 /// When the test fails.
 pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    let begun = Instant::now();
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
         let outcome = body(&sandbox).await;
@@ -61,12 +63,24 @@ pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
         outcome
     }
     .await;
+    note_time(name, begun.elapsed());
     if let Err(error) = outcome {
         #[allow(clippy::panic)] // How a test fails.
         {
             panic!("{name}: {error:?}");
         }
     }
+}
+
+/// Tells `cargo xtask test` how long a test took, if that asks for it.
+fn note_time(name: &str, took: Duration) {
+    let Ok(file) = std::env::var("E2E_TIMES") else {
+        return;
+    };
+    let file = OpenOptions::new().create(true).append(true).open(file);
+    let line = format!("{name} {:.1}\n", took.as_secs_f32());
+    // It is told to people, and no test fails for it.
+    drop(file.and_then(|mut file| file.write_all(line.as_bytes())));
 }
 
 impl Sandbox {
@@ -277,6 +291,32 @@ impl Sandbox {
         self.kubectl(&["scale", &cluster, &size]).await.map(drop)
     }
 
+    /// Has the operator look at a cluster now: Secrets are not watched, and at rest they are read once a minute. Who uses
+    /// it does not test that minute.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn look_at(&self, cluster: &str) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+        let look = format!("look=at-{now}");
+        let words = ["annotate", "etcdcluster", cluster, &look, "--overwrite"];
+        self.kubectl(&words).await.map(drop)
+    }
+
+    /// Has the kubelets look at a cluster's pods now, and so at their Secrets: by themselves they do once a minute.
+    ///
+    /// # Errors
+    /// With what kubectl says.
+    pub async fn have_kubelets_look(&self, cluster: &str) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+        let (members, look) = (
+            format!("--selector=app=etcd,etcd_cluster={cluster}"),
+            format!("look=at-{now}"),
+        );
+        let words = ["annotate", "pods", &members, &look, "--overwrite"];
+        self.kubectl(&words).await.map(drop)
+    }
+
     /// Deletes a member's pod at once and waits until the operator has seen the loss: until then, the old status
     /// still holds.
     ///
@@ -291,27 +331,20 @@ impl Sandbox {
             .await?;
         // One that comes back on its volume may be ready again before a busy machine looks: so every status is looked at
         // that there was.
-        match timeout(PATIENCE, self.unready_since(cluster, pod, &since)).await {
-            Ok(Ok(())) => Ok(()),
-            _ => self.await_unready(cluster, pod).await,
-        }
-    }
-
-    /// Reads every version of a cluster from one on, until a member is not reported as ready.
-    async fn unready_since(&self, cluster: &str, member: &str, since: &str) -> Result<()> {
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
-        let mut changes = clusters.watch(&only, since).await?.boxed();
-        while let Some(change) = changes.try_next().await? {
-            if let WatchEvent::Modified(object) = change
-                && !objects::ready_members(&object)
-                    .iter()
-                    .any(|name| name == member)
-            {
-                return Ok(());
-            }
+        let seen = every_change(&clusters, &only, &since, PATIENCE, |change| {
+            let WatchEvent::Modified(object) = change else {
+                return None;
+            };
+            let ready = objects::ready_members(&object);
+            (!ready.iter().any(|name| name == pod)).then_some(())
+        })
+        .await;
+        match seen {
+            Ok(()) => Ok(()),
+            Err(_) => self.await_unready(cluster, pod).await,
         }
-        bail!("the watch has ended")
     }
 
     /// Waits until a member is not reported as ready.

@@ -2,13 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
 /// How often a condition is looked at that no watch covers.
 const EVERY: Duration = Duration::from_millis(100);
 /// A look that takes longer hangs, and is given up for the next one.
 const LOOK: Duration = Duration::from_secs(90);
+/// What `kubectl` prints when it is refused.
+const REFUSED: [&str; 3] = [
+    "Error from server (Forbidden)",
+    "Error from server (Unauthorized)",
+    "error: You must be logged in to the server",
+];
 
 /// What one look at the world found.
 pub enum Look<T> {
@@ -20,20 +26,54 @@ pub enum Look<T> {
 
 /// Looks again and again until the condition holds.
 ///
-/// An error of a single look counts as not yet: what is being waited for is often the end of such errors.
+/// An error of a single look counts as not yet: what is being waited for is often the end of such errors. Being refused
+/// by the API server is none of them: nobody gets rights by waiting.
 ///
 /// # Errors
-/// After `within`, with what was seen last.
+/// After `within`, with what was seen last; at once, when the API server refuses what is asked of it.
 pub async fn until<T>(
     what: &str,
     within: Duration,
+    look: impl AsyncFnMut() -> Result<Look<T>>,
+) -> Result<T> {
+    looking(what, within, look, is_refusal).await
+}
+
+/// As [`until`], where the rights are waited for, too: being refused counts as not yet.
+///
+/// # Errors
+/// After `within`, with what was seen last.
+pub async fn until_allowed<T>(
+    what: &str,
+    within: Duration,
+    look: impl AsyncFnMut() -> Result<Look<T>>,
+) -> Result<T> {
+    looking(what, within, look, |_| false).await
+}
+
+/// Whether the API server has refused something: to this client, or to a `kubectl`.
+fn is_refusal(error: &Error) -> bool {
+    let said = |text: String| REFUSED.iter().any(|words| text.contains(words));
+    error.chain().any(|cause| match cause.downcast_ref() {
+        Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
+        _ => said(cause.to_string()),
+    })
+}
+
+async fn looking<T>(
+    what: &str,
+    within: Duration,
     mut look: impl AsyncFnMut() -> Result<Look<T>>,
+    ends: impl Fn(&Error) -> bool,
 ) -> Result<T> {
     let start = Instant::now();
     loop {
         let seen = match timeout(LOOK, look()).await {
             Ok(Ok(Look::Done(value))) => return Ok(value),
             Ok(Ok(Look::NotYet(seen))) => seen,
+            Ok(Err(error)) if ends(&error) => {
+                return Err(error.context(format!("refused while waiting for: {what}")));
+            }
             Ok(Err(error)) => format!("{error:#}"),
             Err(_) => format!("no answer in {} s", LOOK.as_secs()),
         };
@@ -44,5 +84,59 @@ pub async fn until<T>(
             );
         }
         tokio::time::sleep(EVERY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+    use kube::core::Status;
+
+    use super::*;
+
+    fn answer(code: u16) -> Error {
+        let status = Status::failure("no", "Because").with_code(code).boxed();
+        Err::<(), _>(kube::Error::Api(status))
+            .context("get c")
+            .unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_is_not_waited_for_and_what_fails_is() {
+        let printed = |text: &str| anyhow!("kubectl get pods: {text}");
+        for (error, ends) in [
+            (answer(403), true),
+            (answer(401), true),
+            (answer(404), false),
+            (answer(500), false),
+            (
+                printed("Error from server (Forbidden): pods is forbidden"),
+                true,
+            ),
+            (
+                printed("Error from server (NotFound): pods \"c\" not found"),
+                false,
+            ),
+        ] {
+            let (what, text) = ("x", format!("{error:#}"));
+            let mut error = Some(error);
+            let mut looks = 0;
+            let outcome = until(what, Duration::from_secs(60), async || {
+                looks += 1;
+                error.take().map_or(Ok(Look::Done(())), Err)
+            })
+            .await;
+            assert_eq!(
+                (outcome.is_err(), looks),
+                (ends, if ends { 1 } else { 2 }),
+                "{text}"
+            );
+        }
+        let mut error = Some(answer(403));
+        until_allowed("x", Duration::from_secs(60), async || {
+            error.take().map_or(Ok(Look::Done(())), Err)
+        })
+        .await
+        .unwrap();
     }
 }

@@ -4,7 +4,6 @@
 //! deadline for each write. Every key is written once, so a key says by itself whether it was lost.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::health::Health;
 use crate::kubectl::PortForward;
+use crate::ledger::{Ledger, Tally, Written, key, value};
 use crate::tls::Identity;
 use crate::wait::{Look, until};
 use crate::{PATIENCE, Sandbox};
@@ -53,35 +53,6 @@ pub struct Writer {
     prefix: &'static str,
 }
 
-/// An acknowledged write.
-#[derive(Clone, Copy, Debug)]
-struct Written {
-    revision: i64,
-    /// It was sent more than once.
-    again: bool,
-}
-
-impl Written {
-    /// Whether it is what was found under its key, at which revision. An attempt whose answer was lost may be carried
-    /// out after the one that was acknowledged: the same value is written once more then.
-    fn is_kept_by(self, found: Option<&(String, i64)>, value: &str) -> bool {
-        found.is_some_and(|(now, at)| {
-            now == value && (*at == self.revision || (self.again && *at > self.revision))
-        })
-    }
-}
-
-/// An acknowledged write that cannot be read back as it was acknowledged.
-#[derive(Clone, Debug)]
-pub struct Lost {
-    /// Its key.
-    pub key: String,
-    /// The revision it was acknowledged at.
-    pub revision: i64,
-    /// The revision at which something is found under its key.
-    pub found: Option<i64>,
-}
-
 /// How the cluster is reached, and what is shown there.
 #[derive(Clone)]
 pub(crate) struct Way {
@@ -110,54 +81,6 @@ pub(crate) struct Line {
     /// The member, where it leads to one.
     member: Option<usize>,
     _forward: Option<PortForward>,
-}
-
-/// What the writer knows.
-struct Ledger {
-    begun: Instant,
-    /// Number of the key, and the store's revision when its write was acknowledged.
-    acknowledged: BTreeMap<u64, Written>,
-    /// Numbers of the keys whose writes were not answered, or refused.
-    unknown: Vec<u64>,
-    last: Instant,
-    gap: Duration,
-    gap_begun: Instant,
-    why: String,
-}
-
-/// What became of the writes.
-#[derive(Clone, Debug)]
-pub struct Tally {
-    /// Writes etcd acknowledged.
-    pub acknowledged: usize,
-    /// Writes etcd refused or did not answer in time; they may have been done.
-    pub unknown: usize,
-    /// Acknowledged writes that are not there, or differ: their keys, with the revision they were acknowledged at.
-    pub lost: Vec<Lost>,
-    /// The longest time between two acknowledged writes.
-    pub gap: Duration,
-    /// When that began, from the writer's beginning on.
-    pub gap_begun: Duration,
-    /// The last error a write ended with.
-    pub why: String,
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            to,
-            "{} writes acknowledged, {} unanswered, {} lost; longest gap {:.1} s, {:.1} s after the first",
-            self.acknowledged,
-            self.unknown,
-            self.lost.len(),
-            self.gap.as_secs_f32(),
-            self.gap_begun.as_secs_f32(),
-        )?;
-        if !self.why.is_empty() {
-            write!(to, "; last error: {}", self.why)?;
-        }
-        Ok(())
-    }
 }
 
 impl Writer {
@@ -237,18 +160,9 @@ impl Writer {
     }
 
     async fn start_on(manner: Manner, way: Way) -> Result<Self> {
-        let now = Instant::now();
-        let ledger = Arc::new(Mutex::new(Ledger {
-            begun: now,
-            acknowledged: BTreeMap::new(),
-            unknown: Vec::new(),
-            last: now,
-            gap: Duration::ZERO,
-            gap_begun: now,
-            why: String::new(),
-        }));
-        let task = tokio::spawn(write(manner, way.clone(), Arc::clone(&ledger)));
         let prefix = manner.prefix;
+        let ledger = Arc::new(Mutex::new(Ledger::new(prefix, Instant::now())));
+        let task = tokio::spawn(write(manner, way.clone(), Arc::clone(&ledger)));
         let writer = Self {
             task,
             ledger,
@@ -264,9 +178,9 @@ impl Writer {
     /// # Errors
     /// When they are not.
     pub async fn await_more(&self, count: usize) -> Result<()> {
-        let before = self.look(|ledger| ledger.acknowledged.len());
+        let before = self.acknowledged();
         until(&format!("{count} more writes"), PATIENCE, async || {
-            let (now, why) = self.look(|ledger| (ledger.acknowledged.len(), ledger.why.clone()));
+            let (now, why) = self.look(|ledger| (ledger.acknowledged(), ledger.why().to_owned()));
             Ok(if now >= before + count {
                 Look::Done(())
             } else {
@@ -279,13 +193,13 @@ impl Writer {
     /// How many writes were acknowledged so far.
     #[must_use]
     pub fn acknowledged(&self) -> usize {
-        self.look(|ledger| ledger.acknowledged.len())
+        self.look(Ledger::acknowledged)
     }
 
     /// How long ago the last write was acknowledged.
     #[must_use]
     pub fn silence(&self) -> Duration {
-        self.look(|ledger| ledger.last.elapsed())
+        self.look(Ledger::silence)
     }
 
     /// Ends the writing, looks for every acknowledged write, and says what became of them.
@@ -310,13 +224,6 @@ impl Writer {
         // The last write is ended between two others, so the ledger has an entry for each.
         self.task.abort();
         let silence = self.silence();
-        let (acknowledged, unknown, begun) = self.look(|ledger| {
-            (
-                ledger.acknowledged.clone(),
-                ledger.unknown.len(),
-                ledger.begun,
-            )
-        });
         let found = until("every key can be read back", PATIENCE, async || {
             let line = self.way.connect().await?;
             let mut client = line.client.kv_client();
@@ -336,45 +243,10 @@ impl Writer {
             Ok(Look::Done(pairs.collect::<BTreeMap<_, _>>()))
         })
         .await?;
-        let lost = acknowledged
-            .iter()
-            .filter_map(|(number, written)| {
-                let key = self.key(*number);
-                let now = found.get(&key);
-                (!written.is_kept_by(now, &self.value(*number))).then(|| Lost {
-                    key,
-                    revision: written.revision,
-                    found: now.map(|(_, revision)| *revision),
-                })
-            })
-            .collect();
-        let tally = self.look(|ledger| {
-            // What is silent at the end counts, too.
-            let (gap, gap_begun) = if silence > ledger.gap {
-                (silence, ledger.last)
-            } else {
-                (ledger.gap, ledger.gap_begun)
-            };
-            Tally {
-                acknowledged: acknowledged.len(),
-                unknown,
-                lost,
-                gap,
-                gap_begun: gap_begun.saturating_duration_since(begun),
-                why: ledger.why.clone(),
-            }
-        });
+        let tally = self.look(|ledger| ledger.tally(&found, silence));
         // Past the test harness, which shows what passing tests print to nobody.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
-    }
-
-    fn key(&self, number: u64) -> String {
-        key(self.prefix, number)
-    }
-
-    fn value(&self, number: u64) -> String {
-        value(self.prefix, number)
     }
 
     fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
@@ -520,95 +392,4 @@ async fn attempt(way: &Way, line: &mut Option<Line>, pair: (String, String)) -> 
     // A forwarded port takes its time to open; a write does not.
     let outcome = timeout(DEADLINE * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
-}
-
-impl Ledger {
-    fn enter(&mut self, number: u64, outcome: Result<Written>) {
-        match outcome {
-            Ok(written) => {
-                let now = Instant::now();
-                let silence = now.duration_since(self.last);
-                if silence > self.gap && !self.acknowledged.is_empty() {
-                    (self.gap, self.gap_begun) = (silence, self.last);
-                }
-                self.last = now;
-                self.acknowledged.insert(number, written);
-            }
-            Err(error) => {
-                self.unknown.push(number);
-                self.why = format!("{error:#}");
-            }
-        }
-    }
-}
-
-fn key(prefix: &str, number: u64) -> String {
-    format!("{prefix}{number:08}")
-}
-
-fn value(prefix: &str, number: u64) -> String {
-    format!("the value of {}", key(prefix, number))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn once(revision: i64) -> Written {
-        Written {
-            revision,
-            again: false,
-        }
-    }
-
-    #[test]
-    fn a_write_is_kept_at_its_revision_or_later_where_it_was_sent_again() {
-        let found = |value: &str, revision| Some((value.to_owned(), revision));
-        let again = Written {
-            revision: 5,
-            again: true,
-        };
-        for (written, found, kept) in [
-            (once(5), found("a", 5), true),
-            (once(5), found("a", 6), false),
-            (once(5), found("b", 5), false),
-            (once(5), None, false),
-            (again, found("a", 5), true),
-            (again, found("a", 6), true),
-            (again, found("a", 4), false),
-            (again, found("b", 6), false),
-            (again, None, false),
-        ] {
-            assert_eq!(written.is_kept_by(found.as_ref(), "a"), kept, "{found:?}");
-        }
-    }
-
-    #[test]
-    fn a_gap_is_the_time_between_two_acknowledged_writes() {
-        let begun = Instant::now()
-            .checked_sub(Duration::from_secs(10))
-            .unwrap_or_else(Instant::now);
-        let mut ledger = Ledger {
-            begun,
-            acknowledged: BTreeMap::new(),
-            unknown: Vec::new(),
-            last: begun,
-            gap: Duration::ZERO,
-            gap_begun: begun,
-            why: String::new(),
-        };
-        // Before the first there is no gap: the cluster was not there yet.
-        ledger.enter(0, Ok(once(5)));
-        assert_eq!(ledger.gap, Duration::ZERO);
-        let back = Instant::now()
-            .checked_sub(Duration::from_secs(4))
-            .unwrap_or_else(Instant::now);
-        ledger.last = back;
-        ledger.enter(1, Err(anyhow::anyhow!("no answer")));
-        ledger.enter(2, Ok(once(6)));
-        assert!(ledger.gap >= Duration::from_secs(4), "{:?}", ledger.gap);
-        assert_eq!(ledger.gap_begun, back);
-        assert_eq!(ledger.acknowledged.len(), 2);
-        assert_eq!(ledger.unknown, [1]);
-    }
 }

@@ -195,7 +195,9 @@ async fn auth_restore_of_another_password() {
             .fill("kept/", KEYS, |_| ())
             .await?;
         let path = back_up(sandbox, &bucket, "first").await?;
+        // That the operator looks by itself, the test before shows.
         sandbox.apply(&secret(SECOND)).await?;
+        sandbox.look_at("c").await?;
         await_password(sandbox, "c", SECOND).await?;
 
         let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", &path, "");

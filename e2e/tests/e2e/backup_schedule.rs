@@ -9,7 +9,7 @@ use e2e::manifests::{aws_secret, backup_with, restore};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
-use e2e::wait::{Look, until};
+use e2e::wait::{Look, until, until_allowed};
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams};
@@ -325,7 +325,7 @@ async fn backup_cronjob_makes_backups_with_the_least_rights() {
                 "name",
             ];
             // The account may do so when the API server has heard of its rights.
-            let created = until("the account may create a backup", PATIENCE, async || {
+            let created = until_allowed("the account may create a backup", PATIENCE, async || {
                 let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
                 Ok(Look::Done(created.await?))
             })

@@ -177,10 +177,7 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
                 }
                 round.set(round.get() + 1);
                 sandbox.apply(&secret(&password(round.get()))).await?;
-                // A Secret is not watched.
-                let look = format!("look=at-{}", round.get());
-                let args = ["annotate", "etcdcluster", "c", &look, "--overwrite"];
-                sandbox.kubectl(&args).await.map(drop)
+                sandbox.look_at("c").await
             })
             .await?;
         victim

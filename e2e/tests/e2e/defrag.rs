@@ -4,12 +4,15 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::objects::{Kind, await_object, field, leader};
+use e2e::changes::every_change;
+use e2e::metrics::Page;
+use e2e::objects::{Kind, await_object, field, leader, ready_members};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
 use futures::future;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::{ListParams, WatchEvent, WatchParams};
 
 use crate::all_pods_lost::{restarts, same_members};
 use crate::fixtures::cluster_with;
@@ -23,28 +26,54 @@ const DURABLE: &str = "  pod:
 /// Mebibytes that are written and deleted.
 const FREE: i64 = 32;
 
-/// Invariant 22: the members that the client Service passed by, one at a time, until it leads to all again.
-async fn passed_by(sandbox: &Sandbox) -> Result<BTreeSet<String>> {
-    let (mut all, mut most) = (BTreeSet::new(), 0);
-    until("all were busy and none is", PATIENCE, async || {
-        let pods = sandbox.member_pods("c").await?;
-        let role = |pod: &Pod| pod.labels().get("etcd.database.coreos.com/role").cloned();
-        let busy = pods
-            .iter()
-            .filter(|pod| role(pod).as_deref() == Some("busy"));
-        let busy: Vec<String> = busy.map(ResourceExt::name_any).collect();
-        most = most.max(busy.len());
-        let none = busy.is_empty();
-        all.extend(busy);
-        Ok(if none && all.len() == 3 {
-            Look::Done(())
+/// What marks who is passed by.
+const ROLE: &str = "etcd.database.coreos.com/role";
+const MEMBERS: &str = "app=etcd,etcd_cluster=c";
+
+/// Invariant 22: the members that the client Service passed by, one at a time, until it leads to all again. Each change
+/// of a pod since that version is seen: a busy machine may look too late for a moment like these.
+async fn passed_by(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
+    let of_cluster = WatchParams::default().labels(MEMBERS);
+    let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
+    let pods = sandbox.api::<Pod>();
+    let seen = every_change(&pods, &of_cluster, since, PATIENCE, |change| {
+        let WatchEvent::Modified(pod) = change else {
+            return None;
+        };
+        if pod.labels().get(ROLE).is_some_and(|role| role == "busy") {
+            all.insert(pod.name_any());
+            busy.insert(pod.name_any());
         } else {
-            Look::NotYet(format!("{all:?}"))
-        })
-    })
-    .await?;
+            busy.remove(&pod.name_any());
+        }
+        most = most.max(busy.len());
+        (all.len() == 3 && busy.is_empty()).then_some(())
+    });
+    let seen = seen.await;
+    seen.with_context(|| format!("all are passed by and none is; so far were {all:?}"))?;
     ensure!(most < 3, "all were taken out of the client Service");
     Ok(all)
+}
+
+/// How often a member has seen another leader.
+async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
+    let page = Page::of_member(sandbox, member).await?;
+    Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
+}
+
+/// Waits until every member has forgotten what was deleted: each does so by itself.
+async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
+    until("every member has free space", PATIENCE, async || {
+        for member in members {
+            let page = Page::of_member(sandbox, member).await?;
+            let used = page.sum("etcd_mvcc_db_total_size_in_use_in_bytes", "");
+            if used > f64::from(8 << 20) {
+                return Ok(Look::NotYet(format!("{member} uses {used} bytes")));
+            }
+        }
+        Ok(Look::Done(()))
+    })
+    .await
 }
 
 #[tokio::test]
@@ -61,7 +90,16 @@ async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
         let revision = keys.delete("big/").await?;
         keys.compact(revision).await?;
         let writer = Writer::start(sandbox, "c").await?;
+        let names = ready_members(&before);
+        await_compacted(sandbox, &names).await?;
         let led = leader(&sandbox.await_members("c", 3).await?)?;
+        let other = names.iter().find(|name| **name != led);
+        let other = other.context("nobody but the leader")?;
+        let elected = elections(sandbox, other).await?;
+        let pods = sandbox.api::<Pod>();
+        let pods = pods.list(&ListParams::default().labels(MEMBERS)).await?;
+        let started: i32 = pods.iter().map(restarts).sum();
+        let since = pods.metadata.resource_version.unwrap_or_default();
 
         let rule =
             r#"{"spec":{"upkeep":{"defragmentation":{"freePercent":50,"minFreeBytes":1048576}}}}"#;
@@ -72,7 +110,7 @@ async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
         let is_over = await_object(&clusters, "c", "it is defragmented", PATIENCE, |object| {
             !field(object, "/status/defragmentation/completionTime").is_null()
         });
-        let (done, passed_by) = future::join(is_over, passed_by(sandbox)).await;
+        let (done, passed_by) = future::join(is_over, passed_by(sandbox, &since)).await;
         let (done, passed_by) = (done?, passed_by?);
         ensure!(
             passed_by.len() == 3,
@@ -81,7 +119,6 @@ async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");
-        ensure!(members[2]["name"] == led.as_str(), "{led} led: {run}");
         for pair in members.windows(2) {
             // Times of one format, in UTC.
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
@@ -95,12 +132,14 @@ async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        ensure!(leader(&after)? != led, "the leadership was moved");
+        // A busy machine elects at times by itself: then nobody can say from outside who led when.
+        if elections(sandbox, other).await? < elected + 1.5 {
+            ensure!(members[2]["name"] == led.as_str(), "{led} led: {run}");
+            ensure!(leader(&after)? != led, "the leadership was moved");
+        }
         let pods: Vec<Pod> = sandbox.member_pods("c").await?;
-        ensure!(
-            pods.iter().all(|pod| restarts(pod) == 0),
-            "a member restarted"
-        );
+        let now: i32 = pods.iter().map(restarts).sum();
+        ensure!(now == started, "a member restarted");
         writer.await_more(10).await?;
         writer.finish("defragmented").await.map(drop)
     })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, field};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -59,17 +59,20 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// Nobody lacks more than one member at a time: the budget of disruptions and the writer would show it.
+/// Nobody lacks more than one member at a time.
 async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
     let (id, before) = (field(&object, "/status/clusterID"), lives(sandbox).await?);
     let writer = Writer::start(sandbox, "c").await?;
+    let ends = OneByOne::begin(sandbox, "c", 3).await?;
     patch(sandbox, &json!({ "etcd": { "snapshotCount": 5000 } })).await?;
     await_pods(sandbox, "every member runs with the new flag", |pod| {
         has_flag(pod, "--snapshot-count=5000")
     })
     .await?;
+    let ended = ends.end().await?;
+    ensure!(ended == 3, "{ended} pods were ended");
     let after = lives(sandbox).await?;
     let same: Vec<&String> = before
         .keys()
@@ -196,12 +199,15 @@ async fn resize_that_is_refused_in_place_rolls() {
         sandbox.await_members("c", 3).await?;
         let before = lives(sandbox).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let ends = OneByOne::begin(sandbox, "c", 3).await?;
         let resources = json!({ "requests": { "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| {
             has_resources(pod, "96Mi")
         })
         .await?;
+        let ended = ends.end().await?;
+        ensure!(ended == 3, "{ended} pods were ended");
         let after = lives(sandbox).await?;
         ensure!(before.keys().eq(after.keys()), "the same members");
         ensure!(

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -54,6 +54,7 @@ async fn another_storage_class_replaces_members_one_by_one() {
             sandbox.apply(&manifest).await?;
             let before = sandbox.await_members("c", 3).await?;
             let writer = Writer::start(sandbox, "c").await?;
+            let ends = OneByOne::begin(sandbox, "c", 3).await?;
             let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"storageClassName": class}}}});
             let patch = patch.to_string();
             let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
@@ -76,6 +77,8 @@ async fn another_storage_class_replaces_members_one_by_one() {
             })
             .await?;
             let after = sandbox.await_members("c", 3).await?;
+            let ended = ends.end().await?;
+            ensure!(ended == 3, "{ended} pods were ended");
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             let (old, new) = (ready_members(&before), ready_members(&after));
             ensure!(!new.iter().any(|member| old.contains(member)), "{old:?} {new:?}");

@@ -186,6 +186,7 @@ async fn authorities_of_others_are_replaced_in_steps_and_never_at_once() {
             Ok(tls::secret("peer", tls::PEER, &by.sign(&names)?, ca))
         };
         sandbox.apply(&of_peers(&new, &new.pem)?).await?;
+        sandbox.look_at("c").await?;
         await_fault(
             sandbox,
             "AuthorityReplaced",
@@ -194,6 +195,7 @@ async fn authorities_of_others_are_replaced_in_steps_and_never_at_once() {
         .await?;
         ensure!(uids(sandbox).await? == lives, "a member was restarted");
         sandbox.apply(&of_peers(&old, &old.pem)?).await?;
+        sandbox.look_at("c").await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(&clusters, "c", "the Secrets hold", PATIENCE, |object| {
             has_condition(object, "TLSReady", "True")
@@ -201,9 +203,12 @@ async fn authorities_of_others_are_replaced_in_steps_and_never_at_once() {
         .await?;
         ensure!(uids(sandbox).await? == lives, "a member was restarted");
 
+        // That the operator and the kubelets look by themselves, the test before shows.
         put(sandbox, &old, &names, &both).await?;
+        sandbox.look_at("c").await?;
         await_started_with(sandbox, 2).await?;
         put(sandbox, &new, &names, &both).await?;
+        sandbox.have_kubelets_look("c").await?;
         let after = trusts_both(client(&new, sandbox, "c")?);
         let of_new = Identity {
             ca: new.pem.clone(),
@@ -220,6 +225,7 @@ async fn authorities_of_others_are_replaced_in_steps_and_never_at_once() {
         writer.finish("both authorities").await?;
         let writer = Writer::start_tls(sandbox, "c", &after).await?;
         put(sandbox, &new, &names, &new.pem).await?;
+        sandbox.look_at("c").await?;
         await_started_with(sandbox, 1).await?;
         writer.finish("the new authority alone").await?;
         ensure!(

@@ -10,7 +10,7 @@ use e2e::manifests::aws_secret;
 use e2e::objects::{Kind, await_complete, await_object, condition, field, has_condition};
 use e2e::tls::Identity;
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use e2e::{Keyspace, OneByOne, PATIENCE, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -77,19 +77,28 @@ async fn served(writer: Writer, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Sets `spec.TLS` to this and waits until members are there; they are ended one by one.
+async fn goes(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
+    let ends = OneByOne::begin(sandbox, "c", 3).await?;
+    set(sandbox, tls).await?;
+    switched(sandbox, peers, accepts).await?;
+    let ended = ends.end().await.context("TLS was switched")?;
+    ensure!(ended >= 3, "{ended} pods were ended");
+    Ok(())
+}
+
 /// A client writes while `spec.TLS` is set to this, until members are there; then it is changed, and another follows.
 async fn step(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
     tls: &str,
-    (peers, accepts): (&str, bool),
+    there: (&str, bool),
 ) -> Result<()> {
     let writer = match client {
         Some(identity) => Writer::start_tls(sandbox, "c", identity).await?,
         None => Writer::start(sandbox, "c").await?,
     };
-    set(sandbox, tls).await?;
-    switched(sandbox, peers, accepts).await?;
+    goes(sandbox, tls, there).await?;
     served(writer, what).await
 }
 
@@ -121,8 +130,8 @@ async fn on(
     identity: impl AsyncFn() -> Result<Identity>,
 ) -> Result<()> {
     let plain = Writer::start(sandbox, "c").await?;
-    set(sandbox, &format!(r#"{tls}"acceptPlaintext":true}}"#)).await?;
-    switched(sandbox, "Tls", true).await?;
+    let both = format!(r#"{tls}"acceptPlaintext":true}}"#);
+    goes(sandbox, &both, ("Tls", true)).await?;
     plain.await_more(1).await?;
     let identity = identity().await?;
     all_let_in(sandbox, &identity).await?;

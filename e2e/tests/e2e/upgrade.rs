@@ -147,14 +147,15 @@ async fn upgrade_under_load() {
         let before = sandbox.await_members("c", 3).await?;
         let pods_before = pods(sandbox, "c").await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        for version in versions {
+        for (version, times) in versions.into_iter().zip(1..) {
             let version = version?;
             change(sandbox, "c", json!({ "version": version })).await?;
             await_version(sandbox, "c", 3, &version).await?;
+            await_in_place(sandbox, &pods_before, times).await?;
+            one_by_one(sandbox, "c").await?;
         }
         let after = sandbox.await_members("c", 3).await?;
         ensure!(members(&after) == members(&before), "other members");
-        await_in_place(sandbox, &pods_before, 3).await?;
         writer.await_more(10).await?;
         let tally = writer.finish("three upgrades").await?;
         ensure!(tally.unknown == 0, "failed writes: {tally}");

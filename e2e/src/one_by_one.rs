@@ -1,0 +1,234 @@
+//! Whether members are ended one by one: each only when all were ready again after the one before. It goes by the pods'
+//! own changes in the order in which the API server took them, and by no clock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use tokio::task::JoinHandle;
+
+use crate::changes::every_change;
+use crate::objects::is_ready;
+use crate::{PATIENCE, Sandbox};
+
+/// Sees every change of a cluster's pods from [`OneByOne::begin`] on.
+pub struct OneByOne {
+    seen: Arc<Mutex<Seen>>,
+    task: JoinHandle<Result<()>>,
+}
+
+/// What has been seen.
+struct Seen {
+    /// So many members have to be ready between two ends.
+    size: usize,
+    /// The pods that are there, by UID.
+    pods: BTreeMap<String, One>,
+    /// Those that were ended, in this order.
+    ended: Vec<String>,
+    /// All were ready since the last one was ended.
+    whole: bool,
+    /// Those that were ended too early, each with the one before.
+    early: Vec<(String, String)>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct One {
+    ready: bool,
+    ends: bool,
+}
+
+impl OneByOne {
+    /// Begins to look at a cluster with this many members, all of which are ready.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub async fn begin(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
+        let pods = sandbox.api::<Pod>();
+        let selector = format!("app=etcd,etcd_cluster={cluster}");
+        let list = pods.list(&ListParams::default().labels(&selector)).await?;
+        let since = list.metadata.resource_version.unwrap_or_default();
+        let seen = Seen::of(size, list.items);
+        ensure!(
+            seen.whole,
+            "{cluster} has not {size} members that are ready"
+        );
+        let seen = Arc::new(Mutex::new(seen));
+        let told = Arc::clone(&seen);
+        let task = tokio::spawn(async move {
+            let of = WatchParams::default().labels(&selector);
+            // Until it is aborted.
+            every_change(&pods, &of, &since, PATIENCE * 12, |change| {
+                told.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(change);
+                None
+            })
+            .await
+        });
+        Ok(Self { seen, task })
+    }
+
+    /// Says how many members were ended since.
+    ///
+    /// # Errors
+    /// When one was ended before all were ready again, and when not all was seen.
+    pub async fn end(mut self) -> Result<usize> {
+        if self.task.is_finished() {
+            (&mut self.task)
+                .await?
+                .context("not every change was seen")?;
+        }
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(
+            seen.early.is_empty(),
+            "members were ended before all were ready again after the one before: {:?}; all that were ended: {:?}",
+            seen.early,
+            seen.ended
+        );
+        Ok(seen.ended.len())
+    }
+}
+
+impl Drop for OneByOne {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Seen {
+    fn of(size: usize, pods: Vec<Pod>) -> Self {
+        let mut seen = Self {
+            size,
+            pods: BTreeMap::new(),
+            ended: Vec::new(),
+            whole: true,
+            early: Vec::new(),
+        };
+        for pod in pods {
+            seen.take(WatchEvent::Added(pod));
+        }
+        // What was ended before is nobody's business here.
+        (seen.ended, seen.early) = (Vec::new(), Vec::new());
+        seen.whole = seen.is_whole();
+        seen
+    }
+
+    fn take(&mut self, change: WatchEvent<Pod>) {
+        let (pod, gone) = match change {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
+            WatchEvent::Deleted(pod) => (pod, true),
+            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
+        };
+        let uid = pod.uid().unwrap_or_default();
+        let before = self.pods.get(&uid).copied().unwrap_or_default();
+        let ends = gone || pod.metadata.deletion_timestamp.is_some();
+        if ends && !before.ends {
+            if let Some(last) = self.ended.last().filter(|_| !self.whole) {
+                self.early.push((last.clone(), pod.name_any()));
+            }
+            self.ended.push(pod.name_any());
+            self.whole = false;
+        }
+        if gone {
+            self.pods.remove(&uid);
+        } else {
+            let ready = is_ready(&pod);
+            self.pods.insert(uid, One { ready, ends });
+        }
+        self.whole |= self.is_whole();
+    }
+
+    fn is_whole(&self) -> bool {
+        let ready = self.pods.values().filter(|one| one.ready && !one.ends);
+        ready.count() >= self.size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, ready: bool, ends: bool) -> Pod {
+        let mut pod = json!({
+            "metadata": { "name": name, "uid": uid },
+            "status": { "conditions": [
+                { "type": "Ready", "status": if ready { "True" } else { "False" } }
+            ] },
+        });
+        if ends {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn three() -> Seen {
+        let all = ["a", "b", "c"].map(|name| pod(name, name, true, false));
+        Seen::of(3, all.to_vec())
+    }
+
+    /// A pod is ended, goes, and comes back under its name.
+    fn again(seen: &mut Seen, name: &str, back: bool) {
+        let next = format!("{name}+");
+        seen.take(WatchEvent::Modified(pod(name, name, true, true)));
+        seen.take(WatchEvent::Modified(pod(name, name, false, true)));
+        seen.take(WatchEvent::Deleted(pod(name, name, false, true)));
+        seen.take(WatchEvent::Added(pod(name, &next, false, false)));
+        if back {
+            seen.take(WatchEvent::Modified(pod(name, &next, true, false)));
+        }
+    }
+
+    #[test]
+    fn members_that_come_back_before_the_next_is_ended_are_ended_one_by_one() {
+        let mut seen = three();
+        for name in ["a", "b", "c"] {
+            again(&mut seen, name, true);
+        }
+        assert!(seen.early.is_empty(), "{:?}", seen.early);
+        assert_eq!(seen.ended, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn one_that_is_ended_while_another_is_away_is_found() {
+        let mut seen = three();
+        again(&mut seen, "a", false);
+        again(&mut seen, "b", true);
+        assert_eq!(seen.early, [("a".to_owned(), "b".to_owned())]);
+
+        // Both at once, and without a word before.
+        let mut seen = three();
+        seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
+        seen.take(WatchEvent::Modified(pod("b", "b", true, true)));
+        assert_eq!(seen.early, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn one_that_is_not_ready_for_a_moment_is_nobodys_fault() {
+        let mut seen = three();
+        seen.take(WatchEvent::Modified(pod("b", "b", false, false)));
+        again(&mut seen, "a", false);
+        seen.take(WatchEvent::Modified(pod("b", "b", true, false)));
+        seen.take(WatchEvent::Modified(pod("a", "a+", true, false)));
+        seen.take(WatchEvent::Modified(pod("a", "a+", false, false)));
+        again(&mut seen, "c", true);
+        assert!(seen.early.is_empty(), "{:?}", seen.early);
+    }
+
+    #[test]
+    fn members_that_are_followed_by_others_have_one_more_meanwhile() {
+        let mut seen = three();
+        for (old, new) in [("a", "d"), ("b", "e"), ("c", "f")] {
+            seen.take(WatchEvent::Added(pod(new, new, false, false)));
+            seen.take(WatchEvent::Modified(pod(new, new, true, false)));
+            seen.take(WatchEvent::Modified(pod(old, old, true, true)));
+            seen.take(WatchEvent::Deleted(pod(old, old, false, true)));
+        }
+        assert!(seen.early.is_empty(), "{:?}", seen.early);
+        assert_eq!(seen.ended.len(), 3);
+    }
+}
