@@ -35,8 +35,10 @@ async fn a_member_whose_data_is_damaged_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (files, how, choose) in DAMAGE {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            let pod = sandbox.api::<Pod>().get(&victim).await?;
+            let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let directory = directory(sandbox, &victim).await?;
+            // It stands still meanwhile: what it writes on the way to its end would mend what was damaged.
+            testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(
                     "for file in $(find {directory} -name '{files}' -size +0); do \
@@ -47,7 +49,7 @@ async fn a_member_whose_data_is_damaged_is_replaced() {
                 damaged.contains(&directory),
                 "nothing was damaged: {damaged}"
             );
-            testbed.kill_containers(&[pod]).await?;
+            testbed.kill_containers(&pods).await?;
             sandbox.await_unready("c", &victim).await?;
             let after = sandbox.await_members("c", 3).await.context(files)?;
             let members = ready_members(&after);

@@ -1,10 +1,11 @@
 //! `spec.hibernate`: no pods, while volumes and Services stay; set back, the same cluster is there with its data.
 
 use anyhow::{Result, ensure};
+use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, condition, field, has_condition};
-use e2e::{PATIENCE, Sandbox, Writer, scenario};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
-use kube::api::ListParams;
 
 use crate::all_pods_lost::same_members;
 use crate::fixtures::{DURABLE, cluster_with};
@@ -59,9 +60,18 @@ async fn a_cluster_hibernates_and_comes_back_with_its_data() {
             ])
             .await?;
         sandbox.await_operators().await?;
-        let pods = sandbox.api::<Pod>();
-        let of_cluster = ListParams::default().labels("etcd_cluster=c");
-        ensure!(pods.list(&of_cluster).await?.items.is_empty());
+        until("it has looked at the cluster", PATIENCE, async || {
+            let page = Page::of_operator(sandbox, "etcd-operator").await?;
+            let looks = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
+            Ok(if looks > 0.5 {
+                Look::Done(())
+            } else {
+                Look::NotYet("it has not".to_owned())
+            })
+        })
+        .await?;
+        let pods = all::<Pod>(sandbox).await?;
+        ensure!(pods.is_empty(), "{pods:?}");
 
         hibernate(sandbox, false).await?;
         let after = sandbox.await_members("c", 3).await?;

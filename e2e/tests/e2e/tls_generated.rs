@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::kubectl::PortForward;
 use e2e::leaks::discreet;
 use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::tls::{Identity, Signed};
@@ -16,6 +17,7 @@ use kube::api::ListParams;
 
 use crate::certificates::{arguments, client_name, lives};
 use crate::fixtures::{DURABLE, cluster_with};
+use crate::tls_static::is_let_in;
 
 /// Lines under `spec` for certificates the operator makes.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
@@ -184,9 +186,7 @@ async fn certificates_are_made_anew_without_a_restart() {
         sandbox
             .kubectl(&["delete", "secret", "c-operator-tls"])
             .await?;
-        sandbox
-            .kubectl(&["annotate", "etcdcluster", "c", "look=again"])
-            .await?;
+        sandbox.look_at("c").await?;
         until(
             "the operators have a certificate again",
             PATIENCE,
@@ -229,14 +229,13 @@ async fn a_cluster_whose_certificates_have_run_out_comes_back() {
         sandbox.await_pods_of("etcd-operator", 0).await?;
         let pods = sandbox.member_pods("c").await?;
         let first = pods.first().map(ResourceExt::name_any).context("no pod")?;
-        let service = |identity: Identity| async move {
-            Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &first, &identity).await
-        };
+        let first = format!("pod/{first}");
+        ensure!(is_let_in(sandbox, &first, 2379, &identity).await?);
         tokio::time::sleep(RUN_OUT).await;
-        ensure!(
-            service(identity).await.is_err(),
-            "an expired certificate was taken"
-        );
+        let forward = PortForward::open(&sandbox.env, &sandbox.namespace, &first, 2379).await?;
+        let refused = identity.ask(forward.port, "/version").await;
+        let why = refused.err().context("an expired certificate was taken")?;
+        ensure!(format!("{why:#}").contains("expired"), "{why:#}");
         let before = lives_of(sandbox).await?;
 
         sandbox
@@ -280,7 +279,8 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 #[tokio::test]
 async fn authorities_are_replaced_while_clients_write() {
     discreet("tls_rotation_ca", async |sandbox| {
-        let spec = "  TLS: {generated: {certificateDuration: 10m}}\n";
+        // Clients are given a third of it to take the next certificates.
+        let spec = "  TLS: {generated: {certificateDuration: 4m}}\n";
         sandbox
             .apply(&cluster_with(
                 &sandbox.env,

@@ -2,19 +2,18 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use e2e::changes::every_change;
 use e2e::metrics::operator_pods;
 use e2e::objects::{field, follower};
 use e2e::wait::Look;
 use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, scenario, until};
-use futures::{StreamExt, TryStreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
-use tokio::time::timeout;
 
 use crate::fixtures::{DURABLE, cluster_with};
 
@@ -56,24 +55,21 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
     let leases = sandbox.api::<Lease>();
-    let mut changes = leases.watch(&only, &version).await?.boxed();
     let mut ends = end(since)?;
-    while let Some(change) = changes.try_next().await? {
+    let next = every_change(&leases, &only, &version, PATIENCE, |change| {
         let WatchEvent::Modified(lease) = change else {
-            continue;
+            return None;
         };
-        if holder(&lease).as_deref() == Some(than) {
-            ends = end(&lease)?;
-            continue;
+        if holder(&lease).as_deref() != Some(than) {
+            return Some((holder(&lease), Timestamp::now() < ends));
         }
-        // Whoever finds one that ran out empties it, too, before taking it.
-        ensure!(
-            Timestamp::now() < ends,
-            "the lease ran out and was not given back"
-        );
-        return Ok(holder(&lease));
-    }
-    bail!("the lease was not changed")
+        ends = end(&lease).unwrap_or(ends);
+        None
+    });
+    let (next, in_time) = next.await.context("the lease stays as it is")?;
+    // Whoever finds one that ran out empties it, too, before taking it.
+    ensure!(in_time, "the lease ran out and was not given back");
+    Ok(next)
 }
 
 async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Pod>> {
@@ -182,8 +178,7 @@ async fn a_standby_is_ready_and_takes_over_in_the_middle_of_a_change() {
         sandbox
             .kubectl(&["delete", "pod", &second, "--wait=false"])
             .await?;
-        let next = timeout(PATIENCE, next_holder(sandbox, &lease, &second)).await;
-        let next = next.context("the lease stays as it is")??;
+        let next = next_holder(sandbox, &lease, &second).await?;
         ensure!(
             next.is_none(),
             "it is taken and was not given back: {next:?}"
