@@ -9,6 +9,7 @@ use kube::{Api, ResourceExt};
 use runtime::{Done, Failure, Reconcile, apply};
 
 use crate::act::{Beside, act};
+use crate::named::named;
 use crate::observe::{Means, observe};
 use crate::observed::Observed;
 use crate::plan::{Plan, Step, Verdict, plan};
@@ -34,6 +35,7 @@ impl Reconcile for BackupOperator {
             ..self.beside.observe(&uid)
         };
         let (observed, ready) = observe(&self.means, &backup, running, now).await;
+        let observed = named(&backup, observed);
         let plan = plan(&backup, &observed, now);
         let done = act(&self.means.client, &self.beside, &backup, plan.step, ready).await;
         // A finalizer that was set is seen, with a new version of the object, in another round.

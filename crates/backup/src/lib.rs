@@ -9,6 +9,7 @@ pub mod candidates;
 pub mod claim;
 mod controller;
 mod metrics;
+mod named;
 mod neighbours;
 mod observe;
 pub mod observed;

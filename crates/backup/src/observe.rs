@@ -1,5 +1,6 @@
 //! Reads what a plan needs: the Secrets and the cluster a spec names, and what the store holds. Reads only.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,6 +125,7 @@ async fn place(
             begun,
             numbered: backup.spec.is_periodic(),
             compress: compresses(backup),
+            shared: !beside(means, backup).is_empty(),
             reach: reach_in_pod(means, backup, cluster.as_ref()).await?,
             cluster,
         }));
@@ -286,11 +288,7 @@ async fn removal(
             newest: status
                 .and_then(|status| status.location.clone())
                 .unwrap_or_default(),
-            others: {
-                let all = means.objects.state();
-                let readable = all.iter().filter_map(|object| object.0.as_ref().ok());
-                neighbours(backup, readable)
-            },
+            others: beside(means, backup),
         },
         _ => What::Everything,
     };
@@ -318,6 +316,13 @@ async fn removal(
         what,
         now,
     })))
+}
+
+/// The UIDs of the other EtcdBackups that number theirs at the same path.
+fn beside(means: &Means, backup: &EtcdBackup) -> BTreeSet<String> {
+    let all = means.objects.state();
+    let readable = all.iter().filter_map(|object| object.0.as_ref().ok());
+    neighbours(backup, readable)
 }
 
 fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {

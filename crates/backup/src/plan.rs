@@ -73,6 +73,8 @@ pub enum Verdict {
     Refused(Trouble),
     /// It has begun or is about to.
     Begun,
+    /// As many others are being transferred as may.
+    Queued,
     /// Bytes are moving.
     Running(Moved),
     /// Something is missing or failed; it is tried again.
@@ -518,7 +520,7 @@ fn attempt(begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
     let wait = |verdict, requeue| Plan::new(Step::Nothing, verdict, Some(requeue));
     let work = &observed.transfer.work;
     if *work == Work::Queued {
-        return wait(Verdict::Begun, PROGRESS);
+        return wait(Verdict::Queued, PROGRESS);
     }
     if let Work::Running(moved) = *work {
         return wait(Verdict::Running(moved), PROGRESS);

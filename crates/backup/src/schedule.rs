@@ -12,6 +12,9 @@ const SPREAD: i64 = 20;
 /// See [`SPREAD`].
 const MOST_SPREAD: SignedDuration = SignedDuration::from_secs(30);
 
+/// Nobody looks in the very second a run is due: a shorter deadline would be missed by every run.
+const LEAST_DEADLINE: i64 = 10;
+
 /// What is wrong with a schedule.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
@@ -64,7 +67,7 @@ impl Schedule {
     pub fn of(policy: &BackupPolicy) -> Result<Option<Self>, Problem> {
         let deadline = policy
             .starting_deadline_seconds
-            .map(|seconds| SignedDuration::from_secs(seconds.max(0)));
+            .map(|seconds| SignedDuration::from_secs(seconds.max(LEAST_DEADLINE)));
         let rule = match (&policy.schedule, policy.backup_interval_in_second) {
             (Some(text), _) => Rule::At(
                 Box::new(cron(text)?),
@@ -305,6 +308,24 @@ mod tests {
             next(hourly, last, "2026-01-01T03:50:00Z"),
             Next::At(at("2026-01-01T04:00:00Z"))
         );
+    }
+
+    /// An operator looks a little after the time, and not in no time.
+    #[test]
+    fn a_deadline_of_no_time_lets_runs_begin_all_the_same() {
+        let last = Some("2026-01-01T03:00:00Z");
+        for json in [
+            r#"{"backupIntervalInSecond":3600,"startingDeadlineSeconds":0}"#,
+            r#"{"schedule":"0 * * * *","startingDeadlineSeconds":0}"#,
+        ] {
+            assert_eq!(
+                next(json, last, "2026-01-01T04:00:06.5Z"),
+                Next::Due,
+                "{json}"
+            );
+            let missed = next(json, last, "2026-01-01T04:00:20Z");
+            assert_eq!(missed, Next::At(at("2026-01-01T05:00:00Z")), "{json}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             status.progress = None;
             take_back(&mut status);
         }
-        Verdict::Begun => status.reason = None,
+        Verdict::Begun | Verdict::Queued => status.reason = None,
         Verdict::Scheduled(_) | Verdict::Untidy(_) => {}
         Verdict::Suspended => take_back(&mut status),
         Verdict::Tidied(kept) => status.backups = listed(&status, kept),
@@ -141,6 +141,10 @@ fn listed(status: &EtcdBackupStatus, kept: &Kept) -> Vec<StoredBackup> {
 /// What is said while a backup is being made.
 const MADE: &str = "a backup is being made";
 
+/// What is said while it is not its turn.
+const QUEUED: &str =
+    "the backup waits for its turn: as many others are being transferred as may at a time";
+
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Complete, holds, reason, message)
@@ -160,7 +164,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         || find(&status.conditions, &ConditionType::Progressing).is_some();
     let mut findings = match verdict {
         Verdict::Settled => return Vec::new(),
-        Verdict::Begun | Verdict::Running(_) if told => Vec::new(),
+        Verdict::Begun | Verdict::Queued | Verdict::Running(_) if told => Vec::new(),
         Verdict::Scheduled(time) => vec![match time {
             Some(time) => {
                 let message = format!("the next backup is due at {time}");
@@ -191,6 +195,10 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             );
             vec![tidy(false, trouble.reason.clone(), message)]
         }
+        Verdict::Queued => vec![
+            complete(false, Reason::Pending, QUEUED.to_owned()),
+            going_on(),
+        ],
         Verdict::Begun => vec![
             complete(false, Reason::Pending, "the backup begins".to_owned()),
             going_on(),
@@ -216,6 +224,9 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         ],
     };
     match verdict {
+        Verdict::Queued if shown => {
+            findings.push(progressing(true, Reason::Pending, QUEUED));
+        }
         Verdict::Begun | Verdict::Running(_) | Verdict::Waiting(_) if shown => {
             findings.push(progressing(true, Reason::InProgress, MADE));
         }
@@ -296,6 +307,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         Verdict::Settled
         | Verdict::Running(_)
         | Verdict::Begun
+        | Verdict::Queued
         | Verdict::Scheduled(_)
         | Verdict::Suspended
         | Verdict::Tidied(_) => {}

@@ -63,8 +63,8 @@ impl Shared {
         }
     }
 
-    fn tag(&self) -> Option<String> {
-        Some(self.writings.load(Ordering::SeqCst).to_string())
+    fn tag(&self) -> String {
+        self.writings.load(Ordering::SeqCst).to_string()
     }
 
     /// Once.
@@ -94,7 +94,7 @@ impl Upload for SharedUpload {
         let Self { inner, store } = *self;
         let committed = inner.commit().await?;
         store.writings.fetch_add(1, Ordering::SeqCst);
-        let tag = store.tag();
+        let tag = Some(store.tag());
         if store.meddles(Meddling::DataBeforeManifest) {
             let key = store.inner.list("").await?.remove(0).key;
             store.other_data(&key).await;
@@ -144,7 +144,7 @@ impl Store for Shared {
     }
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
         let found = self.inner.head(key).await?;
-        let tag = self.tag();
+        let tag = Some(self.tag());
         Ok(found.map(|found| Object { tag, ..found }))
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {

@@ -36,7 +36,7 @@ pub use difference::{
 };
 pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
-pub use network::{Operators, network_policy};
+pub use network::{BESIDE_A_CLAIM, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod, pod_security};
 pub use seed::{
     Contents, FETCH, Making, OperatorImage, RESTORE, Report, Seed, Source, seed_name, seed_pod,

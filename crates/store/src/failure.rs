@@ -29,10 +29,16 @@ impl Place {
 
     /// Says why nothing was answered.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        if text.contains("certificate")
-            || text.contains("handshake")
-            || text.contains("InvalidContentType")
-        {
+        // What rustls calls an answer that is not TLS.
+        if text.contains("InvalidContentType") {
+            return Error::Unreachable {
+                endpoint: self.endpoint.clone(),
+                detail: format!(
+                    "it speaks no TLS there: begin with http:// if it has none; {text}"
+                ),
+            };
+        }
+        if text.contains("certificate") || text.contains("handshake") {
             return Error::Certificate(text.to_owned());
         }
         if text.contains("no providers in chain") || text.contains("credentials provider") {
@@ -44,6 +50,15 @@ impl Place {
             endpoint: self.endpoint.clone(),
             detail: text.to_owned(),
         }
+    }
+
+    /// Says that something else answers, or the store's other port: a store says what is wrong.
+    pub(crate) fn foreign(&self, answer: &str) -> Error {
+        Error::Other(format!(
+            "{answer}; what {} answers is not what a store says: correct the endpoint, and whether it begins with \
+             http:// or https://",
+            self.endpoint
+        ))
     }
 
     /// Says what an answer means: the store's own word for the failure, its text, and the HTTP status.
@@ -111,6 +126,7 @@ impl Place {
             ("RequestTimeout" | "OperationTimedOut", _) | (_, Some(408)) => {
                 Error::Timeout(self.endpoint.clone())
             }
+            ("", Some(300..500)) if message.is_empty() => self.foreign(&shown()),
             _ => Error::Other(shown()),
         }
     }

@@ -45,11 +45,14 @@ async fn network_policy() {
                 "app.kubernetes.io/instance": "etcd-operator", "app.kubernetes.io/name": "etcd-operator",
             } },
         });
+        let beside_a_claim = json!({ "podSelector": { "matchLabels": {
+            "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
+        } } });
         let clients = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let port = |port: u16| json!([{ "port": port, "protocol": "TCP" }]);
         let wanted = json!([
             { "from": [member], "ports": port(2380) },
-            { "from": [member, operators, clients], "ports": port(2379) },
+            { "from": [member, operators, beside_a_claim, clients], "ports": port(2379) },
             { "ports": port(2381) },
         ]);
         ensure!(policy["spec"]["ingress"] == wanted, "{}", policy["spec"]["ingress"]);

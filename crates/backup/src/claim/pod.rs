@@ -2,7 +2,6 @@
 
 use api::EtcdBackup;
 use api::conditions::Reason;
-use api::names::MANAGER_BACKUP;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, PersistentVolumeClaimVolumeSource, Pod, PodSpec,
     ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
@@ -11,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use runtime::member::{OperatorImage, container_security, pod_security};
+use runtime::member::{BESIDE_A_CLAIM, OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
 use super::order::{Order, Report, Task};
@@ -74,11 +73,7 @@ pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
         }),
         ..Volume::default()
     };
-    let labels = [
-        ("app.kubernetes.io/name", "etcd-backup"),
-        ("app.kubernetes.io/managed-by", MANAGER_BACKUP),
-    ];
-    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let labels = BESIDE_A_CLAIM.map(|(key, value)| (key.to_owned(), value.to_owned()));
     Pod {
         metadata: ObjectMeta {
             name: Some(name(order)),
@@ -322,6 +317,7 @@ mod tests {
                 begun: jiff::Timestamp::UNIX_EPOCH,
                 numbered: false,
                 compress: false,
+                shared: false,
                 cluster: None,
                 reach: Reach {
                     tls: Some("client-tls".to_owned()),

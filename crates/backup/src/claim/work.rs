@@ -8,7 +8,7 @@ use std::sync::Arc;
 use api::conditions::Reason;
 use clap::Args;
 use etcd::{Access, Credentials, EtcdClient};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use runtime::tls::Purpose;
 use runtime::{progress, tls};
 use store::{LocalStore, Store};
@@ -130,6 +130,17 @@ fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(data)
 }
 
+/// What is older was left by a pod that is dead. There is one pod for an EtcdBackup at a time; where others write to the
+/// same path, a file counts as left when nothing was written to it for longer than a transfer is ever silent.
+fn since(shared: bool, now: Timestamp) -> Timestamp {
+    const SILENT: SignedDuration = SignedDuration::from_mins(10);
+    if shared {
+        now.checked_sub(SILENT).unwrap_or(now)
+    } else {
+        now
+    }
+}
+
 async fn stored(
     order: &Order,
     snapshot: Snapshot,
@@ -141,6 +152,7 @@ async fn stored(
         begun,
         numbered,
         compress,
+        shared,
         cluster,
         reach,
     } = snapshot;
@@ -166,8 +178,26 @@ async fn stored(
         compress,
         uid: order.uid.clone(),
         cluster,
-        since: Timestamp::now(),
+        since: since(shared, Timestamp::now()),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
     Ok(Report::Stored(stored))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_pod_of_a_neighbour_is_writing_is_left_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(dir.path());
+        for shared in [true, false] {
+            let mut upload = store.begin("key").await.unwrap();
+            upload.write("content".into()).await.unwrap();
+            let since = since(shared, Timestamp::now()).as_second();
+            store.discard_unfinished("key", since).await.unwrap();
+            assert_eq!(upload.commit().await.is_ok(), shared);
+        }
+    }
 }

@@ -18,6 +18,13 @@ use crate::observed::Trouble;
 /// know whose the data is, and `deletionPolicy: Delete` would leave it behind.
 const LAST: Duration = Duration::from_secs(10);
 
+/// Between looks at the manifest.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(400),
+    Duration::from_millis(1500),
+];
+
 /// Writes the manifest and looks at both.
 pub(super) async fn vouch(
     store: &dyn Store,
@@ -52,7 +59,7 @@ async fn written(
     put.map_err(|error| in_store(&error))?;
     fail::fail_point!("backup-after-manifest");
     // Invariant 12.
-    if manifest_of(store, key).await?.as_ref() != Some(manifest) {
+    if !shows(store, key, manifest).await? {
         return Err(replaced(store, key));
     }
     if is_there(store, key, committed).await? {
@@ -63,6 +70,17 @@ async fn written(
         tracing::warn!(%error, key, "a manifest lies beside data it does not describe");
     }
     Err(replaced(store, key))
+}
+
+/// Whether the store shows the manifest: some show for a moment what was there before.
+async fn shows(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Result<bool, Trouble> {
+    for pause in PAUSES {
+        if manifest_of(store, key).await?.as_ref() == Some(manifest) {
+            return Ok(true);
+        }
+        tokio::time::sleep(pause).await;
+    }
+    Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
 /// Whether the store still holds what it acknowledged.

@@ -16,6 +16,12 @@ use super::Members;
 /// The label every namespace has, with its name.
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 
+/// The labels of the pods that write a cluster's backups to a claim. They run in the cluster's namespace.
+pub const BESIDE_A_CLAIM: [(&str, &str); 2] = [
+    ("app.kubernetes.io/name", "etcd-backup"),
+    ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
+];
+
 /// Where the operators run, all three of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
@@ -44,6 +50,11 @@ pub fn network_policy(
             ..NetworkPolicyPeer::default()
         });
     } else {
+        let labels = BESIDE_A_CLAIM.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        clients.push(NetworkPolicyPeer {
+            pod_selector: Some(selector(labels.into())),
+            ..NetworkPolicyPeer::default()
+        });
         clients.extend(access.clients.iter().cloned());
     }
     // The operators ask for the health of a member that does not serve clients yet.
@@ -143,7 +154,11 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        assert_eq!(of(2379), json!([member, operator, team]));
+        // Without them no backup of this cluster would get onto a claim.
+        let beside_a_claim = json!({ "podSelector": { "matchLabels": {
+            "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
+        } } });
+        assert_eq!(of(2379), json!([member, operator, beside_a_claim, team]));
         assert_eq!(of(2381), Value::Null, "everybody");
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
     }

@@ -232,13 +232,21 @@ impl Json {
                 status,
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
             );
-        let message = match serde_json::from_slice::<Failure>(&body) {
-            Ok(failure) => failure.error.message,
-            Err(_) => String::from_utf8_lossy(&body).chars().take(200).collect(),
+        let answered = |message: &str| {
+            let status = Some(status.as_u16());
+            self.place.answered(key, None, message, status)
         };
-        let error = self
-            .place
-            .answered(key, None, &message, Some(status.as_u16()));
+        let error = if let Ok(failure) = serde_json::from_slice::<Failure>(&body) {
+            answered(&failure.error.message)
+        } else {
+            let text: String = String::from_utf8_lossy(&body).chars().take(200).collect();
+            match answered(&text) {
+                Error::Other(_) if !passing => {
+                    self.place.foreign(&format!("{} {text}", status.as_u16()))
+                }
+                error => error,
+            }
+        };
         Err((error, !passing))
     }
 }

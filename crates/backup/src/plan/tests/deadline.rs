@@ -14,8 +14,11 @@ fn the_time_in_which_others_had_their_turn_does_not_count() {
     let waits = plan(&backup, &queued, at(5000));
     assert_eq!(
         (waits.step, &waits.verdict),
-        (Step::Nothing, &Verdict::Begun)
+        (Step::Nothing, &Verdict::Queued)
     );
+    let told = status(&backup, &waits, at(5000));
+    let complete = find(&told.conditions, &ConditionType::Complete).unwrap();
+    assert!(complete.message.contains("its turn"), "{complete:?}");
     let mut running = known(Work::Running(Moved::default()), Place::NotAsked);
     running.transfer.waited = Duration::from_secs(5000);
     assert_eq!(plan(&backup, &running, at(5059)).step, Step::Nothing);
