@@ -311,6 +311,10 @@ impl Story {
     }
 }
 
+#[expect(
+    clippy::default_trait_access,
+    reason = "the type is of a crate that nothing else here needs"
+)]
 fn operator(client: &Client) -> Operator {
     let metrics = Metrics::register(&mut Registry::default(), "cluster");
     Operator {

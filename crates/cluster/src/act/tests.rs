@@ -123,11 +123,15 @@ async fn started(
         orders: vec![Order::Writes(writes)],
         change: None,
     };
-    let acted = actor.act(&step).await;
+    let acted = Box::pin(actor.act(&step)).await;
     let asked = server.asked.lock().unwrap().clone();
     (asked, acted)
 }
 
+#[expect(
+    clippy::default_trait_access,
+    reason = "the type is of a crate that nothing else here needs"
+)]
 fn operator(client: &Client) -> Operator {
     let metrics = Metrics::register(&mut Registry::default(), "cluster");
     Operator {
