@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(ledger.unknown, [1]);
         let tally = |silence| ledger.tally(&BTreeMap::new(), Duration::from_secs(silence));
         assert_eq!(tally(1).gap, ledger.gap);
-        assert_eq!(tally(60).gap, Duration::from_secs(60));
+        assert_eq!(tally(60).gap, Duration::from_mins(1));
     }
 
     #[test]

@@ -121,7 +121,7 @@ mod tests {
             let (what, text) = ("x", format!("{error:#}"));
             let mut error = Some(error);
             let mut looks = 0;
-            let outcome = until(what, Duration::from_secs(60), async || {
+            let outcome = until(what, Duration::from_mins(1), async || {
                 looks += 1;
                 error.take().map_or(Ok(Look::Done(())), Err)
             })
@@ -133,7 +133,7 @@ mod tests {
             );
         }
         let mut error = Some(answer(403));
-        until_allowed("x", Duration::from_secs(60), async || {
+        until_allowed("x", Duration::from_mins(1), async || {
             error.take().map_or(Ok(Look::Done(())), Err)
         })
         .await

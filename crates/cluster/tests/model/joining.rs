@@ -136,11 +136,11 @@ impl World {
                             && self.serves_clients(&one.name)
                             && !is_lost(self, &one.name)
                     };
-                    let votes = cluster.members().get(&id.0).is_some_and(|one| !one.learner);
+                    let had_a_vote = cluster.members().get(&id.0).is_some_and(|one| !one.learner);
                     let (serve, voters) = (left().filter(counts).count(), left().count());
                     demand!(
                         self,
-                        !votes || serve > voters / 2,
+                        !had_a_vote || serve > voters / 2,
                         "invariant 24: {member} is removed, {serve} voters that are left of {voters} serve"
                     );
                 }
