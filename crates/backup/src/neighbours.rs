@@ -75,13 +75,13 @@ mod tests {
         let all = [
             backup("same", |_| ()),
             backup("elsewhere", |object| {
-                object["metadata"]["namespace"] = json!("m")
+                object["metadata"]["namespace"] = json!("m");
             }),
             backup("sibling", |object| {
-                object["spec"]["s3"]["path"] = json!("bucket/etcd_v2")
+                object["spec"]["s3"]["path"] = json!("bucket/etcd_v2");
             }),
             backup("once", |object| {
-                object["spec"]["backupPolicy"] = Value::Null
+                object["spec"]["backupPolicy"] = Value::Null;
             }),
             backup("claim", claim("a", "n")),
             backup("other-claim", claim("b", "n")),
