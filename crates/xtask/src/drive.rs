@@ -2,6 +2,7 @@
 //! image, hand both to the programs of the e2e crate through the environment,
 //! and tell what came out.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -14,7 +15,7 @@ use crate::before::{self, Before};
 use crate::libtest::{self, Summary};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
-use crate::{checkout, image, programs, progress, shell, testbed};
+use crate::{checkout, image, programs, progress, shell, testbed, times};
 
 /// The module name of e2e tests that break nodes.
 const ALONE: &str = "alone::";
@@ -96,17 +97,25 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     ensure_packages(&[Purpose::Build])?;
     let mut summary = Summary::default();
     if options.unit {
-        summary += unit_tests(options.filter.as_deref())?;
+        compile_unit_tests()?;
+        summary += run_unit_tests(options.filter.as_deref())?;
     } else {
         // The testbed comes up while cargo compiles.
         let (early, units, compiled) = thread::scope(|scope| {
             let early = scope.spawn(|| begin_cluster(&options.place, None));
+            let mut before = None;
             let units = if options.e2e {
                 Ok(Summary::default())
             } else {
-                unit_tests(options.filter.as_deref())
+                compile_unit_tests().and_then(|()| {
+                    // Unit tests wait a lot; all end-to-end tests need the commit before.
+                    let whole = options.filter.is_none() && options.place.context.is_none();
+                    before = whole.then(|| scope.spawn(before::build));
+                    run_unit_tests(options.filter.as_deref())
+                })
             };
-            (early.join(), units, compile(options))
+            let before = before.and_then(|thread| thread.join().ok());
+            (early.join(), units, compile(options, before))
         });
         let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
         let result = units.and_then(|units| {
@@ -145,23 +154,29 @@ fn report(summary: &Summary, took: Duration) -> ExitCode {
     }
 }
 
-fn unit_tests(filter: Option<&str>) -> Result<Summary> {
-    // xtask by itself: together, its dependencies' features would have the large ones compiled a second time.
-    let selections = [&["--workspace", "--exclude", "xtask"][..], &["-p", "xtask"]];
+/// What cargo is told of the unit tests. xtask by itself: together, its dependencies' features would have the large ones
+/// compiled a second time.
+const UNITS: [&[&str]; 2] = [&["--workspace", "--exclude", "xtask"], &["-p", "xtask"]];
+
+fn compile_unit_tests() -> Result<()> {
     progress::say("cargo test --no-run");
     let compiled = Command::new(cargo())
         .args(["test", "--no-run"])
-        .args(selections[0])
+        .args(UNITS[0])
         .current_dir(checkout::root())
         .status()
         .context("cargo")?;
     if !compiled.success() {
         bail!("the unit tests do not compile");
     }
+    Ok(())
+}
+
+fn run_unit_tests(filter: Option<&str>) -> Result<Summary> {
     // Many of them start real servers. On a fresh machine those are built meanwhile, and have to be there first.
     programs::ensure()?;
     let mut summary = Summary::default();
-    for selection in selections {
+    for selection in UNITS {
         progress::say(&format!("cargo test {}", selection.join(" ")));
         let mut command = Command::new(cargo());
         command
@@ -186,8 +201,8 @@ fn test_program() -> Result<PathBuf> {
         .context("cargo built no end-to-end tests")
 }
 
-/// Compiles all that the end-to-end tests need.
-fn compile(options: &Tests) -> Result<Compiled> {
+/// Compiles all that the end-to-end tests need, the commit before unless it has been.
+fn compile(options: &Tests, before: Option<Result<Before>>) -> Result<Compiled> {
     let built = image::compile_with_fail_points()?;
     let executable = test_program()?;
     let list = shell::output(Command::new(&executable).args(["--list", "--format", "terse"]))?;
@@ -196,7 +211,7 @@ fn compile(options: &Tests) -> Result<Compiled> {
         // Their image is in no cluster but the testbed.
         Err("on the testbed only".to_owned())
     } else if names.iter().any(|name| name.contains(BEFORE)) {
-        before::build().map_err(|error| {
+        before.unwrap_or_else(before::build).map_err(|error| {
             let why = format!("{error:#}").replace('\n', " ");
             progress::say(&format!("no operators of the commit before: {why}"));
             why
@@ -220,6 +235,7 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Resul
         summary.skip(&needy, why);
     }
     let (together, alone) = divide(names);
+    let times = times::begin()?;
     for (what, names, jobs) in [
         ("end-to-end tests", together, options.jobs),
         (BREAKING, alone, 1),
@@ -239,8 +255,15 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Resul
             .args(&names);
         command
             .current_dir(checkout::root().join("e2e"))
+            .env(times::FILE, &times)
             .envs(prepared.vars.iter().cloned());
         summary += run_tests(what, &mut command)?;
+    }
+    if let Some(told) = fs::read_to_string(&times)
+        .ok()
+        .and_then(|lines| times::longest(&lines))
+    {
+        progress::say(&told);
     }
     if summary.failed > 0 {
         progress::say(

@@ -2,7 +2,7 @@
 //! authorities, a user that is not root, no shell. Its tag follows from its
 //! content. It may not push it anywhere.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -123,22 +123,22 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal; returns the programs it built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
-    cargo_executables_of(&checkout::root(), &[], args)
+    let mut command = Command::new(cargo());
+    command.current_dir(checkout::root());
+    cargo_executables_by(command, args)
 }
 
-/// As [`cargo_executables`], of the workspace in this folder.
-pub(crate) fn cargo_executables_of(
-    root: &Path,
-    vars: &[(&str, &OsStr)],
-    args: &[&str],
-) -> Result<Vec<PathBuf>> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+/// How cargo is called.
+pub(crate) fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// As [`cargo_executables`], by a command that starts cargo, somewhere or in some way of its own.
+pub(crate) fn cargo_executables_by(mut command: Command, args: &[&str]) -> Result<Vec<PathBuf>> {
     progress::say(&format!("cargo {}", args.join(" ")));
-    let output = Command::new(cargo)
+    let output = command
         .args(args)
         .arg("--message-format=json-render-diagnostics")
-        .envs(vars.iter().copied())
-        .current_dir(root)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

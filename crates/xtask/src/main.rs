@@ -17,6 +17,7 @@ mod shell;
 mod testbed;
 #[cfg(test)]
 mod tidy;
+mod times;
 
 use std::process::ExitCode;
 
