@@ -201,7 +201,9 @@ pub(super) fn promote(
             .get(&seat.name)
             .and_then(|seen| seen.known())
             .map(|s| s.raft_applied_index)
-            .or(seat.follows);
+            .or(seat.follows)
+            // Of a voter whose start nobody has heard of it is thought that it was added as one (`second`).
+            .filter(|_| seat.joined());
         match has {
             Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
                 // One that serves comes first.

@@ -108,6 +108,9 @@ fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
     ] {
         assert_eq!(promoted(&change(scene())), [] as [&str; 0], "{what}");
     }
+    let serves = || Scene::formed(&["a"]).size(3).learner("d");
+    assert_eq!(promoted(&serves()), ["d"]);
+    assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
     // Nor where it answers clients, and says something else there.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
