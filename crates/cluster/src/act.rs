@@ -33,6 +33,14 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// How long at first until a write is sent again that the API server could not take.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long until a mark is taken back again that the API server could not take back: nobody else does.
+const PAUSES: [Duration; 4] = [
+    PAUSE,
+    Duration::from_millis(300),
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+];
+
 /// Why a write was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -121,7 +129,7 @@ impl Error {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
         };
-        matches!(&**source, kube::Error::Api(status) if matches!(status.code, 503 | 504))
+        matches!(&**source, kube::Error::Api(status) if matches!(status.code, 429 | 503 | 504))
     }
 
     /// The write surely was not carried out: it was never sent, or the API server said no. Not so when it did not
@@ -254,7 +262,7 @@ impl Actor<'_> {
                 Err((error, not_done)) => {
                     let undo = write.taken_back(not_done, |_| marked);
                     if let Some(undo) = undo {
-                        acted.failed.extend(self.take_back(&undo).await.err());
+                        acted.failed.extend(self.undo(&undo).await.err());
                     }
                     acted.failed.push(error);
                     break;
@@ -279,10 +287,21 @@ impl Actor<'_> {
                 let not_done = !doubtful && error.says_not_done();
                 return Err((error, not_done));
             }
-            doubtful = true;
+            doubtful |= !error.says_not_done();
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
+    }
+
+    /// Takes back what a chain has marked; again where the API server cannot take that either.
+    async fn undo(&self, undo: &Write) -> Result<(), Error> {
+        for pause in PAUSES {
+            match self.take_back(undo).await {
+                Err(error) if error.is_for_now() => tokio::time::sleep(pause).await,
+                taken => return taken,
+            }
+        }
+        self.take_back(undo).await
     }
 
     /// Invariant 11: a change is made only to the list it was planned from.

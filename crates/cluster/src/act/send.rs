@@ -33,9 +33,7 @@ impl Actor<'_> {
         write: &Write,
         via: &[String],
     ) -> Result<Option<String>, Error> {
-        if self.since.elapsed() > LONGEST {
-            return Err(Error::TooOld);
-        }
+        self.in_time()?;
         match write {
             Write::RecordIntent { .. }
             | Write::RecordClusterId { .. }
@@ -74,7 +72,12 @@ impl Actor<'_> {
             Write::DeleteDisk { member, uid } => {
                 self.delete::<PersistentVolumeClaim>(member, uid).await
             }
-            Write::CreatePod(start) => self.create(&self.pod(start).await?).await,
+            Write::CreatePod(start) => {
+                let pod = self.pod(start).await?;
+                // A seed's asks for the operator's image first, for as long as it takes.
+                self.in_time()?;
+                self.create(&pod).await
+            }
             Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write).await
@@ -92,6 +95,14 @@ impl Actor<'_> {
             | Write::MoveLeader { .. }
             | Write::Downgrade { .. } => self.change_members(write, via).await.map(|()| None),
         }
+    }
+
+    /// Invariant 11.
+    fn in_time(&self) -> Result<(), Error> {
+        if self.since.elapsed() > LONGEST {
+            return Err(Error::TooOld);
+        }
+        Ok(())
     }
 
     /// Takes the mark back that this chain has set, however old the look is by now: only over the version that the same
