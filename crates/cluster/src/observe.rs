@@ -253,9 +253,10 @@ pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revis
 
 async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
     let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
+    let now = jiff::Timestamp::now();
     let own = asked.iter().zip(&via).map(|(name, url)| {
         let health = look.health.get(name).map(String::as_str);
-        pulse::status(etcd, url, &observed.pods[name], health)
+        pulse::status(etcd, url, (&observed.pods[name], now), health)
     });
     let own = async {
         join_all(own)

@@ -46,6 +46,7 @@ use crate::observed::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
 pub use fate::Fate;
+pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
 pub use urgent::urgent;

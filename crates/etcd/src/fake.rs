@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -59,6 +60,8 @@ pub struct FakeState {
     pub login: Option<Login>,
     /// What is told where health is asked for, by address and port.
     pub pulses: BTreeMap<String, Pulse>,
+    /// How long a `status` takes.
+    pub slow: Duration,
     /// Answers to the next calls, whatever they are: `Some` fails the call, `None` lets it through.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
@@ -105,6 +108,7 @@ impl FakeEtcd {
                 hash: None,
                 login: None,
                 pulses: BTreeMap::new(),
+                slow: Duration::ZERO,
                 script: VecDeque::new(),
             }),
         }
@@ -249,6 +253,10 @@ impl Etcd for FakeEtcd {
     }
 
     async fn status(&self, member: &str) -> Result<Status, Error> {
+        let slow = self.with(|state| state.slow);
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
         let via = [member.to_owned()];
         self.ask(&via, false, |state| {
             let found = state

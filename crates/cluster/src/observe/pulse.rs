@@ -2,18 +2,20 @@
 //!
 //! A member that joins serves clients when it has applied its own entry, which may take 7 s longer than all else (docs/
 //! benchmarks.md). Its listener for health is open from its first moment. Only who has not been seen serving is asked
-//! there, and it counts only where the member itself does not answer clients.
+//! there. Where the member itself answers clients that counts, but for whom it is connected with.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use api::names::METRICS_PORT;
 use etcd::{Error, Etcd, Pulse, Status};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::ResourceExt;
 
 use super::{IMPATIENCE, status as serving};
 use crate::observed::{Pod, Role};
+use crate::plan::is_late_to_serve;
 
 /// The flag with which etcd has that listener. It is never TLS's there: only ours is asked, which says so.
 const LISTENER: &str = "--listen-metrics-urls";
@@ -28,11 +30,11 @@ pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
     pods.iter().filter_map(address).collect()
 }
 
-/// One member's answer to clients; without it, of one that has not been seen serving, its pulse.
+/// One member's answer to clients; of one that has not been seen serving, its pulse as well.
 pub(super) async fn status(
     etcd: &dyn Etcd,
     url: &str,
-    pod: &Pod,
+    (pod, now): (&Pod, Timestamp),
     health: Option<&str>,
 ) -> (Result<Status, Error>, Option<Pulse>) {
     let Some(health) = health.filter(|_| may_be_joining(pod)) else {
@@ -45,10 +47,11 @@ pub(super) async fn status(
     );
     let pulse = pulse.ok().and_then(Result::ok);
     match answer {
-        Ok(Ok(status)) => (Ok(status), None),
-        Ok(Err(error)) => (Err(error), pulse),
-        // A pod is ready before its etcd serves: what it would say is known.
-        Err(_) if pulse.is_none() && pod.ready => (own.await, None),
+        Ok(answer) => (answer, pulse),
+        // A pod is ready before its etcd serves: what it would say is known. Later it is one that answers slowly.
+        Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
+            (own.await, pulse)
+        }
         Err(_) => (Err(Error::Timeout(url.to_owned())), pulse),
     }
 }
@@ -60,6 +63,8 @@ fn may_be_joining(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use etcd::MemberId;
     use etcd::fake::FakeEtcd;
 
@@ -80,6 +85,10 @@ mod tests {
     }
 
     async fn asked(up: bool, pod: &Pod) -> (bool, bool) {
+        asked_slowly((up, Duration::ZERO), pod).await
+    }
+
+    async fn asked_slowly((up, slow): (bool, Duration), pod: &Pod) -> (bool, bool) {
         let etcd = FakeEtcd::formed(1, &["a"], url);
         let pulse = Pulse {
             member_id: MemberId(1),
@@ -88,29 +97,54 @@ mod tests {
             peers: [].into(),
         };
         etcd.with(|state| {
-            state.members[0].up = up;
+            (state.members[0].up, state.slow) = (up, slow);
             state.pulses.insert(HEALTH.to_owned(), pulse);
         });
-        let (answer, pulse) = status(&etcd, &url("a"), pod, Some(HEALTH)).await;
+        let asked = (pod, scene::at(1000));
+        let (answer, pulse) = status(&etcd, &url("a"), asked, Some(HEALTH)).await;
         (answer.is_ok(), pulse.is_some())
     }
 
     /// Invariant 24.
     #[tokio::test]
-    async fn invariant_24_only_who_has_not_been_seen_serving_and_does_not_answer_is_asked_for_its_health()
-     {
+    async fn invariant_24_only_who_has_not_been_seen_serving_is_asked_for_its_health() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            assert_eq!(asked(true, &pod(role)).await, (true, false));
+            // A learner that was cut off goes on answering.
+            assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
-        assert_eq!(asked(false, &pod(Role::Voter)).await, (false, false));
+        for up in [false, true] {
+            assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
+        }
         // As the old operator made it: what listens there may be TLS's, or nobody.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));
+    }
+
+    /// Otherwise one whose answers take long were taken for one that does not serve yet, and kept from clients, for ever.
+    #[tokio::test]
+    async fn who_may_be_joining_is_not_waited_for_and_who_is_late_has_the_time_to_answer() {
+        let busy = |seconds: i64| {
+            pod(Role::Busy {
+                since: scene::at(seconds),
+            })
+        };
+        let mut learner = pod(Role::Learner);
+        learner.running_since = Some(scene::at(940));
+        for late in [busy(940), learner] {
+            let slow = Duration::from_millis(400);
+            assert_eq!(asked_slowly((true, slow), &late).await, (true, true));
+        }
+        let mut unready = busy(940);
+        unready.ready = false;
+        for new in [busy(990), unready] {
+            let slow = Duration::from_secs(10);
+            assert_eq!(asked_slowly((true, slow), &new).await, (false, true));
+        }
     }
 
     #[test]

@@ -10,11 +10,12 @@
 
 use std::time::Duration;
 
-use etcd::Member;
+use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
 use crate::observed::{Observed, Pod, Role, Seen};
 use crate::plan::objects::age;
+use crate::plan::upkeep;
 use crate::plan::view::{Data, Health, Seat};
 
 /// For how long a voter may not serve before something is wrong with it: etcd waits 7 s for its own entry.
@@ -30,19 +31,46 @@ pub(super) fn applied(
 ) -> Option<u64> {
     let is_new = |pod: &&Pod| match pod.role {
         Some(Role::Learner) => true,
-        Some(Role::Busy { since }) => age(since, now) < LATE,
+        Some(Role::Busy { .. }) => !is_late_to_serve(pod, now),
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
+    // Invariant 19: that is why it is silent.
+    if upkeep::told(observed) == Some(name) {
+        return None;
+    }
     // Its own entry, with its client URLs, is committed.
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
     // A learner never gives up a leader: that it knows one is of the past where it is not connected with it.
-    let leader = observed.leader()?;
-    let connected = leader == member.id || pulse.peers.contains(&leader);
+    let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)
+}
+
+fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
+    leader == pulse.member_id || pulse.peers.contains(&leader)
+}
+
+/// Whether a learner says itself that it is not connected with the leader: whatever it answers clients is of the past then,
+/// the leader that it names too. One that is not asked for its health says nothing.
+pub(super) fn is_cut_off(seat: &Seat, observed: &Observed) -> bool {
+    let pulse = observed.pulses.get(&seat.name);
+    let pulse = pulse.filter(|pulse| pulse.member_id == seat.id());
+    pulse
+        .zip(observed.leader())
+        .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
+}
+
+/// Whether a member would serve by now if it were only joining.
+pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
+    let since = match pod.role {
+        Some(Role::Busy { since }) => Some(since),
+        Some(Role::Learner) => pod.running_since,
+        Some(Role::Voter) | None => None,
+    };
+    since.is_some_and(|since| age(since, now) >= LATE)
 }
 
 /// Whether the member has so much of what is committed that etcd gives it a vote: nine tenths (`isLearnerReady` in etcd's

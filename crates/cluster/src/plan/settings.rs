@@ -47,9 +47,13 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     let Some((seat, pod)) = all.first() else {
         return;
     };
-    // Invariant 24: one that follows and does not serve yet may be what the quorum counts on.
-    let counts = seat.serves() || seat.is_joining();
-    if counts && (disturbs(draft) || !may_disturb(view, seat, draft)) {
+    // Invariant 24: one that follows and does not serve yet may be what the quorum counts on, a learner when it gets its
+    // vote in this very step.
+    let counts = seat.serves() || (seat.is_joining() && seat.votes());
+    if (counts || seat.is_joining()) && disturbs(draft) {
+        return;
+    }
+    if counts && !may_disturb(view, seat, draft) {
         return;
     }
     if let Some(patch) = &pod.difference.resources {

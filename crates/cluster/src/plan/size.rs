@@ -205,6 +205,11 @@ pub(super) fn promote(
             // Of a voter whose start nobody has heard of it is thought that it was added as one (`second`).
             .filter(|_| seat.joined());
         match has {
+            // Invariant 24.
+            Some(_) if joining::is_cut_off(seat, observed) => {
+                let text = format!("{} is not connected with the leader", seat.name);
+                draft.wait("LearnerCutOff", text, SHORTLY);
+            }
             Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
                 // One that serves comes first.
                 ready = ready.filter(|first| first.serves() || !seat.serves());
@@ -214,17 +219,7 @@ pub(super) fn promote(
                 let text = format!("{} has applied {has} of {committed} log entries", seat.name);
                 draft.wait("LearnerCatchingUp", text, SOON);
             }
-            None => {
-                let soon = seat
-                    .pod
-                    .is_some_and(|pod| objects::is_about_to_answer(pod, now));
-                let look_again = if soon { SOON } else { BLIND };
-                draft.wait(
-                    "LearnerStarting",
-                    format!("{} is not running yet", seat.name),
-                    look_again,
-                );
-            }
+            None => wait_for_start(seat, now, draft),
         }
     }
     let voters = view
@@ -260,6 +255,20 @@ pub(super) fn promote(
         format!("make {} a voter", seat.name),
         draft,
     )
+}
+
+fn wait_for_start(seat: &Seat, now: Timestamp, draft: &mut Draft) {
+    let soon = seat
+        .pod
+        .is_some_and(|pod| objects::is_about_to_answer(pod, now));
+    let look_again = if soon { SOON } else { BLIND };
+    let what = if seat.serves() {
+        "has not told the list that it has started"
+    } else {
+        "is not running yet"
+    };
+    let text = format!("{} {what}", seat.name);
+    draft.wait("LearnerStarting", text, look_again);
 }
 
 /// Fewer members than wanted. Invariant 4: they join as learners where etcd has them.

@@ -35,25 +35,27 @@ impl World {
         pod.is_some_and(|pod| self.now >= pod.serves_from)
     }
 
-    /// What members that do not answer clients say where their health is asked for.
+    /// What members that have not been seen serving say where their health is asked for.
     pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
         let joins = |name: &String| {
             let role = observed.pods[name].role;
             matches!(role, Some(Role::Learner | Role::Busy { .. }))
         };
-        let silent = observed.statuses.iter();
-        let silent = silent.filter(|(name, seen)| seen.known().is_none() && joins(name));
-        let pulses = silent.filter_map(|(name, _)| Some((name.clone(), self.pulse(token, name)?)));
+        let asked = observed.statuses.keys().filter(|name| joins(name));
+        let pulses = asked.filter_map(|name| Some((name.clone(), self.pulse(token, name)?)));
         observed.pulses = pulses.collect();
     }
 
-    /// Asked at the pod's own address, so also one that the others do not find.
-    fn pulse(&self, token: &str, name: &str) -> Option<Pulse> {
-        let cluster = self.clusters.get(token)?;
+    /// Asked at its pod's own address, also one that the others do not find.
+    pub(crate) fn is_heard(&self, name: &str) -> bool {
         let faults = &self.faults;
         let heard = !faults.deaf && !faults.operator_secret && !faults.hidden.contains(name);
-        let reached = heard && self.group_it_dials(name) == 0;
-        let data = self.data(name).filter(|_| reached)?;
+        heard && self.group_it_dials(name) == 0
+    }
+
+    fn pulse(&self, token: &str, name: &str) -> Option<Pulse> {
+        let cluster = self.clusters.get(token)?;
+        let data = self.data(name).filter(|_| self.is_heard(name))?;
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);

@@ -157,19 +157,28 @@ impl World {
 
     pub(crate) fn status(&self, token: &str, name: &str) -> Option<Status> {
         let cluster = self.clusters.get(token)?;
-        let answers = self.operator_reaches(name) && self.serves_clients(name);
-        let data = self.data(name).filter(|_| answers)?;
+        let data = self.data(name).filter(|_| self.serves_clients(name))?;
         let process = cluster
             .running
             .get(&data.member)
             .filter(|process| process.name == name)?;
         let member = cluster.configs[data.config].get(&data.member);
+        let learner = member.is_some_and(|member| member.learner);
+        // A learner never gives up the leader it knew, and answers at its pod's own address also where nobody finds it.
+        let closed = self.services.get(name).is_some_and(|one| one.closed);
+        let alone = learner && !closed && self.is_heard(name);
+        if !self.operator_reaches(name) && !alone {
+            return None;
+        }
+        let once = || cluster.serving().and_then(|group| cluster.leader(group));
+        let leader = cluster.leader(process.group);
+        let leader = leader.or_else(|| once().filter(|_| learner && data.last.index > 0));
         Some(Status {
             cluster_id: ClusterId(cluster.id),
             member_id: MemberId(data.member),
             version: self.setup.version.to_owned(),
-            leader: cluster.leader(process.group).map(MemberId),
-            is_learner: member.is_some_and(|member| member.learner),
+            leader: leader.map(MemberId),
+            is_learner: learner,
             revision: i64::try_from(data.last.index).unwrap(),
             raft_term: u64::try_from(data.term).unwrap(),
             raft_index: data.last.index,

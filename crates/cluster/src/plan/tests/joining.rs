@@ -117,6 +117,41 @@ fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
     assert_eq!(promoted(&answers), [] as [&str; 0]);
 }
 
+/// Invariants 4 and 24: a learner never gives up the leader it knew, so what it answers clients says nothing of that.
+#[test]
+fn invariant_24_a_learner_that_serves_and_is_cut_off_gets_no_vote() {
+    let told = |change: &dyn Fn(&mut Pulse)| {
+        let mut scene = Scene::formed(&["a"]).size(3).learner("d");
+        let says = scene.clone().follows("d").pulse("d", change);
+        scene.observed.pulses = says.observed.pulses;
+        scene
+    };
+    assert_eq!(promoted(&told(&|_| {})), ["d"]);
+    let cut_off = told(&|pulse| pulse.peers = [MemberId(7)].into());
+    assert_eq!(promoted(&cut_off), [] as [&str; 0]);
+    assert!(cut_off.waits().contains(&"LearnerCutOff"));
+    // Nobody knows whose words those are.
+    let other = told(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
+    assert_eq!(promoted(&other), ["d"]);
+    // Another one gets it meanwhile.
+    assert_eq!(promoted(&cut_off.learner("e")), ["e"]);
+}
+
+#[test]
+fn a_learner_that_serves_and_is_not_in_the_list_as_started_is_not_said_to_be_down() {
+    let mut scene = Scene::formed(&["a"]).size(3).learner("d");
+    if let Seen::Known(list) = &mut scene.observed.members {
+        list.members[1].client_urls.clear();
+    }
+    let said = |scene: &Scene| {
+        let waits = scene.plan().waiting_for.into_iter();
+        let mut starting = waits.filter(|reason| reason.code == "LearnerStarting");
+        starting.next().unwrap().message
+    };
+    assert!(said(&scene).contains("has not told the list"));
+    assert!(said(&scene.down("d")).contains("is not running yet"));
+}
+
 /// Invariants 2 and 24: the quorum is Raft's, and it has begun there.
 #[test]
 fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() {
@@ -134,6 +169,9 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() 
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&"MemberUnhealthy"));
+    // Invariant 19: nor does one that is silent because it is being defragmented.
+    let told = scene().joining("b").defragmented("b").follows("d");
+    assert_eq!(promoted(&told), [] as [&str; 0]);
     // One that has served before and does not now is down, whatever else answers.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
@@ -156,20 +194,13 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
     let via = grows.plan().step.change.unwrap().via;
     assert_eq!(via, ["a"]);
     // Not to lead.
-    let moved = Scene::formed(&["a", "b", "c"])
-        .durable()
-        .leader("c")
-        .joining("b")
-        .claim_deleted("c");
-    let to = |write: &Write| matches!(write, Write::MoveLeader { to, .. } if to == "b");
-    assert!(!moved.changes().iter().any(to));
-    let led = Scene::formed(&["a", "b", "c"]).durable().leader("c");
-    let led = led.claim_deleted("c");
-    assert!(
-        led.changes()
-            .iter()
-            .any(|write| matches!(write, Write::MoveLeader { .. }))
-    );
+    let to = |scene: Scene| match scene.node_lost("c", 100).changes().as_slice() {
+        [Write::MoveLeader { to, .. }] => to.clone(),
+        other => panic!("{other:?}"),
+    };
+    let five = || Scene::formed(&["a", "b", "c", "d", "e"]).leader("c");
+    assert_eq!(to(five()), "a");
+    assert_eq!(to(five().joining("a")), "b");
     // Nor is a member added meanwhile.
     let more = Scene::formed(&["a", "b"])
         .size(3)
@@ -181,15 +212,20 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
 /// Invariants 18 and 24: it may be what the quorum counts on.
 #[test]
 fn invariant_24_a_voter_that_does_not_serve_yet_is_not_changed_either() {
-    let resized = |scene: Scene| {
-        let scene = scene.resized("b");
-        let resizes = |write: &Write| matches!(write, Write::ResizePod { .. });
+    let resized = |scene: Scene, name: &str| {
+        let scene = scene.resized(name);
+        let resizes =
+            |write: &Write| matches!(write, Write::ResizePod { member, .. } if member == name);
         scene.writes().iter().any(resizes)
     };
     let three = || Scene::formed(&["a", "b", "c"]);
-    assert!(!resized(three().joining("b")));
-    assert!(resized(three().down("b")));
-    assert!(resized(three()));
+    assert!(!resized(three().joining("b"), "b"));
+    assert!(resized(three().down("b"), "b"));
+    assert!(resized(three(), "b"));
+    // A learner is not, and keeps nothing from a voter that is down; but it may be getting its vote in this step.
+    let learner = |scene: Scene| resized(scene.learner("d").follows("d"), "d");
+    assert!(learner(three().size(4).down("b")));
+    assert!(!learner(three().size(4)));
 }
 
 /// Invariant 24: its pod may be ready before its etcd serves, as `/readyz` is asked where health is.
