@@ -29,8 +29,12 @@ async fn lose(sandbox: &Sandbox, victims: &[String]) -> Result<()> {
 /// It is said that the quorum is lost; approved, a new cluster goes on from what is left.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the quorum is lost", PATIENCE, |object| {
-        condition(object, "Degraded").is_some_and(|found| found["reason"] == "QuorumLost")
+    // An approval counts for a loss that is sure: a process that is being ended may answer once more.
+    await_object(&clusters, "c", "approval is asked for", PATIENCE, |object| {
+        condition(object, "Degraded").is_some_and(|found| {
+            let text = found["message"].as_str().unwrap_or_default();
+            found["reason"] == "QuorumLost" && text.contains("set the annotation")
+        })
     })
     .await?;
     let id = field(before, "/status/clusterID").as_str();
