@@ -1,5 +1,7 @@
 //! Executes exactly the step that was planned: one write. Nothing is decided here.
 
+use std::time::Duration;
+
 use api::cluster::{BootstrapStatus, EtcdClusterStatus, ReplacedStatus, TlsStatus};
 use api::conditions::Reason;
 use api::names::{
@@ -20,14 +22,17 @@ use runtime::member::{self, Members, OperatorImage};
 use runtime::outcome::{Chain, Failure};
 use serde_json::json;
 
-use crate::observe::{Children, Seen};
+use crate::observe::{self, Children, Seen};
 use crate::observed::{FormerPod, Trouble};
-use crate::plan::{Step, in_place};
+use crate::plan::{Step, in_place, joining};
 use crate::{choice, naming, pod as seed_pod, started};
 
 /// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
 /// no longer the cluster's.
 const STOP_SECONDS: u32 = 1;
+/// How often a claim that nobody holds is tried to be taken back, and how long in between.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +56,7 @@ impl Failure for Error {
 
 /// With what steps are made.
 pub struct Hands<'a> {
-    /// Kubernetes.
+    /// Kubernetes. It sends each request once: nobody repeats a write later than it was meant (invariant 11).
     pub client: &'a Client,
     /// The image the seed fetches with; why it is not known.
     pub image: Result<&'a OperatorImage, String>,
@@ -132,6 +137,18 @@ impl Hands<'_> {
     {
         Api::namespaced(self.client.clone(), namespace)
     }
+
+    /// As it is by now.
+    async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let found = observe::read(self.client, namespace, name).await;
+        found.map_err(Error::Missing)
+    }
 }
 
 /// Sets the finalizer, or takes it away, of exactly this object (invariant 11).
@@ -156,28 +173,31 @@ async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<()
 /// Invariants 9 and 11: a seed goes because of what is recorded. An operator that stood still may have read another record,
 /// and the seed be a member by now.
 async fn confirm(hands: &Hands<'_>, restore: &EtcdRestore) -> Result<(), Error> {
-    let api: Api<EtcdRestore> = hands.api(&restore.namespace().unwrap_or_default());
-    let now = api.get_opt(&restore.name_any()).await;
-    let now = now.map_err(|error| Error::Missing(Chain(&error).to_string()))?;
-    let same = now.is_some_and(|now| {
-        naming::uid(&now) == naming::uid(restore)
-            && choice::recorded(&now) == choice::recorded(restore)
-    });
-    if same {
-        return Ok(());
-    }
-    Err(Error::Missing(
-        "another backup was recorded since the EtcdRestore was read".to_owned(),
-    ))
+    let namespace = restore.namespace().unwrap_or_default();
+    let now: Option<EtcdRestore> = hands.read(&namespace, &restore.name_any()).await?;
+    let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
+        None => "the EtcdRestore is gone",
+        Some(now) if choice::recorded(&now) == choice::recorded(restore) => return Ok(()),
+        Some(_) => "another backup was recorded since the EtcdRestore was read",
+    };
+    Err(Error::Missing(why.to_owned()))
 }
 
-/// The seed's pod, as it was seen; one that has changed since is looked at again. Says whether it goes.
+/// The seed's pod, as it was seen; one that has changed since is looked at again. Says whether it goes, and nothing is in its
+/// place.
 async fn clear(hands: &Hands<'_>, namespace: &str, seen: &Seen) -> Result<bool, Error> {
     let Some(pod) = &seen.children.pod else {
         return Ok(true);
     };
-    let deleted = apply::delete_if_unchanged(&hands.api::<Pod>(namespace), pod).await?;
-    Ok(deleted != Deleted::Changed)
+    match apply::delete_if_unchanged(&hands.api::<Pod>(namespace), pod).await? {
+        Deleted::Accepted => Ok(true),
+        Deleted::Changed => Ok(false),
+        // Invariant 11: another operator may have made the next one, on what is there.
+        Deleted::Gone => {
+            let next: Option<Pod> = hands.read(namespace, &pod.name_any()).await?;
+            Ok(next.is_none())
+        }
+    }
 }
 
 /// All of the seed. Where the restore goes on, only of one that is as it was seen.
@@ -208,25 +228,40 @@ async fn claim(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
 ) -> Result<(), Error> {
-    let namespace = restore.namespace().unwrap_or_default();
-    let clusters: Api<EtcdCluster> = hands.api(&namespace);
-    let uid = naming::uid(restore);
-    apply::annotate(
-        &clusters,
-        MANAGER_RESTORE,
-        cluster,
-        ANNOTATION_RESTORE,
-        Some(uid),
-    )
-    .await?;
-    let restores: Api<EtcdRestore> = hands.api(&namespace);
-    let Ok(now) = restores.get_opt(&restore.name_any()).await else {
-        return Ok(());
-    };
+    let clusters: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
+    let uid = Some(naming::uid(restore));
+    let claimed =
+        apply::annotate(&clusters, MANAGER_RESTORE, cluster, ANNOTATION_RESTORE, uid).await;
+    // After any other answer it may be there.
+    if claimed.as_ref().is_err_and(|it| it.reason() == "Conflict") {
+        return Ok(claimed?);
+    }
+    let mut tries = 1;
+    while let Err(error) = unclaim(hands, restore, cluster).await {
+        if tries == TRIES {
+            return Err(error);
+        }
+        tries += 1;
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(claimed?)
+}
+
+/// Takes the claim back where nobody holds the EtcdRestore any more, of the EtcdCluster as it is by now.
+async fn unclaim(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+) -> Result<(), Error> {
+    let (namespace, uid) = (
+        restore.namespace().unwrap_or_default(),
+        naming::uid(restore),
+    );
+    let now: Option<EtcdRestore> = hands.read(&namespace, &restore.name_any()).await?;
     if now.is_some_and(|now| naming::uid(&now) == uid && in_place::is_held(&now)) {
         return Ok(());
     }
-    let claimed = clusters.get_opt(&cluster.name_any()).await.ok().flatten();
+    let claimed: Option<EtcdCluster> = hands.read(&namespace, &cluster.name_any()).await?;
     let claimed = claimed.filter(|cluster| {
         let claim = cluster.annotations().get(ANNOTATION_RESTORE);
         claim.map(String::as_str) == Some(uid)
@@ -426,17 +461,12 @@ async fn create_child(
         },
         _ => {
             // Invariant 10: what was recorded, whatever is newest by now.
-            let backup = observed
-                .backup
-                .as_ref()
-                .map_err(|trouble| Error::Missing(trouble.message.clone()))?;
-            let image = hands
-                .image
-                .as_ref()
-                .map_err(|why| Error::Missing(why.clone()))?;
-            let version = EtcdVersion::parse(&cluster.spec.version).map_err(|error| {
-                Error::Missing(format!("the EtcdCluster's spec.version: {error}"))
-            })?;
+            let missing = |why: &str| Error::Missing(joining::told(&observed.observed, why));
+            let backup = observed.backup.as_ref();
+            let backup = backup.map_err(|trouble| missing(&trouble.message))?;
+            let image = hands.image.as_ref().map_err(|why| missing(why))?;
+            let version = EtcdVersion::parse(&cluster.spec.version)
+                .map_err(|error| missing(&format!("the EtcdCluster's spec.version: {error}")))?;
             let from = seed_pod::From {
                 seed: &seed,
                 version: &version,
@@ -471,6 +501,9 @@ where
 pub fn trouble(error: &Error) -> Trouble {
     Trouble::new(Reason::StepFailed, Chain(error).to_string())
 }
+
+#[cfg(test)]
+mod races;
 
 #[cfg(test)]
 mod tests {

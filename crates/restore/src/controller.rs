@@ -61,6 +61,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
     });
     let restorer = Arc::new(Restorer {
         client: operator.client.clone(),
+        writer: operator.once.clone(),
         etcd: EtcdClient::new(Access::default()),
         image: OwnImage::new(&operator, image),
         grants: Grants {
@@ -110,7 +111,10 @@ fn concerned(
 }
 
 struct Restorer {
+    /// For what is read.
     client: Client,
+    /// For steps and records, each sent once: nobody repeats one later (invariant 11).
+    writer: Client,
     etcd: EtcdClient,
     image: OwnImage,
     grants: Grants,
@@ -121,8 +125,8 @@ impl Reconcile for Restorer {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdRestore>) -> Result<Done, Error> {
-        let api: Api<EtcdRestore> =
-            Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
+        let namespace = object.namespace().unwrap_or_default();
+        let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
         // The watch may lag behind our own last write; what was recorded must be seen.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
@@ -137,7 +141,7 @@ impl Reconcile for Restorer {
         let now = now();
         let plan = expire(plan(&restore, &seen.observed), &restore, now.0);
         let hands = Hands {
-            client: &self.client,
+            client: &self.writer,
             image: self.image.get().await,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
@@ -151,6 +155,7 @@ impl Reconcile for Restorer {
             };
         }
         fail::fail_point!("restore-before-status");
+        let api: Api<EtcdRestore> = Api::namespaced(self.writer.clone(), &namespace);
         let trouble = acted.as_ref().err().map(act::trouble);
         let mut desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
         status::tell_progress(&mut desired, &seen.observed.seed.pod);
@@ -202,4 +207,83 @@ fn requeue(after: Option<Duration>) -> Done {
 fn now() -> Time {
     let seconds = k8s_openapi::jiff::Timestamp::now().as_second();
     Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use api::names::FINALIZER_CLAIM;
+    use prometheus_client::registry::Registry;
+    use runtime::controller::Scope;
+    use runtime::outcome::{Metrics, Report};
+    use runtime::process::{Figures, Objects};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fake;
+
+    #[expect(
+        clippy::default_trait_access,
+        reason = "the crate of that type is needed for nothing else here"
+    )]
+    fn image(client: &Client) -> OwnImage {
+        let metrics = Metrics::register(&mut Registry::default(), "restore");
+        let operator = Operator {
+            name: "etcd-restore-operator",
+            client: client.clone(),
+            once: client.clone(),
+            scope: Scope::Cluster,
+            namespace: "prod".into(),
+            identity: "pod".into(),
+            report: Arc::new(Report::new(
+                client.clone(),
+                "etcd-restore-operator",
+                "pod",
+                metrics,
+            )),
+            shutdown: Default::default(),
+            objects: Objects::default(),
+            figures: Figures::default(),
+        };
+        OwnImage::new(&operator, Some("operator".to_owned()))
+    }
+
+    /// Invariant 11: what repeats a request that was refused for now does so for minutes.
+    #[tokio::test]
+    async fn what_is_written_is_sent_by_who_sends_it_once() {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
+        let mut begins = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        begins.metadata.namespace = Some("prod".into());
+        begins.metadata.uid = Some("restore-uid".into());
+        let mut ends = begins.clone();
+        ends.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
+        ends.metadata.deletion_timestamp = Some(now());
+        for (restore, written) in [
+            (begins, "PATCH etcdrestores/status"),
+            (ends, "PATCH etcdrestores"),
+        ] {
+            let there = json!(restore);
+            let answer = move |what: &str, _: usize| match what {
+                "GET etcdclusters" | "GET etcdbackups" => (404, Value::Null),
+                _ => (200, there.clone()),
+            };
+            let (client, read) = fake::server(answer.clone());
+            let (writer, wrote) = fake::server(answer);
+            let restorer = Restorer {
+                image: image(&client),
+                client,
+                writer,
+                etcd: EtcdClient::new(Access::default()),
+                grants: Grants {
+                    operator: "restore operator",
+                    own: "prod".into(),
+                    others: Vec::new(),
+                },
+            };
+            let reconciled = Box::pin(restorer.reconcile(Arc::new(restore))).await;
+            reconciled.unwrap();
+            let read = read.lock().unwrap();
+            assert!(read.iter().all(|one| one.starts_with("GET")), "{read:?}");
+            assert_eq!(*wrote.lock().unwrap(), [written]);
+        }
+    }
 }

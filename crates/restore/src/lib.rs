@@ -8,6 +8,8 @@
 pub mod act;
 pub mod choice;
 pub mod controller;
+#[cfg(test)]
+mod fake;
 pub mod made_of;
 mod metrics;
 pub mod naming;

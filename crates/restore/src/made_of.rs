@@ -6,7 +6,7 @@ use api::EtcdRestore;
 use api::restore::ChosenBackup;
 use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::FETCH;
+use runtime::member::{FETCH, RESTORE};
 
 use crate::choice::{self, SOURCE};
 use crate::observed::{Another, PodFacts};
@@ -28,18 +28,16 @@ pub struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// Reads the arguments of the container that fetches; `None` where they cannot be read.
+    /// Reads the arguments of the containers that make it; `None` where they cannot be read.
     pub fn of(pod: &'a Pod) -> Option<Self> {
-        let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
-        let fetch = containers.find(|container| container.name == FETCH)?;
-        let arguments = fetch.args.as_ref()?;
-        let find = |what| arguments.iter().find_map(|one| one.strip_prefix(what));
-        let text = find(SOURCE)?;
+        let text = argument(pod, FETCH, SOURCE)?;
+        // Seeds of earlier releases had a container of its own for the data directory, and that alone was told so.
+        let raised = argument(pod, FETCH, BUMP).or_else(|| argument(pod, RESTORE, BUMP));
         Some(Self {
             source: serde_json::from_str(text).ok()?,
             text,
-            sha256: find(SHA256),
-            bump_revision: find(BUMP).map_or(Some(0), |by| by.parse().ok())?,
+            sha256: argument(pod, FETCH, SHA256),
+            bump_revision: raised.map_or(Some(0), |by| by.parse().ok())?,
         })
     }
 
@@ -53,6 +51,16 @@ impl<'a> Asked<'a> {
             .bump_revision
             .is_some_and(|by| by.max(0) != self.bump_revision)
     }
+}
+
+/// What follows `what` in the arguments of one of the first containers.
+fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
+    let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
+    let arguments = containers
+        .find(|one| one.name == container)?
+        .args
+        .as_ref()?;
+    arguments.iter().find_map(|one| one.strip_prefix(what))
 }
 
 /// Compares a seed's pod with the record, where both say something.
@@ -204,6 +212,29 @@ mod tests {
         for part in ["s3://b/newer, SHA-256 ffff", "s3://b/k, SHA-256 abcd"] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    /// They were told so in the container that made the data directory.
+    #[test]
+    fn by_how_much_the_seeds_of_earlier_releases_are_raised_is_read() {
+        let told = |by: &str| {
+            let mut seed = pod("b/k", &[]);
+            let makes = json!({ "name": "restore", "args": ["seed", "restore", by] });
+            let first = seed.spec.as_mut().unwrap().init_containers.as_mut();
+            first.unwrap().push(serde_json::from_value(makes).unwrap());
+            seed
+        };
+        let (raised, plain) = (told("--bump-revision=7"), told("--token=x"));
+        assert_eq!(Asked::of(&raised).unwrap().bump_revision, 7);
+        assert_eq!(Asked::of(&plain).unwrap().bump_revision, 0);
+        assert!(Asked::of(&told("--bump-revision=x")).is_none());
+        // It is recorded so, whatever the spec says by now, and is of that record.
+        let chosen = choice::of_pod(&restore(None, None), &raised).unwrap();
+        assert_eq!(chosen.bump_revision, Some(7));
+        let known = restore(Some(SHA), Some(7));
+        assert_eq!(compared(&known, &raised, None).another, None);
+        let facts = compared(&known, &plain, None);
+        assert!(matches!(facts.another, Some(Another::Fetches(_))));
     }
 
     /// They were recorded without it.

@@ -153,7 +153,11 @@ async fn look_around(
         if !in_place::gives_up(restore) || turned {
             seen.backup = backup::choose(eyes, restore, &namespace, true).await;
         }
-        seen.observed.seed = members::seed(named, cluster, &mut seen.children);
+        if turned {
+            seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
+        }
+        let former = &seen.observed.former;
+        seen.observed.seed = members::seed(named, cluster, former, &mut seen.children);
         if let Pod::Present(facts) = &mut seen.observed.seed.pod {
             choice::name_in(restore, facts);
             if let Some(pod) = &seen.children.pod {
@@ -162,9 +166,6 @@ async fn look_around(
         }
         seen.observed.found = backup::begun_with(restore, seen);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
-        if turned {
-            seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
-        }
         let pod = seen.children.pod.as_ref();
         if !turned || members::is_asked(restore, &seen.observed) {
             seen.observed.serving =
@@ -200,7 +201,11 @@ async fn look_at_backup(
 }
 
 /// An object, `None` when the API server says that there is none, or why nobody can say.
-async fn read<K>(client: &Client, namespace: &str, name: &str) -> Result<Option<K>, String>
+pub(crate) async fn read<K>(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<K>, String>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone

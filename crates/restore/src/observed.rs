@@ -38,6 +38,13 @@ pub enum Former {
     Known(Vec<FormerPod>),
 }
 
+impl Former {
+    /// Whether no member that is replaced is an endpoint any more: each is gone, or ending and not ready.
+    pub fn have_stopped(&self) -> bool {
+        matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
+    }
+}
+
 /// A pod of a member that is replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormerPod {

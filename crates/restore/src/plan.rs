@@ -23,7 +23,7 @@ use crate::{choice, naming};
 mod ended;
 pub mod expiry;
 pub mod in_place;
-mod joining;
+pub mod joining;
 #[cfg(test)]
 mod model;
 #[cfg(test)]

@@ -19,8 +19,8 @@ use crate::{naming, pod};
 
 /// What has the names of the seed's objects, whosever it is; or why nobody can say.
 pub(super) struct Named {
-    service: Result<Option<Service>, String>,
-    claim: Result<Option<PersistentVolumeClaim>, String>,
+    pub(super) service: Result<Option<Service>, String>,
+    pub(super) claim: Result<Option<PersistentVolumeClaim>, String>,
     /// Of the name of the seed's pod.
     pub(super) pod: Result<Option<KubePod>, String>,
 }
@@ -58,7 +58,12 @@ pub(super) async fn named(
 }
 
 /// The seed, of what was read by its names.
-pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children) -> Seed {
+pub(super) fn seed(
+    named: Named,
+    cluster: &EtcdCluster,
+    former: &Former,
+    children: &mut Children,
+) -> Seed {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = (
         child(named.service, owner, &mut children.service),
@@ -75,7 +80,8 @@ pub(super) fn seed(named: Named, cluster: &EtcdCluster, children: &mut Children)
         (Child::InTheWay, _) => Pod::InTheWay,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            young: pod::is_young(pod, began, now),
+            // Where nobody is served, the shortest rest is long enough.
+            young: pod::is_young(pod, began.filter(|_| !former.have_stopped()), now),
             ..pod::facts(pod)
         }),
         (Child::Absent | Child::Present, _) => Pod::Absent,

@@ -293,3 +293,53 @@ fn the_members_that_are_replaced_are_told_by_owner_and_token() {
         .collect();
     assert_eq!(found, [("old", true), ("older", false)]);
 }
+
+/// It would be asked again and again for room that others have. When nobody is served only that a moment has passed counts.
+#[test]
+fn a_seed_of_a_long_restore_rests_no_longer_than_a_moment_when_nobody_is_served() {
+    let ago = |seconds: i64| {
+        let then = k8s_openapi::jiff::Timestamp::now().as_second() - seconds;
+        k8s_openapi::jiff::Timestamp::from_second(then)
+            .unwrap()
+            .to_string()
+    };
+    let object = |seconds: i64| {
+        json!({ "metadata": {
+            "name": "main-seed", "creationTimestamp": ago(seconds),
+            "ownerReferences": [{ "apiVersion": "g/v1", "kind": "EtcdCluster", "name": "main", "uid": "owner" }],
+        } })
+    };
+    let mut cluster = EtcdCluster::new("main", EtcdClusterSpec::default());
+    cluster.metadata.uid = Some("owner".into());
+    let is_young = |made: i64, former: &Former| {
+        let named = members::Named {
+            service: Ok(serde_json::from_value(object(3_600)).unwrap()),
+            claim: Ok(None),
+            pod: Ok(serde_json::from_value(object(made)).unwrap()),
+        };
+        let seed = members::seed(named, &cluster, former, &mut Children::default());
+        let Pod::Present(pod) = seed.pod else {
+            panic!("{seed:?}")
+        };
+        pod.young
+    };
+    let member = |ready| crate::observed::FormerPod {
+        name: "main-a".into(),
+        uid: "a".into(),
+        terminating: true,
+        ready,
+    };
+    let served = Former::Known(vec![member(true)]);
+    let over = Former::Known(vec![member(false)]);
+    for former in [
+        &Former::NotAsked,
+        &Former::Unknown("timeout".into()),
+        &served,
+    ] {
+        assert!(is_young(60, former), "{former:?}");
+    }
+    for former in [&Former::Known(Vec::new()), &over] {
+        assert!(!is_young(60, former), "{former:?}");
+        assert!(is_young(1, former), "{former:?}");
+    }
+}

@@ -58,8 +58,13 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
     // A seed was verified for the cluster that was there. This is another one: it was made anew since, or it is what this
     // restore has made already and became another one, as a lost quorum is recovered. It is not replaced again.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
-        let why = "is another cluster than the one this EtcdRestore was begun for";
-        return refuse(restore, why);
+        let name = naming::target(restore);
+        let message = format!(
+            "the EtcdCluster {name} is another cluster than the one this EtcdRestore was begun for: it was made anew \
+             since, or became another one when its lost quorum was recovered, and is left as it is; to replace what it \
+             holds by now create a new EtcdRestore with spec.overwrite: true"
+        );
+        return Plan::halt(Reason::ClusterExists, message);
     }
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
@@ -209,8 +214,11 @@ fn stop(
             ended::clear(pod)
         }
         Pod::Present(pod) => {
+            // Invariant 17: clients find one that has joined beside a member that comes late, whatever is wrong with it.
+            let serves = pod.joined && pod.life == Life::Lives;
+            let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::another_pod(pod).filter(|_| !pod.joined);
-            match (unfit, &pod.trouble, pod.verified || pod.joined) {
+            match (unfit, trouble, pod.verified || pod.joined) {
                 (Some(plan), _, _) => plan,
                 // What does not pass by itself is told as a failure, and goes on once it is put right.
                 (None, Some(trouble), _) => Plan::trouble(trouble),
@@ -251,10 +259,10 @@ fn stop_for(
     };
     let same = naming::is_same_cluster(id, cluster);
     let other = matches!(pod.another, Some(Another::Holds(_)));
-    // One that has joined held what was verified, also where its kubelet does not say so any more.
-    let restored = pod.restored.or(pod.joined.then_some(recorded));
-    if other || !same || serves < recorded || restored != Some(recorded) {
-        let restored = restored.unwrap_or_default();
+    let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
+    // One that has joined served what was verified, and clients may have found it since.
+    if !verified && !pod.joined {
+        let restored = pod.restored.unwrap_or_default();
         let of = match &pod.another {
             Some(Another::Holds(what) | Another::Fetches(what)) => format!(" (of {what})"),
             None => String::new(),

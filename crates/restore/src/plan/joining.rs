@@ -23,7 +23,7 @@ pub(super) fn join(restore: &EtcdRestore, observed: &Observed, durable: bool) ->
     match &seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::Present(pod) if pod.life == Life::Lives && !pod.joined => {
-            let waits = hold_back(restore, (pod, durable), &observed.serving);
+            let waits = hold_back(restore, (pod, durable), observed);
             waits.unwrap_or_else(|| Plan::step(Step::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
@@ -74,7 +74,7 @@ fn hand_over() -> Plan {
 fn hold_back(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
-    serving: &Serving,
+    observed: &Observed,
 ) -> Option<Plan> {
     let (cluster, recorded) = verified(restore).filter(|_| !in_place::gives_up(restore))?;
     match (pod.restored, &pod.another) {
@@ -85,21 +85,13 @@ fn hold_back(
             )));
         }
         (Some(_), _) => {}
-        // On a volume the next pod says what is there. In a pod it is the only one there is.
-        (None, _) if durable && unfit::another_pod(pod).is_some() => {
-            return unfit::another_pod(pod);
-        }
-        (None, _) if pod.silent && pod.vouched => {}
-        (None, _) if pod.silent => {
-            let what = "holds cannot be read: its container fetch ended well, and its termination message is lost";
-            return Some(stuck(&format!("what the seed {what}")));
-        }
         (None, _) => {
-            let what = "the backup to be fetched and verified in the seed's pod";
-            return Some(troubled(pod).unwrap_or_else(|| promptly(what.to_owned())));
+            if let Some(waits) = untold(pod, durable, &observed.seed.claim) {
+                return Some(waits);
+            }
         }
     }
-    match serving {
+    match &observed.serving {
         Serving::Serves {
             cluster_id,
             revision,
@@ -113,24 +105,67 @@ fn hold_back(
             })
         }
         Serving::NotAsked | Serving::Differs { .. } => {
-            Some(troubled(pod).unwrap_or_else(|| promptly("the seed member to serve".to_owned())))
+            Some(starting(pod, "the seed member to serve"))
         }
-        Serving::Unknown(why) => Some(
-            troubled(pod).unwrap_or_else(|| promptly(format!("the seed member to serve: {why}"))),
-        ),
+        Serving::Unknown(why) => Some(starting(pod, &format!("the seed member to serve: {why}"))),
     }
 }
 
-/// What does not pass by itself is told as a failure, and goes on once it is put right.
-fn troubled(pod: &PodFacts) -> Option<Plan> {
-    pod.trouble.as_ref().map(Plan::trouble)
+/// Of one that does not say what it holds.
+fn untold(pod: &PodFacts, durable: bool, claim: &Child) -> Option<Plan> {
+    let another = unfit::another_pod(pod).filter(|_| durable);
+    match (another, claim) {
+        // On a volume the next pod says what is there.
+        (Some(another), Child::Present) => return Some(another),
+        // Invariant 1.
+        (Some(_), Child::Unknown(why)) => {
+            let what = format!("an answer about the seed's volume claim: {why}");
+            return Some(Plan::wait_for(what));
+        }
+        // In a pod it is the only one there is, and on a volume whose claim is being deleted: that goes with the pod.
+        (Some(_), Child::Absent | Child::InTheWay) | (None, _) => {}
+    }
+    match (pod.silent, pod.vouched) {
+        (true, true) => None,
+        (true, false) => {
+            let what = "holds cannot be read: its container fetch ended well, and its termination message is lost";
+            Some(stuck(&format!("what the seed {what}")))
+        }
+        (false, _) => {
+            let what = "the backup to be fetched and verified in the seed's pod";
+            Some(starting(pod, what))
+        }
+    }
 }
 
-/// Nobody is served meanwhile.
-fn promptly(what: String) -> Plan {
-    let mut plan = Plan::wait_for(what);
-    plan.requeue = Some(PROMPTLY);
-    plan
+/// Nobody is served meanwhile. What does not pass by itself is told as a failure, and goes on once it is put right; also
+/// what should pass may last, and then a person decides.
+fn starting(pod: &PodFacts, what: &str) -> Plan {
+    if let Some(trouble) = &pod.trouble {
+        return Plan::trouble(&Trouble {
+            message: with_remedy(&trouble.message),
+            ..trouble.clone()
+        });
+    }
+    if pod.young {
+        let mut plan = Plan::wait_for(what);
+        plan.requeue = Some(PROMPTLY);
+        return plan;
+    }
+    Plan::wait_for(with_remedy(what))
+}
+
+/// What keeps a step from being made, as far as somebody has to know more of it by now.
+pub fn told(observed: &Observed, why: &str) -> String {
+    if observed.former.have_stopped() {
+        with_remedy(why)
+    } else {
+        why.to_owned()
+    }
+}
+
+fn with_remedy(what: &str) -> String {
+    format!("{what}; {REMEDY}")
 }
 
 fn differs(how: &str) -> Plan {
@@ -138,10 +173,7 @@ fn differs(how: &str) -> Plan {
 }
 
 fn stuck(what: &str) -> Plan {
-    Plan::stuck(Trouble::new(
-        Reason::SeedFailed,
-        format!("{what}; {REMEDY}"),
-    ))
+    Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
 /// Invariant 10: that it failed is recorded before the claim goes.

@@ -74,7 +74,16 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
             "{told:?}"
         );
         if !failed {
+            let text = |plan: &Plan| match &plan.outlook {
+                Outlook::Working(trouble) => trouble.message.clone(),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(told.requeue, Some(SOON), "it has lasted");
+            assert!(text(&told).contains("delete this EtcdRestore"), "{told:?}");
+            observed.seed.pod = young(&observed.seed.pod);
+            let told = check(&verified_seed(), &observed, &Step::Nothing);
             assert_eq!(told.requeue, Some(PROMPTLY), "nobody is served");
+            assert!(!text(&told).contains("delete"), "{told:?}");
         }
         check(&deleted(verified_seed()), &observed, &Step::Join);
     }
@@ -87,6 +96,59 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
     waits.serving = Serving::NotAsked;
     let told = check(&verified_seed(), &waits, &Step::Nothing);
     assert_eq!(reason(&told), Reason::PodNotStarting);
+    assert!(
+        matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("delete this EtcdRestore")),
+        "{told:?}"
+    );
+}
+
+/// It is made again on its volume, and what it is made of is gone: nobody is served, and the text says what can be done.
+#[test]
+fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped() {
+    let gone = alive(|pod| {
+        (pod.restored, pod.verified) = (None, false);
+        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is gone"));
+    });
+    let told = |former: &[FormerPod]| {
+        let observed = durable(&turned(former, gone.clone()), Child::Present);
+        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        assert_eq!(reason(&told), Reason::BackupMissing);
+        let Outlook::Stuck(trouble) = told.outlook else {
+            panic!("{told:?}")
+        };
+        assert!(trouble.message.starts_with("the backup is gone"));
+        trouble.message.contains("delete this EtcdRestore")
+    };
+    assert!(told(&[]));
+    assert!(!told(&[old("a", false, true)]));
+}
+
+/// Invariant 9: a volume claim that is being deleted goes with the pod that uses it, and what is on the volume with it.
+#[test]
+fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
+    let bare = turned(&[], silent());
+    for claim in [Child::InTheWay, Child::Absent] {
+        let observed = durable(&bare, claim);
+        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
+        let vouched = alive(|pod| {
+            (pod.restored, pod.verified) = (None, false);
+            (pod.silent, pod.vouched) = (true, true);
+        });
+        let mut vouched = turned(&[], vouched);
+        vouched = durable(&vouched, observed.seed.claim.clone());
+        check(&verified_seed(), &vouched, &Step::Join);
+        let fetches = alive(|pod| {
+            (pod.restored, pod.verified) = (None, false);
+            pod.another = Some(Another::Fetches("s3://b/2".into()));
+        });
+        let fetches = durable(&turned(&[], fetches), observed.seed.claim);
+        check(&verified_seed(), &fetches, &Step::Nothing);
+    }
+    // Invariant 1.
+    let unknown = durable(&bare, Child::Unknown("timeout".into()));
+    let told = check(&verified_seed(), &unknown, &Step::Nothing);
+    assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
 }
 
 /// A kubelet may lose it, and a container that has ended well is not started again.
@@ -145,6 +207,51 @@ fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_
         &observed,
         &Step::StopFormer(late.to_vec()),
     );
+}
+
+/// Invariant 17: clients find both. What it serves by then is what they have written to it.
+#[test]
+fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() {
+    let late = [old("late", false, true)];
+    let other = |cluster_id: &str, revision| Serving::Serves {
+        cluster_id: cluster_id.into(),
+        revision,
+    };
+    let joined = |edit: fn(&mut PodFacts)| {
+        alive(|pod| {
+            pod.joined = true;
+            edit(pod);
+        })
+    };
+    let stops = Step::StopFormer(late.to_vec());
+    for (pod, serving) in [
+        (
+            joined(|pod| {
+                pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
+            }),
+            serves(100),
+        ),
+        (
+            joined(|pod| pod.another = Some(Another::Holds("s3://b/2".into()))),
+            serves(100),
+        ),
+        (joined(|pod| pod.restored = Some(101)), serves(101)),
+        (joined(|_| {}), serves(99)),
+        (joined(|_| {}), other(OLD, 100)),
+    ] {
+        let mut observed = turned(&late, pod);
+        observed.serving = serving;
+        check(&verified_seed(), &observed, &stops);
+        for silent in [Serving::NotAsked, Serving::Unknown("timeout".into())] {
+            observed.serving = silent;
+            check(&verified_seed(), &observed, &Step::Nothing);
+        }
+    }
+    // Beside one that has not joined the old members keep what they have.
+    let beside = alive(|pod| {
+        pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
+    });
+    check(&verified_seed(), &turned(&late, beside), &Step::Nothing);
 }
 
 /// Another operator may make it late, of what it had read before another backup was recorded.
@@ -216,6 +323,12 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
         for restore in [verified_seed(), of_none(&verified_seed())] {
             let told = check(&let_go(restore), &source(facts.clone()), &Step::Nothing);
             assert_eq!(reason(&told), Reason::ClusterExists);
+            // It has changed something, and says `overwrite: true` itself.
+            let Outlook::Halted(trouble) = told.outlook else {
+                panic!("{told:?}")
+            };
+            assert!(trouble.message.contains("create a new EtcdRestore"));
+            assert!(!trouble.message.contains("nothing was changed"));
         }
     }
     // Somebody has taken the claim away by hand, and nothing else has happened.
