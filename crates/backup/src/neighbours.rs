@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use api::EtcdBackup;
 use api::storage::StorageSource;
 use kube::ResourceExt;
+use runtime::controller::Guarded;
 
 /// A path as the names of backups begin, and what it lies in. Two endpoints may be one store.
 fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
@@ -29,16 +30,20 @@ fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
     Some((source.block(), within, source.path().to_owned()))
 }
 
-/// The UIDs of those that make backups again and again at the same place.
+/// The UIDs of those that make backups again and again at the same place. One that this release cannot read may.
 pub(crate) fn neighbours<'a>(
     backup: &EtcdBackup,
-    all: impl Iterator<Item = &'a EtcdBackup>,
+    all: impl Iterator<Item = &'a Guarded<EtcdBackup>>,
 ) -> BTreeSet<String> {
     let Some(here) = place(backup) else {
         return BTreeSet::new();
     };
     all.filter(|other| other.uid() != backup.uid())
-        .filter(|other| other.spec.is_periodic() && place(other).as_ref() == Some(&here))
+        .filter(|other| {
+            other.0.as_ref().map_or(true, |other| {
+                other.spec.is_periodic() && place(other).as_ref() == Some(&here)
+            })
+        })
         .filter_map(ResourceExt::uid)
         .collect()
 }
@@ -87,6 +92,7 @@ mod tests {
             backup("other-claim", claim("b", "n")),
             backup("others-claim", claim("a", "m")),
         ];
+        let all = all.map(|one| Guarded(Ok(one)));
         let found = |uid: &str, change: &dyn Fn(&mut Value)| -> Vec<String> {
             neighbours(&backup(uid, |object| change(object)), all.iter())
                 .into_iter()
@@ -96,5 +102,18 @@ mod tests {
         assert_eq!(found("same", &|_| ()), ["elsewhere"]);
         assert_eq!(found("new", &claim("a", "n")), ["claim"]);
         assert_eq!(found("new", &claim("c", "n")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_exists_and_may_be_a_neighbour() {
+        let later = json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+            "metadata": { "name": "later", "namespace": "n", "uid": "later" },
+            "spec": { "backupPolicy": "a word of a later release" },
+        });
+        let later: Guarded<EtcdBackup> = serde_json::from_value(later).unwrap();
+        assert!(later.0.is_err());
+        let found = neighbours(&backup("new", |_| ()), std::iter::once(&later));
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["later"]);
     }
 }

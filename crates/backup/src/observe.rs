@@ -321,8 +321,7 @@ async fn removal(
 /// The UIDs of the other EtcdBackups that number theirs at the same path.
 fn beside(means: &Means, backup: &EtcdBackup) -> BTreeSet<String> {
     let all = means.objects.state();
-    let readable = all.iter().filter_map(|object| object.0.as_ref().ok());
-    neighbours(backup, readable)
+    neighbours(backup, all.iter().map(AsRef::as_ref))
 }
 
 fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {

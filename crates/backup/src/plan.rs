@@ -424,7 +424,7 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     }
     let next = attempt(begun, observed, now);
     // Nothing that is waited for is waited for longer than the backup may take.
-    let left = deadline(backup, observed).map(|deadline| until(deadline, now));
+    let left = deadline(backup, observed, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(left).min();
     Plan { requeue, ..next }
 }

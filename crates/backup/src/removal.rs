@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use api::backup::name;
 use api::conditions::Reason;
-use api::manifest::{MANIFEST_SUFFIX, manifest_key};
+use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
@@ -129,7 +129,7 @@ impl Removal {
             .partition(|found| found.key == newest);
         let looks: Vec<_> = rest
             .into_iter()
-            .map(|found| self.unless_of(others, found))
+            .map(|found| self.unless_of_others(found))
             .collect();
         let ours: Vec<Option<Found>> = stream::iter(looks)
             .buffered(AT_A_TIME)
@@ -141,14 +141,18 @@ impl Removal {
         Ok(())
     }
 
-    async fn unless_of(
-        &self,
-        others: &BTreeSet<String>,
-        found: Found,
-    ) -> Result<Option<Found>, Trouble> {
+    async fn unless_of_others(&self, found: Found) -> Result<Option<Found>, Trouble> {
         let manifest = manifest_of(self.store.as_ref(), &found.key).await?;
-        let of = manifest.and_then(|manifest| manifest.backup_uid);
-        Ok((!of.is_some_and(|uid| others.contains(&uid))).then_some(found))
+        Ok(self.is_ours(manifest.as_ref()).then_some(found))
+    }
+
+    /// Whether what lies beside this manifest may go.
+    fn is_ours(&self, manifest: Option<&BackupManifest>) -> bool {
+        let of = manifest.and_then(|manifest| manifest.backup_uid.as_ref());
+        match &self.what {
+            What::Surplus { others, .. } => !of.is_some_and(|uid| others.contains(uid)),
+            What::Everything => of == Some(&self.uid),
+        }
     }
 
     async fn everything(&self) -> Result<Kept, Trouble> {
@@ -160,7 +164,7 @@ impl Removal {
         for key in keys {
             // Another EtcdBackup may write to the same path.
             let manifest = manifest_of(self.store.as_ref(), &key).await?;
-            if manifest.is_some_and(|manifest| manifest.backup_uid.as_ref() == Some(&self.uid)) {
+            if self.is_ours(manifest.as_ref()) {
                 ours.push(key);
             }
         }
@@ -192,6 +196,11 @@ impl Removal {
 
     async fn delete_one(&self, key: String) -> Result<(), Trouble> {
         let manifest = manifest_key(&key);
+        let alone = matches!(&self.what, What::Surplus { others, .. } if others.is_empty());
+        // Invariant 13: another EtcdBackup may have written there since the manifests were read.
+        if !alone && !self.is_ours(manifest_of(self.store.as_ref(), &key).await?.as_ref()) {
+            return Ok(());
+        }
         let gone = self.store.delete(&key).await;
         gone.map_err(|error| in_store(&error))?;
         fail::fail_point!("backup-between-deletions");

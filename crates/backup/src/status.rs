@@ -207,10 +207,12 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             complete(false, Reason::InProgress, MADE.to_owned()),
             going_on(),
         ],
-        Verdict::Waiting(trouble) => vec![
-            complete(false, trouble.reason.clone(), trouble.message.clone()),
-            going_on(),
-        ],
+        Verdict::Waiting(trouble) => {
+            let waits = complete(false, trouble.reason.clone(), trouble.message.clone());
+            // Whether the last one failed is said until the next one has ended.
+            let others = (!told).then(going_on);
+            [waits].into_iter().chain(others).collect()
+        }
         Verdict::Succeeded(stored) => {
             let message = format!("revision {} lies at {}", stored.revision, stored.location);
             vec![

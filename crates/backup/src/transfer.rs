@@ -26,7 +26,7 @@ use crate::workers::Job;
 
 mod vouch;
 
-use vouch::vouch;
+use vouch::{Ends, lying, vouch};
 
 /// What the object is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,13 +186,21 @@ impl Transfer {
                 return Err(trouble);
             }
         };
+        // All that takes time comes before the commit: between it and the manifest somebody else may write.
+        let looks = async {
+            tokio::join!(
+                self.hash(member, &inspected),
+                lying(self.store.as_ref(), &key)
+            )
+        };
+        let (hash, before) = tokio::select! {
+            looked = looks => looked,
+            () = cancelled.cancelled() => return Err(given_up()),
+        };
+        let before = before?;
         fail::fail_point!("backup-before-commit");
         // Invariant 12: the checksum etcd sent has matched; now the store acknowledges the whole object.
-        let (committed, hash) = tokio::join!(
-            unless(cancelled, upload.commit()),
-            self.hash(member, &inspected)
-        );
-        let committed = committed?;
+        let committed = unless(cancelled, upload.commit()).await?;
         if committed.size != sent {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
@@ -204,7 +212,14 @@ impl Transfer {
         }
         fail::fail_point!("backup-before-manifest");
         let manifest = self.manifest(member, &inspected, sent, hash);
-        vouch(self.store.as_ref(), &key, &committed, &manifest, cancelled).await?;
+        let ends = Ends {
+            store: self.store.as_ref(),
+            key: &key,
+            committed: &committed,
+            before: before.as_ref(),
+            manifest: &manifest,
+        };
+        vouch(&ends, cancelled).await?;
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
@@ -218,7 +233,11 @@ impl Transfer {
             return Ok(key);
         }
         for less in 1..NAMESAKES {
-            let taken = self.store.head(&manifest_key(&key)).await?.is_some();
+            let taken = match self.store.head(&manifest_key(&key)).await {
+                // So S3 answers for what is not there where nothing may be listed.
+                Err(store::Error::AccessDenied(_)) => false,
+                found => found?.is_some(),
+            };
             if !taken || revision < less {
                 break;
             }

@@ -10,6 +10,7 @@ use api::conditions::Reason;
 use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use async_trait::async_trait;
 use backup::observed::{Stored, Trouble};
+use backup::removal::{Removal, What};
 use backup::transfer::{Meter, Name, Transfer};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
@@ -37,12 +38,22 @@ enum Meddling {
     Swallowed,
     /// Our transfer is given up when its data is there.
     GivenUp,
+    /// A whole backup of the other comes while ours is being written.
+    WholeBeforeCommit,
+    /// It comes when our data is there.
+    WholeBeforeManifest,
+    /// It comes when our manifest has been seen.
+    WholeAfterManifest,
+    /// It comes when the manifest was read by which ours is to be removed.
+    WholeBeforeRemoval,
 }
 
-/// A directory that tells its writings apart, as stores do.
+/// A directory that tells its writings apart, as stores do, or does not, and does not let everybody list.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,
+    tells: bool,
+    lists: bool,
     writings: Arc<AtomicUsize>,
     meddling: Arc<Mutex<Meddling>>,
     cancelled: CancellationToken,
@@ -57,14 +68,17 @@ impl Shared {
     fn new(dir: &tempfile::TempDir, meddling: Meddling) -> Self {
         Self {
             inner: LocalStore::new(dir.path()),
+            tells: true,
+            lists: true,
             writings: Arc::default(),
             meddling: Arc::new(Mutex::new(meddling)),
             cancelled: CancellationToken::new(),
         }
     }
 
-    fn tag(&self) -> String {
-        self.writings.load(Ordering::SeqCst).to_string()
+    fn tag(&self) -> Option<String> {
+        let writings = self.writings.load(Ordering::SeqCst);
+        self.tells.then(|| writings.to_string())
     }
 
     /// Once.
@@ -83,18 +97,44 @@ impl Shared {
         self.inner.put(key, other.into()).await.unwrap();
         self.writings.fetch_add(1, Ordering::SeqCst);
     }
+
+    /// Of the size that ours has, if ours is there.
+    async fn other_whole(&self) {
+        if self.inner.head(KEY).await.unwrap().is_none() {
+            self.inner.put(KEY, "other".into()).await.unwrap();
+        }
+        self.other_data(KEY).await;
+        let manifest = serde_json::json!({
+            "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "aa", "revision": 7, "size": 8, "sha256": "",
+            "compression": "none", "createdAt": "2026-06-15T12:00:00Z", "backupUID": "other",
+        });
+        let manifest = serde_json::to_vec(&manifest).unwrap();
+        let put = self.inner.put(&manifest_key(KEY), manifest.into()).await;
+        put.unwrap();
+    }
+
+    fn denied(&self) -> Result<(), Error> {
+        let denied = Error::AccessDenied("403".to_owned());
+        if self.lists { Ok(()) } else { Err(denied) }
+    }
 }
 
 #[async_trait]
 impl Upload for SharedUpload {
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
+        if self.store.meddles(Meddling::WholeBeforeCommit) {
+            self.store.other_whole().await;
+        }
         self.inner.write(chunk).await
     }
     async fn commit(self: Box<Self>) -> Result<Committed, Error> {
         let Self { inner, store } = *self;
         let committed = inner.commit().await?;
         store.writings.fetch_add(1, Ordering::SeqCst);
-        let tag = Some(store.tag());
+        let tag = store.tag();
+        if store.meddles(Meddling::WholeBeforeManifest) {
+            store.other_whole().await;
+        }
         if store.meddles(Meddling::DataBeforeManifest) {
             let key = store.inner.list("").await?.remove(0).key;
             store.other_data(&key).await;
@@ -140,20 +180,39 @@ impl Store for Shared {
         Ok(())
     }
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
-        self.inner.get(key).await
+        let found = match self.inner.get(key).await {
+            Err(Error::NoSuchObject { .. }) => {
+                self.denied()?;
+                self.inner.get(key).await
+            }
+            found => found,
+        };
+        if self.meddles(Meddling::WholeBeforeRemoval) {
+            self.other_whole().await;
+        }
+        found
     }
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+        let vouched = self.inner.head(&manifest_key(KEY)).await?.is_some();
+        if vouched && self.meddles(Meddling::WholeAfterManifest) {
+            self.other_whole().await;
+        }
         let found = self.inner.head(key).await?;
-        let tag = Some(self.tag());
+        if found.is_none() {
+            self.denied()?;
+        }
+        let tag = self.tag();
         Ok(found.map(|found| Object { tag, ..found }))
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        self.denied()?;
         self.inner.list(prefix).await
     }
     async fn delete(&self, key: &str) -> Result<(), Error> {
         self.inner.delete(key).await
     }
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        self.denied()?;
         self.inner.unfinished(prefix).await
     }
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
@@ -262,6 +321,89 @@ async fn two_of_one_path_that_begin_in_the_same_second_have_names_of_their_own()
         let (_, manifest) = pair(&store, &key).await;
         assert_eq!(manifest.backup_uid.as_deref(), Some(uid));
         keys.push(key);
+    }
+    assert_ne!(keys[0], keys[1]);
+}
+
+/// Invariant 12. Where writings are not told apart, as in directories, equal sizes say nothing.
+#[tokio::test]
+async fn invariant_12_in_a_directory_the_others_manifest_tells_of_the_others_data() {
+    let snapshot = recorded().await;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Shared {
+        tells: false,
+        ..Shared::new(&dir, Meddling::WholeBeforeManifest)
+    };
+    let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+    let trouble = run(&ours, &store).await.unwrap_err();
+    assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
+    // What the other has written is as it was written.
+    let (data, manifest) = pair(&store, KEY).await;
+    assert!(data.iter().all(|byte| *byte == 7));
+    assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
+    // The next attempt replaces it, as one does that was whole before ours was.
+    for meddling in [Meddling::None, Meddling::WholeBeforeCommit] {
+        *store.meddling.lock().unwrap() = meddling;
+        run(&ours, &store).await.unwrap();
+        let (data, manifest) = pair(&store, KEY).await;
+        assert!(data == snapshot.concat(), "{meddling:?}");
+        assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
+    }
+}
+
+#[tokio::test]
+async fn the_others_manifest_is_not_removed_for_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Shared::new(&dir, Meddling::WholeAfterManifest);
+    let snapshot = recorded().await;
+    let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+    let trouble = run(&ours, &store).await.unwrap_err();
+    assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
+    let (_, manifest) = pair(&store, KEY).await;
+    assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
+}
+
+/// Invariant 13.
+#[tokio::test]
+async fn invariant_13_what_another_has_put_in_the_place_of_ours_is_not_removed() {
+    let snapshot = recorded().await;
+    for (meddling, left) in [(Meddling::None, 0), (Meddling::WholeBeforeRemoval, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Shared::new(&dir, Meddling::None);
+        let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+        run(&ours, &store).await.unwrap();
+        *store.meddling.lock().unwrap() = meddling;
+        let removal = Removal {
+            store: Arc::new(store.clone()),
+            path: KEY.to_owned(),
+            uid: "ours".to_owned(),
+            what: What::Everything,
+            now: Timestamp::now(),
+        };
+        removal.run().await.unwrap();
+        assert_eq!(store.list("").await.unwrap().len(), left, "{meddling:?}");
+    }
+}
+
+/// S3 answers 403 for what is not there where `s3:ListBucket` is not allowed.
+#[tokio::test]
+async fn one_of_many_is_stored_also_by_those_who_may_not_list() {
+    let snapshot = recorded().await;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Shared {
+        lists: false,
+        ..Shared::new(&dir, Meddling::None)
+    };
+    let time: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
+    let mut keys = Vec::new();
+    for uid in ["one", "two"] {
+        let name = Name::Numbered {
+            path: KEY.to_owned(),
+            time,
+            left: None,
+        };
+        let transfer = transfer(&snapshot, &store, uid, name);
+        keys.push(run(&transfer, &store).await.unwrap().location);
     }
     assert_ne!(keys[0], keys[1]);
 }

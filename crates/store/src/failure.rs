@@ -61,6 +61,22 @@ impl Place {
         ))
     }
 
+    /// As [`Place::answered`], of an answer to HEAD: it never has a body, whoever answers. A redirection, and a
+    /// method that is not allowed, are no store's all the same.
+    pub(crate) fn answered_to_head(
+        &self,
+        key: &str,
+        code: Option<&str>,
+        message: &str,
+        status: Option<u16>,
+    ) -> Error {
+        let message = match status {
+            Some(400..=404 | 406..500) if message.is_empty() => "(a HEAD is told no reason)",
+            _ => message,
+        };
+        self.answered(key, code, message, status)
+    }
+
     /// Says what an answer means: the store's own word for the failure, its text, and the HTTP status.
     pub(crate) fn answered(
         &self,
@@ -222,6 +238,18 @@ mod tests {
         assert!(matches!(
             place.answered("k", None, "", Some(404)),
             Error::NoSuchObject { .. }
+        ));
+        // What says nothing is no store, unless it was asked for nothing but headers.
+        for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
+            let of = |error: Error| error.to_string().contains("correct the endpoint");
+            let status = Some(status);
+            assert!(of(place.answered("k", None, "", status)), "{status:?}");
+            let head = place.answered_to_head("k", None, "", status);
+            assert_eq!(of(head), is_foreign, "{status:?}");
+        }
+        assert!(matches!(
+            place.answered_to_head("k", None, "", Some(403)),
+            Error::AccessDenied(_)
         ));
     }
 }

@@ -27,7 +27,7 @@ mod upload;
 
 pub use access::{S3Access, S3Config, S3Keys};
 use checksum::Whole;
-use failure::{explain, explain_bucket};
+use failure::{explain, explain_bucket, explain_head};
 pub use protection::S3Protection;
 
 use crate::failure::Place;
@@ -163,7 +163,7 @@ impl Store for S3Store {
                 found.last_modified(),
                 found.e_tag(),
             ))),
-            Err(error) => match explain(&self.place, key, &error) {
+            Err(error) => match explain_head(&self.place, key, &error) {
                 Error::NoSuchObject { .. } => Ok(None),
                 error => Err(error),
             },

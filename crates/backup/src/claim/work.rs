@@ -66,7 +66,9 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
         now: Timestamp::now(),
     };
     let kept = match order.task.clone() {
-        Task::Store(snapshot) => return stored(&order, *snapshot, store, meter).await,
+        Task::Store(snapshot) => {
+            return Box::pin(stored(&order, *snapshot, store, meter)).await;
+        }
         Task::Surplus {
             rules,
             newest,

@@ -8,7 +8,7 @@ use api::conditions::{ConditionType, Reason, find};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use super::intent;
+use super::{AHEAD, intent};
 use crate::observed::{Moved, Observed, Pace, Stored, Trouble, Work};
 
 /// How long a backup may take when nobody says: this, and a second for each MiB of the database.
@@ -34,13 +34,25 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
 }
 
 /// By when the backup that is under way has to be complete, if it has a limit.
-pub(super) fn deadline(backup: &EtcdBackup, observed: &Observed) -> Option<Timestamp> {
+pub(super) fn deadline(
+    backup: &EtcdBackup,
+    observed: &Observed,
+    now: Timestamp,
+) -> Option<Timestamp> {
     let moved = match observed.transfer.work {
         Work::Running(moved) => Some(moved),
         _ => None,
     };
-    let begun = intent(backup)?;
-    let worked_on = observed.since.map_or(begun, |since| since.max(begun));
+    let is_told_rightly = |time: &Timestamp| time.duration_since(now) <= AHEAD;
+    let since = observed.since.filter(is_told_rightly);
+    let begun = Some(intent(backup)?).filter(is_told_rightly);
+    // What a clock that was ahead has begun was begun at some time since this process, or the object, is there.
+    let begun = begun.unwrap_or_else(|| {
+        let created = backup.metadata.creation_timestamp.as_ref();
+        let created = created.map(|time| time.0).filter(is_told_rightly);
+        since.map_or(now, |since| created.map_or(since, |time| time.max(since)))
+    });
+    let worked_on = since.map_or(begun, |since| since.max(begun));
     let waited = SignedDuration::try_from(observed.transfer.waited).unwrap_or(SignedDuration::MAX);
     let limit = limit(backup, moved)?.saturating_add(waited);
     worked_on.checked_add(limit).ok()
@@ -49,7 +61,7 @@ pub(super) fn deadline(backup: &EtcdBackup, observed: &Observed) -> Option<Times
 /// Whether it is not complete by then. Whoever waits for its turn is not late by that.
 pub(super) fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
     observed.transfer.work != Work::Queued
-        && deadline(backup, observed).is_some_and(|deadline| now >= deadline)
+        && deadline(backup, observed, now).is_some_and(|deadline| now >= deadline)
 }
 
 pub(super) fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble {

@@ -3,6 +3,9 @@
 //! Somebody else may write to the same path: then what was committed may be replaced before its manifest is there, and
 //! the manifest of one backup would lie beside the data of another, which nothing restores. And a proxy may answer for
 //! a store that holds nothing. So a backup is a success when the store has shown both as they were written.
+//!
+//! Some stores (directories) do not tell one writing of a key from another. There the manifest tells: if another one
+//! has come since just before the commit, its writer may have written the data, too.
 
 use std::time::Duration;
 
@@ -25,15 +28,28 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(1500),
 ];
 
+/// What is written, and what was there.
+pub(super) struct Ends<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) key: &'a str,
+    pub(super) committed: &'a Committed,
+    /// The manifest that lay there just before the commit.
+    pub(super) before: Option<&'a BackupManifest>,
+    /// Ours.
+    pub(super) manifest: &'a BackupManifest,
+}
+
+/// The manifest that lies there. S3 denies what is not there to those who may not list.
+pub(super) async fn lying(store: &dyn Store, key: &str) -> Result<Option<BackupManifest>, Trouble> {
+    match manifest_of(store, key).await {
+        Err(trouble) if trouble.reason == Reason::AccessDenied => Ok(None),
+        found => found,
+    }
+}
+
 /// Writes the manifest and looks at both.
-pub(super) async fn vouch(
-    store: &dyn Store,
-    key: &str,
-    committed: &Committed,
-    manifest: &BackupManifest,
-    cancelled: &CancellationToken,
-) -> Result<(), Trouble> {
-    let work = written(store, key, committed, manifest);
+pub(super) async fn vouch(ends: &Ends<'_>, cancelled: &CancellationToken) -> Result<(), Trouble> {
+    let work = written(ends);
     tokio::pin!(work);
     tokio::select! {
         done = &mut work => done,
@@ -43,18 +59,24 @@ pub(super) async fn vouch(
     }
 }
 
-async fn written(
-    store: &dyn Store,
-    key: &str,
-    committed: &Committed,
-    manifest: &BackupManifest,
-) -> Result<(), Trouble> {
+async fn written(ends: &Ends<'_>) -> Result<(), Trouble> {
+    let &Ends {
+        store,
+        key,
+        committed,
+        before,
+        manifest,
+    } = ends;
     if !is_there(store, key, committed).await? {
         return Err(replaced(store, key));
     }
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let beside = manifest_key(key);
+    // Invariant 12.
+    if committed.tag.is_none() && lying(store, key).await?.as_ref() != before {
+        return Err(replaced(store, key));
+    }
     let put = store.put(&beside, text.into()).await;
     put.map_err(|error| in_store(&error))?;
     fail::fail_point!("backup-after-manifest");
@@ -65,8 +87,10 @@ async fn written(
     if is_there(store, key, committed).await? {
         return Ok(());
     }
-    // It would vouch for somebody else's data.
-    if let Err(error) = store.delete(&beside).await {
+    // Ours would vouch for somebody else's data; theirs, if it has come by now, does so rightly.
+    if manifest_of(store, key).await?.as_ref() == Some(manifest)
+        && let Err(error) = store.delete(&beside).await
+    {
         tracing::warn!(%error, key, "a manifest lies beside data it does not describe");
     }
     Err(replaced(store, key))

@@ -13,9 +13,30 @@ pub(super) fn explain<E>(place: &Place, key: &str, error: &SdkError<E, HttpRespo
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
 {
+    explain_by(Place::answered, place, key, error)
+}
+
+/// The same of a HEAD.
+pub(super) fn explain_head<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
+where
+    E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
+{
+    explain_by(Place::answered_to_head, place, key, error)
+}
+
+fn explain_by<E>(
+    answered: impl Fn(&Place, &str, Option<&str>, &str, Option<u16>) -> Error,
+    place: &Place,
+    key: &str,
+    error: &SdkError<E, HttpResponse>,
+) -> Error
+where
+    E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
+{
     let status = error.raw_response().map(|raw| raw.status().as_u16());
     match error {
-        SdkError::ServiceError(answer) => place.answered(
+        SdkError::ServiceError(answer) => answered(
+            place,
             key,
             answer.err().code(),
             answer.err().message().unwrap_or_default(),
@@ -26,7 +47,7 @@ where
             place.unreachable("no answer in time")
         }
         _ => match status {
-            Some(status) => place.answered(key, None, "", Some(status)),
+            Some(status) => answered(place, key, None, "", Some(status)),
             None => place.unreachable(&chain(error)),
         },
     }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::sync::OnceCell;
 
 use super::checksum::{self, Part, Whole};
-use super::failure::{explain, explain_bucket};
+use super::failure::{explain, explain_bucket, explain_head};
 use super::{S3Store, base64, md5_of};
 use crate::parts::{Parts, Sink, Written};
 use crate::port::{Committed, Error, Upload};
@@ -264,7 +264,7 @@ impl S3Upload {
             .set_checksum_mode(whole.has_checksum().then_some(ChecksumMode::Enabled))
             .send()
             .await
-            .map_err(|error| explain(&store.place, key, &error))?;
+            .map_err(|error| explain_head(&store.place, key, &error))?;
         let size = held
             .content_length()
             .and_then(|size| u64::try_from(size).ok())

@@ -57,3 +57,28 @@ fn the_time_in_which_no_operator_ran_does_not_count() {
     };
     assert_eq!(need(&backup, &there, at(61)), Need::Nothing);
 }
+
+/// A clock that was ten days ahead gives no run ten days.
+#[test]
+fn what_a_clock_that_was_ahead_has_begun_ends_in_its_time() {
+    let ahead = 864_000;
+    let backup = begun(|object| {
+        object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 });
+        object["metadata"]["creationTimestamp"] = json!(at(-ahead - 30).to_string());
+    });
+    let of = |since: i64| Observed {
+        since: Some(at(since)),
+        ..known(Work::Running(Moved::default()), Place::NotAsked)
+    };
+    let step = |since, now| plan(&backup, &of(since), at(now)).step;
+    // It is worked on since this process is there, or the object.
+    assert_eq!(step(-ahead, 59 - ahead), Step::Nothing);
+    assert_eq!(step(-ahead, 60 - ahead), Step::Abandon);
+    assert_eq!(step(-2 * ahead, 29 - ahead), Step::Nothing);
+    assert_eq!(step(-2 * ahead, 30 - ahead), Step::Abandon);
+    // This process began by the same clock: nothing is known.
+    assert_eq!(step(-1, 60 - ahead), Step::Nothing);
+    // A clock that is a little ahead counts as it did.
+    assert_eq!(step(-ahead, 59), Step::Nothing);
+    assert_eq!(step(-ahead, 60), Step::Abandon);
+}

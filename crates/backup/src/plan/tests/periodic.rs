@@ -115,6 +115,37 @@ fn backups_do_not_overlap() {
     );
 }
 
+/// The metric and its alert go by the condition: each attempt of the next one took it back, and nobody heard of it.
+#[test]
+fn one_that_failed_is_shown_until_the_next_has_ended() {
+    let begin = |backup: EtcdBackup, second| {
+        let due = plan(&backup, &Observed::default(), at(second));
+        assert_eq!(due.step, Step::RecordIntent);
+        after(backup, &due, at(second))
+    };
+    let failing = known(Work::Ended(Err(refused())), Place::Free);
+    let running = begin(tidied(once(|_| ())), 4000);
+    let failed = after(
+        running.clone(),
+        &plan(&running, &failing, at(5000)),
+        at(5000),
+    );
+    assert!(is_true(failed.conditions(), &ConditionType::Failed));
+    let next = begin(failed, 9000);
+    let waiting = plan(&next, &failing, at(9001));
+    assert!(
+        matches!(waiting.verdict, Verdict::Waiting(_)),
+        "{waiting:?}"
+    );
+    let waits = after(next, &waiting, at(9001));
+    assert!(is_true(waits.conditions(), &ConditionType::Failed));
+    let complete = find(waits.conditions(), &ConditionType::Complete).unwrap();
+    assert_eq!(complete.reason, "AccessDenied");
+    let done = known(Work::Ended(Ok(stored())), Place::NotAsked);
+    let done = after(waits.clone(), &plan(&waits, &done, at(9002)), at(9002));
+    assert!(!is_true(done.conditions(), &ConditionType::Failed));
+}
+
 #[test]
 fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed() {
     let backup = tidied(once(|_| ()));
