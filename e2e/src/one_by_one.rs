@@ -6,16 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::{Api, ResourceExt};
 use tokio::task::JoinHandle;
 
 use crate::changes::every_change;
 use crate::objects::is_ready;
+use crate::wait::{Look, until};
 use crate::{PATIENCE, Sandbox};
 
 /// Sees every change of a cluster's pods from [`OneByOne::begin`] on.
 pub struct OneByOne {
+    pods: Api<Pod>,
+    selector: String,
     seen: Arc<Mutex<Seen>>,
     task: JoinHandle<Result<()>>,
 }
@@ -57,10 +60,10 @@ impl OneByOne {
         );
         let seen = Arc::new(Mutex::new(seen));
         let told = Arc::clone(&seen);
+        let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            let of = WatchParams::default().labels(&selector);
             // Until it is aborted.
-            every_change(&pods, &of, &since, PATIENCE * 12, |change| {
+            every_change(&watched, &of, &since, PATIENCE * 12, |change| {
                 told.lock()
                     .unwrap_or_else(PoisonError::into_inner)
                     .take(change);
@@ -68,7 +71,12 @@ impl OneByOne {
             })
             .await
         });
-        Ok(Self { seen, task })
+        Ok(Self {
+            pods,
+            selector,
+            seen,
+            task,
+        })
     }
 
     /// Says how many members were ended since.
@@ -76,6 +84,22 @@ impl OneByOne {
     /// # Errors
     /// When one was ended before all were ready again, and when not all was seen.
     pub async fn end(mut self) -> Result<usize> {
+        // What the caller has seen may be newer than what the watch has told.
+        let of = ListParams::default().labels(&self.selector);
+        until(
+            "the watch has told of all that is there",
+            PATIENCE,
+            async || {
+                let list = self.pods.list(&of).await?.items;
+                let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(if seen.knows(&list) || self.task.is_finished() {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{:?}", seen.pods.keys()))
+                })
+            },
+        )
+        .await?;
         if self.task.is_finished() {
             (&mut self.task)
                 .await?
@@ -139,6 +163,15 @@ impl Seen {
             self.pods.insert(uid, One { ready, ends });
         }
         self.whole |= self.is_whole();
+    }
+
+    /// Whether these are the pods that were told of last, and the same of them end.
+    fn knows(&self, pods: &[Pod]) -> bool {
+        pods.len() == self.pods.len()
+            && pods.iter().all(|pod| {
+                let one = self.pods.get(&pod.uid().unwrap_or_default());
+                one.is_some_and(|one| one.ends == pod.metadata.deletion_timestamp.is_some())
+            })
     }
 
     fn is_whole(&self) -> bool {
@@ -205,6 +238,19 @@ mod tests {
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));
         assert_eq!(seen.early, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn a_watch_that_is_behind_the_list_has_not_told_all() {
+        let mut seen = three();
+        let now = |ends| {
+            let (a, b) = (pod("a", "a+", true, false), pod("b", "b", true, ends));
+            [a, b, pod("c", "c", true, false)]
+        };
+        assert!(!seen.knows(&now(false)));
+        again(&mut seen, "a", true);
+        assert!(seen.knows(&now(false)));
+        assert!(!seen.knows(&now(true)) && !seen.knows(&now(false)[..2]));
     }
 
     #[test]

@@ -16,6 +16,16 @@ const REFUSED: [&str; 3] = [
     "error: You must be logged in to the server",
 ];
 
+/// What the API server says beside a refusal that passes: a quota that is in use or not counted yet, a namespace that
+/// goes, and one that is so new that it has no ServiceAccount.
+const PASSING: [&str; 5] = [
+    "exceeded quota",
+    "status unknown for quota",
+    "being terminated",
+    "error looking up service account",
+    "serviceaccount \"default\" not found",
+];
+
 /// What one look at the world found.
 pub enum Look<T> {
     /// The condition holds.
@@ -27,7 +37,7 @@ pub enum Look<T> {
 /// Looks again and again until the condition holds.
 ///
 /// An error of a single look counts as not yet: what is being waited for is often the end of such errors. Being refused
-/// by the API server is none of them: nobody gets rights by waiting.
+/// by the API server is none of them: nobody gets rights by waiting. What it refuses for now is waited for.
 ///
 /// # Errors
 /// After `within`, with what was seen last; at once, when the API server refuses what is asked of it.
@@ -53,10 +63,14 @@ pub async fn until_allowed<T>(
 
 /// Whether the API server has refused something: to this client, or to a `kubectl`.
 fn is_refusal(error: &Error) -> bool {
-    let said = |text: String| REFUSED.iter().any(|words| text.contains(words));
-    error.chain().any(|cause| match cause.downcast_ref() {
-        Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
-        _ => said(cause.to_string()),
+    let has = |text: &str, words: &[&str]| words.iter().any(|words| text.contains(words));
+    error.chain().any(|cause| {
+        let text = cause.to_string();
+        let refused = match cause.downcast_ref() {
+            Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
+            _ => has(&text, &REFUSED),
+        };
+        refused && !has(&text, &PASSING)
     })
 }
 
@@ -101,6 +115,14 @@ mod tests {
             .unwrap_err()
     }
 
+    fn passing(why: &str) -> Error {
+        let message = format!("pods \"c\" is forbidden: {why}");
+        let status = Status::failure(&message, "Forbidden").with_code(403);
+        Err::<(), _>(kube::Error::Api(status.boxed()))
+            .context("create c")
+            .unwrap_err()
+    }
+
     #[tokio::test]
     async fn what_is_refused_is_not_waited_for_and_what_fails_is() {
         let printed = |text: &str| anyhow!("kubectl get pods: {text}");
@@ -112,6 +134,23 @@ mod tests {
             (
                 printed("Error from server (Forbidden): pods is forbidden"),
                 true,
+            ),
+            (
+                passing("exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3"),
+                false,
+            ),
+            (
+                passing(
+                    "error looking up service account n/default: serviceaccount \"default\" not found",
+                ),
+                false,
+            ),
+            (
+                printed(
+                    "Error from server (Forbidden): pods \"c\" is forbidden: unable to create new content in \
+                     namespace n because it is being terminated",
+                ),
+                false,
             ),
             (
                 printed("Error from server (NotFound): pods \"c\" not found"),

@@ -267,7 +267,7 @@ async fn backup_pvc_lies_on_the_claim_and_old_ones_go() {
         );
         ensure!(field(&done, "/status/etcdRevision").as_i64() == Some(before.revision));
         // It has its time while others are made: of a pod that is not placed it is said after a minute.
-        let gone = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 90}\n");
+        let gone = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
         sandbox
             .apply(&gone.replace("claimName: backups", "claimName: none"))
             .await?;
