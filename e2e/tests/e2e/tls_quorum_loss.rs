@@ -30,12 +30,18 @@ async fn lose(sandbox: &Sandbox, victims: &[String]) -> Result<()> {
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     // An approval counts for a loss that is sure: a process that is being ended may answer once more.
-    await_object(&clusters, "c", "approval is asked for", PATIENCE, |object| {
-        condition(object, "Degraded").is_some_and(|found| {
-            let text = found["message"].as_str().unwrap_or_default();
-            found["reason"] == "QuorumLost" && text.contains("set the annotation")
-        })
-    })
+    await_object(
+        &clusters,
+        "c",
+        "approval is asked for",
+        PATIENCE,
+        |object| {
+            condition(object, "Degraded").is_some_and(|found| {
+                let text = found["message"].as_str().unwrap_or_default();
+                found["reason"] == "QuorumLost" && text.contains("set the annotation")
+            })
+        },
+    )
     .await?;
     let id = field(before, "/status/clusterID").as_str();
     let id = id.context("no cluster ID")?;
