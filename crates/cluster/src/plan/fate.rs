@@ -122,7 +122,8 @@ fn unusable(
         let begun = pod.restarts >= changed.restarts + DAMAGED_RESTARTS;
         begun && matches!(cause, Cause::Data(_)) && is_same_minor(pod, &changed.from)
     };
-    let to_blame = |changed: &Changed| other(changed) && !again(changed);
+    // Nor a learner: it had failed before it was changed (`roll`), and the next one begins with what the others run.
+    let to_blame = |changed: &Changed| seat.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
@@ -154,17 +155,20 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// All other voters are healthy, and one of them runs with the same image and settings.
+/// All other voters are healthy, and one of them runs with the same image and settings; a learner that was changed had
+/// failed before with what it was made for.
 fn is_alone_in_it(seat: &Seat, pod: &Pod, seats: &[Seat]) -> bool {
     let others = || {
         seats
             .iter()
             .filter(|other| other.id() != seat.id() && other.votes())
     };
+    let changed = pod.changed.as_ref().filter(|_| !seat.votes());
+    let failed_as = |twin: &Pod| changed.is_some_and(|it| twin.version.as_ref() == Some(&it.from));
     let is_twin = |other: &Seat| {
-        other
-            .pod
-            .is_some_and(|twin| twin.image == pod.image && twin.spec_hash == pod.spec_hash)
+        other.pod.is_some_and(|twin| {
+            (twin.image == pod.image || failed_as(twin)) && twin.spec_hash == pod.spec_hash
+        })
     };
     others().all(Seat::serves) && others().any(is_twin)
 }

@@ -197,8 +197,9 @@ impl World {
     // ---- what may not happen ----
 
     /// Nothing is done to a cluster whose owner has paused the operator or deletes the object; and nobody is started,
-    /// ended or given up for certificates that do not hold.
-    pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan) {
+    /// ended or given up for certificates that do not hold. Whoever looked while the world moved (not `atomic`) may take a
+    /// member for one that is gone, with certificates and without: then only what it has seen serve is not to be ended.
+    pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         let still = observed.deleting || self.wishes.paused;
         demand!(
             self,
@@ -235,7 +236,9 @@ impl World {
             if is_elsewhere(member) {
                 return !self.ours_are_enough();
             }
-            let pod = self.pods.get(member);
+            let seen = observed.pods.get(member);
+            let seen = seen.is_some_and(|pod| pod.ready && pod.stays());
+            let pod = self.pods.get(member).filter(|_| atomic || seen);
             pod.is_some_and(|pod| {
                 let there = pod.ends_in.is_none() && !pod.ended;
                 pod.shown.ready && there && self.power(pod) == Power::On

@@ -14,7 +14,7 @@ impl World {
     /// `atomic`: the world has not moved while it was read.
     pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         self.judge_caution(observed, plan);
-        self.judge_owner(observed, plan);
+        self.judge_owner(observed, plan, atomic);
         if atomic {
             self.judge_recovery(plan);
             self.judge_roll(plan);

@@ -84,14 +84,22 @@ impl World {
     /// A person has seen what is wrong: the version that every member can run.
     pub(crate) fn want_what_runs(&mut self) {
         let recorded = self.intent.as_ref().map(|intent| intent.token.clone());
-        let spoken = recorded.and_then(|token| self.versions.spoken.get(&token));
+        let spoken = recorded.as_ref();
+        let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
             // One that begins anew begins with what there is.
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
+        // Where etcd has been let go back, nobody who waits for an image gets there: it is set to what that one ran.
+        let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
+        let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
+        let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
+        let ran = from.and_then(|(from, _)| EtcdVersion::parse(&from).ok());
+        let ran = ran.filter(|_| spoken.downgrade.is_some());
+        let wanted = ran.map_or(spoken.version, |version| version.minor());
         let first = self.setup.version;
-        let fits = |version: &&str| minor(version) == spoken.version && *version != MISSING;
+        let fits = |version: &&str| minor(version) == wanted && *version != MISSING;
         let mut all = VERSIONS.into_iter().chain([first]);
         self.versions.wanted = all.rfind(fits);
     }

@@ -489,3 +489,23 @@ fn a_member_that_was_set_back_and_cannot_read_its_data_is_replaced() {
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
+
+/// Found by the model: a learner is changed only when it has failed already, so it does not wait for another image.
+#[test]
+fn a_learner_that_fails_as_before_with_another_image_is_replaced() {
+    let failed = |scene: Scene, member: &str, seconds: i64| {
+        let cause = Cause::Failed("exit code 1".into());
+        scene.crashes(member, cause, 5, seconds).changes()
+    };
+    let learner = |from: &str| {
+        let scene = towards("3.5.25", "3.5.35").size(4).learner("d");
+        scene.changed("d", from, "3.5.35")
+    };
+    assert_eq!(failed(learner("3.5.25"), "d", 59), []);
+    assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
+    // No voter runs what it was made for.
+    assert_eq!(failed(learner("3.5.26"), "d", 60), []);
+    // A voter is put right by setting the version back.
+    let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
+    assert_eq!(failed(voter, "b", 60), []);
+}
