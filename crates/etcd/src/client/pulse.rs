@@ -49,9 +49,12 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
+    // A gauge may count a connection twice: a member that was sent the leader's snapshot says 2 (3.7.3, seen).
     let named = |rest: &str| {
-        let id = rest.strip_suffix("\"} 1")?;
-        u64::from_str_radix(id, 16).ok().map(MemberId)
+        let (id, value) = rest.split_once("\"} ")?;
+        let holds = value.trim().parse::<f64>().ok()? >= 1.0;
+        let id = u64::from_str_radix(id, 16).ok()?;
+        holds.then_some(MemberId(id))
     };
     let mut ids = lines()
         .filter_map(|line| line.strip_prefix("etcd_server_id{server_id=\""))
@@ -102,6 +105,8 @@ mod tests {
         assert_eq!(pulse(METRICS), Some(told));
         let alone = METRICS.replace("has_leader 1", "has_leader 0");
         assert!(!pulse(&alone).unwrap().has_leader);
+        let twice = METRICS.replace("c146\"} 1", "c146\"} 2");
+        assert_eq!(pulse(&twice), pulse(METRICS));
         let lost = METRICS.replace("c146\"} 1", "c146\"} 0");
         assert_eq!(pulse(&lost).unwrap().peers, BTreeSet::new());
     }
