@@ -22,9 +22,7 @@ use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::observed::{
-    Cluster, ClusterFacts, Former, Observed, Pod, Seed, Serving, Source, Trouble,
-};
+use crate::observed::{Cluster, ClusterFacts, Observed, Pod, Serving, Source, Trouble};
 use crate::plan::in_place;
 use crate::{choice, made_of, naming, plan, started};
 
@@ -71,14 +69,7 @@ pub struct Eyes<'a> {
 /// Looks at what matters for this restore now.
 pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
     let mut seen = Seen {
-        observed: Observed {
-            cluster: Cluster::Absent,
-            source: Source::NotAsked,
-            found: None,
-            seed: Seed::not_asked(),
-            serving: Serving::NotAsked,
-            former: Former::NotAsked,
-        },
+        observed: Observed::not_asked(),
         cluster: None,
         backup: Err(Trouble::new(
             Reason::Unknown_,

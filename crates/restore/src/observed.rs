@@ -27,6 +27,20 @@ pub struct Observed {
     pub former: Former,
 }
 
+impl Observed {
+    /// Nothing was looked at.
+    pub fn not_asked() -> Self {
+        Self {
+            cluster: Cluster::Absent,
+            source: Source::NotAsked,
+            found: None,
+            seed: Seed::not_asked(),
+            serving: Serving::NotAsked,
+            former: Former::NotAsked,
+        }
+    }
+}
+
 /// The pods of the members that are replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Former {

@@ -14,7 +14,7 @@ use crate::event::{Dice, Event, Setup, draw};
 use crate::invariants::{demand, is_lost};
 use crate::mutation::Mutation;
 use crate::others::is_elsewhere;
-use crate::story::{kind, play};
+use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 
 /// For how many ticks a member that joins does not serve clients, by the number of its pod: etcd waits 7 s at most for
@@ -344,36 +344,21 @@ fn strike(dice: &mut Dice) -> Event {
 /// So many rounds are played with one operator, and half as many with two.
 const ROUNDS: usize = 30_000;
 
-fn explore(two: bool, rounds: usize) {
-    let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
-    let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
-    while played < rounds {
-        let (setup, events) = drawn(seed, two);
-        let run = play(&setup, &events, None, false);
-        if let Some(broken) = run.broken {
-            let story = play(&setup, &events, None, true).story.join("\n");
-            panic!("seed {seed}: {broken}\n{setup}\n{story}");
-        }
-        played += run.rounds;
-        seed += 1;
-    }
-}
-
 /// Invariant 24.
 #[test]
 fn members_that_are_struck_before_they_serve_break_no_invariant() {
-    explore(false, ROUNDS);
+    play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
 /// Invariants 11 and 24.
 #[test]
 fn two_operators_and_members_that_do_not_serve_yet_break_no_invariant() {
-    explore(true, ROUNDS / 2);
+    play_drawn(|seed| drawn(seed, true), ROUNDS / 2);
 }
 
 #[test]
 fn every_deliberate_mistake_about_members_that_do_not_serve_yet_is_found() {
-    for mutation in [
+    let mistakes = [
         Mutation::PromotesByThePast,
         Mutation::PromotesBehind,
         Mutation::PromotesTheCutOff,
@@ -382,24 +367,6 @@ fn every_deliberate_mistake_about_members_that_do_not_serve_yet_is_found() {
         Mutation::LeadsByJoining,
         Mutation::RemovesByJoining,
         Mutation::LetsJoiningIn,
-    ] {
-        let (mut played, mut found) = (0, None);
-        for seed in 0.. {
-            let (setup, events) = drawn(seed, false);
-            let run = play(&setup, &events, Some(mutation), false);
-            played += run.rounds;
-            let broken = run.broken.as_deref();
-            // Not to converge is one way to be found; something worse is a better one.
-            let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
-            if let Some(broken) = worse {
-                println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
-                assert_eq!(play(&setup, &events, None, false).broken, None);
-                found = Some(seed);
-            }
-            if found.is_some() || played > ROUNDS {
-                break;
-            }
-        }
-        assert!(found.is_some(), "{mutation:?} is not found");
-    }
+    ];
+    find(&mistakes, |seed| drawn(seed, false), ROUNDS);
 }

@@ -182,6 +182,49 @@ pub(crate) fn kind(broken: &str) -> &str {
     broken[..words].trim_end_matches(':')
 }
 
+/// How rounds of one subject are made from a seed.
+pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
+
+/// Rounds of one subject, from seed to seed, until so many were played: the first that breaks something is told.
+pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
+    let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
+    let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
+    while played < rounds {
+        let (setup, events) = drawn(seed);
+        let run = play(&setup, &events, None, false);
+        if let Some(broken) = run.broken {
+            let story = play(&setup, &events, None, true).story.join("\n");
+            panic!("seed {seed}: {broken}\n{setup}\n{story}");
+        }
+        played += run.rounds;
+        seed += 1;
+    }
+}
+
+/// Each of these mistakes is found in rounds of its subject, before more than so many were played.
+pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
+    for mutation in mistakes {
+        let (mut played, mut found) = (0, None);
+        for seed in 0.. {
+            let (setup, events) = drawn(seed);
+            let run = play(&setup, &events, Some(*mutation), false);
+            played += run.rounds;
+            let broken = run.broken.as_deref();
+            // Not to converge is one way to be found; something worse is a better one.
+            let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
+            if let Some(broken) = worse {
+                println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
+                assert_eq!(play(&setup, &events, None, false).broken, None);
+                found = Some(seed);
+            }
+            if found.is_some() || played > rounds {
+                break;
+            }
+        }
+        assert!(found.is_some(), "{mutation:?} is not found");
+    }
+}
+
 impl Failure {
     pub(crate) fn is_well(&self) -> bool {
         self.what == "nothing is wrong"

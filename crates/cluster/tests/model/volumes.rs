@@ -9,7 +9,7 @@ use api::cluster::RecoveryPhase;
 use crate::event::{Dice, Event, Setup, draw};
 use crate::invariants::is_lost;
 use crate::mutation::Mutation;
-use crate::story::{kind, play};
+use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
 /// Of these numbers the newest claim is chosen.
@@ -141,43 +141,14 @@ const ROUNDS: usize = 40_000;
 
 #[test]
 fn volumes_lost_under_those_who_have_them_open_break_no_invariant() {
-    let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
-    let rounds = crate::number("MODEL_ROUNDS").unwrap_or(ROUNDS);
-    while played < rounds {
-        let (setup, events) = drawn(seed);
-        let run = play(&setup, &events, None, false);
-        if let Some(broken) = run.broken {
-            let story = play(&setup, &events, None, true).story.join("\n");
-            panic!("seed {seed}: {broken}\n{setup}\n{story}");
-        }
-        played += run.rounds;
-        seed += 1;
-    }
+    play_drawn(drawn, ROUNDS);
 }
 
 #[test]
 fn every_deliberate_mistake_about_lost_volumes_is_found() {
-    for mutation in [
+    let mistakes = [
         Mutation::TakesLostVolumesForThere,
         Mutation::ForgetsGivenUpSeeds,
-    ] {
-        let (mut played, mut found) = (0, None);
-        for seed in 0.. {
-            let (setup, events) = drawn(seed);
-            let run = play(&setup, &events, Some(mutation), false);
-            played += run.rounds;
-            let broken = run.broken.as_deref();
-            // Not to converge is one way to be found; something worse is a better one.
-            let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
-            if let Some(broken) = worse {
-                println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
-                assert_eq!(play(&setup, &events, None, false).broken, None);
-                found = Some(seed);
-            }
-            if found.is_some() || played > ROUNDS {
-                break;
-            }
-        }
-        assert!(found.is_some(), "{mutation:?} is not found");
-    }
+    ];
+    find(&mistakes, drawn, ROUNDS);
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::fake;
-use crate::observed::{Cluster, Former, Observed, Seed, Serving, Source};
+use crate::observed::{Former, Observed};
 
 fn restore() -> EtcdRestore {
     let spec =
@@ -34,14 +34,7 @@ fn seen() -> Seen {
         serde_json::from_value(json!({ "metadata": metadata })).ok()
     }
     Seen {
-        observed: Observed {
-            cluster: Cluster::Absent,
-            source: Source::NotAsked,
-            found: None,
-            seed: Seed::not_asked(),
-            serving: Serving::NotAsked,
-            former: Former::NotAsked,
-        },
+        observed: Observed::not_asked(),
         cluster: Some(cluster(None)),
         backup: Err(Trouble::new(Reason::BackupMissing, "the backup is gone")),
         children: Children {

@@ -15,7 +15,7 @@ use super::backup::place_of;
 use super::members::{child, former_of, is_in_the_way};
 use super::target::{check_version, cluster_to_make};
 use super::*;
-use crate::observed::Child;
+use crate::observed::{Child, Former};
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });

@@ -49,12 +49,8 @@ fn seed_verified() -> EtcdRestore {
 
 fn absent(source: Source) -> Observed {
     Observed {
-        cluster: Cluster::Absent,
         source,
-        found: None,
-        seed: Seed::not_asked(),
-        serving: Serving::NotAsked,
-        former: Former::NotAsked,
+        ..Observed::not_asked()
     }
 }
 
