@@ -275,7 +275,7 @@ pub struct EtcdBackupStatus {
     /// Whether the newest backup is complete.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why it is not.
+    /// Why the newest backup is not complete, in words.
     #[serde(default, rename = "Reason", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Version of the etcd server the newest backup came from.
@@ -308,6 +308,10 @@ pub struct EtcdBackupStatus {
     /// How far a running backup is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// How many attempts at the backup that is under way have begun and were not seen to end: the one that runs, and
+    /// those that ended with their operator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfinished_attempts: Option<i32>,
     /// The newest backups that are kept, newest first; at most ten.
     #[serde(
         default,

@@ -145,6 +145,8 @@ text_enum! {
         SnapshotUnreadable = "SnapshotUnreadable",
         /// The deadline passed before the work was done.
         DeadlineExceeded = "DeadlineExceeded",
+        /// Attempt after attempt ended with the operator that made it.
+        AttemptsCutOff = "AttemptsCutOff",
         /// The seed member could not be prepared: the message says why.
         SeedFailed = "SeedFailed",
         /// The object was deleted before it was done.

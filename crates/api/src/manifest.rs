@@ -41,6 +41,10 @@ pub struct BackupManifest {
     /// Size of the stored object in bytes, where that is not `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
+    /// What the store called this writing of the object (an entity tag, a generation). An operator that crashed knows
+    /// its own work by it; nothing else asks for it, since a copy of the object has another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_tag: Option<String>,
     /// When the snapshot was taken.
     pub created_at: Time,
     /// UID of the EtcdBackup it was taken for: an operator that crashed before it wrote the status knows its own work.

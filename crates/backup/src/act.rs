@@ -1,4 +1,4 @@
-//! Does one step. Recording the intent is the status write itself and is done there.
+//! Does one step. Recording an intent or attempts is the status write itself and is done there.
 
 use std::sync::Arc;
 
@@ -34,6 +34,11 @@ impl Beside {
             removal: self.removals.observe(uid),
             ..Observed::default()
         }
+    }
+
+    /// Lets the transfer run whose turn it is: its attempt is counted.
+    pub(crate) fn start(&self, uid: &str, count: i32) {
+        self.transfers.start(uid, count);
     }
 
     /// Forgets what ended and was told.
@@ -104,7 +109,7 @@ pub(crate) async fn act(
         (Step::Expire, _) => {
             apply::delete(&api(), backup, None).await?;
         }
-        (Step::Begin | Step::Tidy | Step::Purge | Step::Nothing, _) => {}
+        (Step::Begin | Step::Tidy | Step::Purge | Step::RecordAttempts(_) | Step::Nothing, _) => {}
     }
     Ok(())
 }

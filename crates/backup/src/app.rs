@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{EtcdBackup, EtcdCluster};
 use clap::Args;
@@ -26,11 +27,15 @@ use crate::observe::Means;
 use crate::of_cluster::ClusterBackups;
 use crate::workers::{Limits, Workers};
 
+/// As long as a slow API server may take for a record.
+const UNCOUNTED: Duration = Duration::from_secs(30);
+
 /// Transfers that move bytes at the same time: each takes 32 MiB of memory. One store gets half of them at most.
 const TRANSFERS: Limits = Limits {
     at_a_time: 4,
     to_one_store: 2,
     longest_pause: 30,
+    uncounted: UNCOUNTED,
 };
 
 /// Removals move no bytes; what cannot be removed is not asked for all the time.
@@ -38,6 +43,7 @@ const REMOVALS: Limits = Limits {
     at_a_time: 8,
     to_one_store: 2,
     longest_pause: 300,
+    uncounted: UNCOUNTED,
 };
 
 /// What an administrator decides for all EtcdBackups.

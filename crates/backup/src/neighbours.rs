@@ -1,7 +1,7 @@
 //! The other EtcdBackups that write numbered backups to the same path. Pure.
 //!
 //! Each applies its own rules: what a neighbour has stored, as its manifest says, neither counts nor goes. What an
-//! EtcdBackup has stored that is gone, and what has no manifest, belongs to whoever is there.
+//! EtcdBackup has stored that is gone or has moved to another path, and what has no manifest, belongs to whoever is there.
 
 use std::collections::BTreeSet;
 
@@ -102,6 +102,22 @@ mod tests {
         assert_eq!(found("same", &|_| ()), ["elsewhere"]);
         assert_eq!(found("new", &claim("a", "n")), ["claim"]);
         assert_eq!(found("new", &claim("c", "n")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn one_that_has_moved_is_no_neighbour_and_one_that_is_suspended_is() {
+        let all = [
+            backup("moved", |object| {
+                object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
+                object["status"] = json!({ "succeeded": true, "location": "s3://bucket/etcd_v1_2026-01-01-00:00:00" });
+            }),
+            backup("suspended", |object| {
+                object["spec"]["backupPolicy"]["suspend"] = json!(true);
+            }),
+        ];
+        let all = all.map(|one| Guarded(Ok(one)));
+        let found = neighbours(&backup("new", |_| ()), all.iter());
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["suspended"]);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::observed::{Kept, Observed, Place, Stored, Trouble};
 use crate::plan::{Need, compresses, intent, need, rules};
 use crate::removal::{Removal, What};
 use crate::source::{SecretData, Target, endpoints, members_of, target};
-use crate::transfer::{Name, Transfer, Written, written};
+use crate::transfer::{Name, Transfer, Whose, Written, written};
 
 /// What all reads of one round may take together.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -125,7 +125,6 @@ async fn place(
             begun,
             numbered: backup.spec.is_periodic(),
             compress: compresses(backup),
-            shared: !beside(means, backup).is_empty(),
             reach: reach_in_pod(means, backup, cluster.as_ref()).await?,
             cluster,
         }));
@@ -143,7 +142,11 @@ async fn place(
         Name::Exact(key)
     };
     let uid = backup.uid().unwrap_or_default();
-    let name = match written(store.as_ref(), name, &uid, begun).await? {
+    let whose = Whose {
+        uid: &uid,
+        cluster: backup.spec.etcd_cluster.as_ref().map(|of| of.name.as_str()),
+    };
+    let name = match written(store.as_ref(), name, whose, begun).await? {
         Written::Whole(stored) => return Ok((Place::Written(stored), Ready::Nothing)),
         Written::Not(name) => name,
     };

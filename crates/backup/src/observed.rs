@@ -76,6 +76,8 @@ pub enum Work<T = Stored> {
     Idle,
     /// It waits for its turn.
     Queued,
+    /// It is its turn: it runs when the status counts the attempt.
+    Called,
     /// It runs.
     Running(Moved),
     /// It ended, and how.
@@ -85,7 +87,7 @@ pub enum Work<T = Stored> {
 impl<T> Work<T> {
     /// Whether it waits for its turn or runs.
     pub fn is_active(&self) -> bool {
-        matches!(self, Self::Queued | Self::Running(_))
+        matches!(self, Self::Queued | Self::Called | Self::Running(_))
     }
 }
 
@@ -100,6 +102,8 @@ pub struct Pace<T> {
     pub before: Option<Trouble>,
     /// How long its attempts have waited for their turn behind others.
     pub waited: Duration,
+    /// What the status counted, the attempt of this process included, if that was counted.
+    pub counted: Option<i32>,
 }
 
 impl<T> Default for Pace<T> {
@@ -109,6 +113,7 @@ impl<T> Default for Pace<T> {
             not_before: None,
             before: None,
             waited: Duration::ZERO,
+            counted: None,
         }
     }
 }

@@ -18,8 +18,10 @@ use crate::observed::{Kept, Moved, Observed, Place, Stored, Trouble, Work};
 use crate::retention::Rules;
 use crate::schedule::{self, Next, Schedule};
 
+mod attempts;
 mod deadline;
 
+use attempts::{cut_off, with_ours, without_ours};
 use deadline::{deadline, overdue, too_late};
 
 /// How often a running transfer is looked at and its progress written.
@@ -50,8 +52,10 @@ pub enum Step {
     Nothing,
     /// The status says when this backup began; nothing else happens in the same round.
     RecordIntent,
-    /// A transfer is started.
+    /// A transfer is started, or waits for its turn.
     Begin,
+    /// The status says that so many attempts have begun and not ended. The transfer whose turn it is runs after that.
+    RecordAttempts(i32),
     /// The transfer that runs is given up.
     Abandon,
     /// What the policy does not keep is removed.
@@ -316,7 +320,7 @@ fn tidies_first(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Opt
     let soon = now.duration_since(ended).abs() < TIDY_FIRST;
     let begins = observed.removal.may_begin(now) && observed.obstacle.is_none();
     let waits = match &observed.removal.work {
-        Work::Queued | Work::Running(_) => soon,
+        Work::Queued | Work::Called | Work::Running(_) => soon,
         Work::Ended(Err(_)) => begins && soon,
         Work::Idle | Work::Ended(Ok(_)) => begins,
     };
@@ -422,7 +426,7 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     if overdue(backup, observed, now) {
         return leave(Verdict::Failed(too_late(backup, &observed.transfer)));
     }
-    let next = attempt(begun, observed, now);
+    let next = attempt(backup, begun, observed, now);
     // Nothing that is waited for is waited for longer than the backup may take.
     let left = deadline(backup, observed, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(left).min();
@@ -516,24 +520,35 @@ fn ending(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// The next attempt, within the time there is.
-fn attempt(begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
+fn attempt(backup: &EtcdBackup, begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
     let wait = |verdict, requeue| Plan::new(Step::Nothing, verdict, Some(requeue));
     let work = &observed.transfer.work;
     if *work == Work::Queued {
         return wait(Verdict::Queued, PROGRESS);
+    }
+    if *work == Work::Called {
+        // Invariant 10: before its first byte, so that it is known also when it takes this process with it.
+        let step = Step::RecordAttempts(with_ours(backup, &observed.transfer));
+        return Plan::new(step, Verdict::Begun, Some(PROGRESS));
     }
     if let Work::Running(moved) = *work {
         return wait(Verdict::Running(moved), PROGRESS);
     }
     let early = observed.transfer.not_before.filter(|time| *time > now);
     if let (Work::Ended(Err(trouble)), Some(time)) = (work, early) {
-        return wait(Verdict::Waiting(trouble.clone()), until(time, now));
+        // This one is seen to have ended.
+        let step = without_ours(&observed.transfer).map_or(Step::Nothing, Step::RecordAttempts);
+        let verdict = Verdict::Waiting(trouble.clone());
+        return Plan::new(step, verdict, Some(until(time, now)));
     }
     match &observed.place {
         // Invariant 1: what the store holds is unknown, so nothing is written to it.
         Place::Unknown(trouble) => wait(Verdict::Waiting(trouble.clone()), look(begun, now)),
         Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
         Place::Free | Place::Written(_) => {
+            if let Some(trouble) = cut_off(backup, work) {
+                return Plan::new(Step::Nothing, Verdict::Failed(trouble), None);
+            }
             // A failure that is being tried again goes on being shown.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),

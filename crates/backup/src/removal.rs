@@ -83,7 +83,7 @@ impl Removal {
             return Ok(Kept::default());
         };
         // Invariant 9: what replaces the others is in the store now, whole, with its manifest.
-        let replaced_by = whole(self.store.as_ref(), key, |_| true).await?;
+        let replaced_by = whole(self.store.as_ref(), key).await?;
         if replaced_by.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,

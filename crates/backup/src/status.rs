@@ -18,10 +18,17 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     let mut status = backup.status.clone().unwrap_or_default();
     // An object keeps times to the second.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
-    if plan.step == Step::RecordIntent {
-        status.start_time = Some(now.clone());
-        status.completion_time = None;
-        status.progress = None;
+    match plan.step {
+        Step::RecordIntent => {
+            status.start_time = Some(now.clone());
+            status.completion_time = None;
+            status.progress = None;
+            status.unfinished_attempts = None;
+        }
+        Step::RecordAttempts(count) => {
+            status.unfinished_attempts = Some(count).filter(|count| *count > 0);
+        }
+        _ => {}
     }
     match &plan.verdict {
         Verdict::Settled => return status,
@@ -37,7 +44,16 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::Tidied(kept) => status.backups = listed(&status, kept),
         Verdict::Running(moved) => {
             status.reason = None;
-            status.progress = Some(progress(*moved));
+            // Until the member has said it again: by it the time allowed is known.
+            let known = status
+                .progress
+                .as_ref()
+                .and_then(|before| before.total_bytes);
+            let moved = progress(*moved);
+            status.progress = Some(Progress {
+                total_bytes: moved.total_bytes.or(known),
+                ..moved
+            });
         }
         Verdict::Waiting(trouble) | Verdict::Ending(trouble) => {
             status.reason = Some(trouble.message.clone());
@@ -47,6 +63,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
             status.completion_time = Some(now.clone());
+            status.unfinished_attempts = None;
         }
     }
     status.observed_generation = backup.metadata.generation;
@@ -65,6 +82,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
 fn take_back(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
+        status.unfinished_attempts = None;
     }
 }
 
@@ -87,6 +105,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     status.sha256 = Some(stored.sha256.clone());
     status.last_success_date = Some(Time(stored.created_at));
     status.completion_time = Some(now.clone());
+    status.unfinished_attempts = None;
     status.progress = Some(Progress {
         bytes: stored.size,
         total_bytes: Some(stored.size),
@@ -351,6 +370,7 @@ fn named(reason: &Reason) -> &'static str {
         Reason::ChecksumMismatch => "ChecksumMismatch",
         Reason::SnapshotUnreadable => "SnapshotUnreadable",
         Reason::DeadlineExceeded => "DeadlineExceeded",
+        Reason::AttemptsCutOff => "AttemptsCutOff",
         Reason::BackupMissing => "BackupMissing",
         Reason::Restoring => "Restoring",
         _ => "StepFailed",

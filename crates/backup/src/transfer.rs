@@ -24,8 +24,11 @@ use crate::candidates::{Candidate, known, ranked};
 use crate::observed::{Moved, Stored, Trouble};
 use crate::workers::Job;
 
+mod adoption;
 mod vouch;
 
+pub use adoption::{Whose, Written, written};
+pub(crate) use adoption::{manifest_of, whole};
 use vouch::{Ends, lying, vouch};
 
 /// What the object is called.
@@ -211,7 +214,10 @@ impl Transfer {
             ));
         }
         fail::fail_point!("backup-before-manifest");
-        let manifest = self.manifest(member, &inspected, sent, hash);
+        let manifest = BackupManifest {
+            store_tag: committed.tag.clone(),
+            ..self.manifest(member, &inspected, sent, hash)
+        };
         let ends = Ends {
             store: self.store.as_ref(),
             key: &key,
@@ -366,6 +372,7 @@ impl Transfer {
             stored_size: self
                 .compress
                 .then(|| i64::try_from(sent).unwrap_or(i64::MAX)),
+            store_tag: None,
             created_at: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
             backup_uid: Some(self.uid.clone()),
             cluster: self.cluster.clone(),
@@ -386,92 +393,6 @@ fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
     }
 }
 
-/// What the store holds of a backup that was under way when its operator died.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// All of it.
-    Whole(Stored),
-    /// Nothing, or what the next attempt replaces; so it is to be called.
-    Not(Name),
-}
-
-/// Looks for the backup that was written for this EtcdBackup since `begun`.
-pub async fn written(
-    store: &dyn Store,
-    name: Name,
-    uid: &str,
-    begun: Timestamp,
-) -> Result<Written, Trouble> {
-    let (path, time) = match &name {
-        Name::Exact(key) => {
-            let found = whole(store, key, |manifest| {
-                manifest.backup_uid.as_deref() == Some(uid) && manifest.created_at.0 >= begun
-            });
-            return Ok(found.await?.map_or(Written::Not(name), Written::Whole));
-        }
-        Name::Numbered { path, time, .. } => (path.clone(), *time),
-    };
-    // An identity that may write and not list begins anew under another name.
-    let listed = match store.list(&name::prefix(&path)).await {
-        Err(store::Error::AccessDenied(_)) => Vec::new(),
-        listed => listed.map_err(|error| in_store(&error))?,
-    };
-    let mut left = None;
-    for object in listed {
-        // Invariant 13: a sibling's object begins like ours and is not ours.
-        if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
-            continue;
-        }
-        let found = whole(store, &object.key, |manifest| {
-            manifest.backup_uid.as_deref() == Some(uid)
-        });
-        match found.await? {
-            Some(stored) => return Ok(Written::Whole(stored)),
-            None if manifest_of(store, &object.key).await?.is_none() => left = Some(object.key),
-            // Another EtcdBackup's that began in the same second.
-            None => {}
-        }
-    }
-    Ok(Written::Not(Name::Numbered { path, time, left }))
-}
-
-/// The backup under a key, if its manifest is one that `ours` takes and the store holds all of what it says.
-pub(crate) async fn whole(
-    store: &dyn Store,
-    key: &str,
-    ours: impl FnOnce(&BackupManifest) -> bool,
-) -> Result<Option<Stored>, Trouble> {
-    let Some(manifest) = manifest_of(store, key).await?.filter(ours) else {
-        return Ok(None);
-    };
-    let held = store.head(key).await.map_err(|error| in_store(&error))?;
-    let size = manifest.stored_size.unwrap_or(manifest.size);
-    let whole = held.is_some_and(|held| i64::try_from(held.size) == Ok(size));
-    Ok(whole.then(|| stored(store, key, &manifest)))
-}
-
-/// The manifest beside a backup; somebody else's object of this name is none of ours.
-pub(crate) async fn manifest_of(
-    store: &dyn Store,
-    key: &str,
-) -> Result<Option<BackupManifest>, Trouble> {
-    /// More than any manifest has.
-    const LIMIT: u64 = 4 << 20;
-    let mut object = match store.get(&manifest_key(key)).await {
-        Ok(object) => object,
-        Err(store::Error::NoSuchObject { .. }) => return Ok(None),
-        Err(error) => return Err(in_store(&error)),
-    };
-    if object.size > LIMIT {
-        return Ok(None);
-    }
-    let mut text = Vec::new();
-    while let Some(chunk) = object.chunks.next().await {
-        text.extend_from_slice(&chunk.map_err(|error| in_store(&error))?);
-    }
-    Ok(serde_json::from_slice(&text).ok())
-}
-
 async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<u64, Trouble> {
     let size = chunk.len() as u64;
     if size > 0 {
@@ -488,6 +409,10 @@ impl Job for Transfer {
 
     fn store(&self) -> String {
         self.store.location()
+    }
+
+    fn is_counted(&self) -> bool {
+        true
     }
 
     fn run<'a>(

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
-use backup::transfer::{Meter, Name, Transfer, Written, written};
+use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
 use jiff::Timestamp;
@@ -17,6 +17,11 @@ use store::{S3Config, S3Store, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+
+const ALONE: Whose<'_> = Whose {
+    uid: "uid",
+    cluster: None,
+};
 
 /// What happens to a connection.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +148,7 @@ async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_succes
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {
-                let name = match written(store.as_ref(), numbered(begun), "uid", begun).await? {
+                let name = match written(store.as_ref(), numbered(begun), ALONE, begun).await? {
                     Written::Whole(stored) => return Ok(stored),
                     Written::Not(name) => name,
                 };

@@ -8,7 +8,7 @@ use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
 use backup::removal::{Removal, What};
 use backup::retention::Rules;
-use backup::transfer::{Meter, Name, Transfer, Written, written};
+use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient, Inspector};
 use jiff::{SignedDuration, Timestamp};
@@ -17,6 +17,11 @@ use store::{AbsStore, GcsStore, LocalStore, S3Store, Store};
 use tokio_util::sync::CancellationToken;
 
 const PATH: &str = "deep/etcd";
+
+const ALONE: Whose<'_> = Whose {
+    uid: "uid",
+    cluster: None,
+};
 
 async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -51,7 +56,7 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
             .await
             .unwrap();
         assert!(stored.location.starts_with(scheme), "{}", stored.location);
-        let found = written(store.as_ref(), name, "uid", time).await.unwrap();
+        let found = written(store.as_ref(), name, ALONE, time).await.unwrap();
         assert_eq!(found, Written::Whole(stored.clone()));
         locations.push((stored, time));
     }
@@ -69,6 +74,8 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
+    // Directories do not tell one writing from another.
+    assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
     // A sibling, and then all but the newest goes.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
@@ -100,7 +107,20 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
     let mut expected = vec![key.to_owned(), manifest_key(key), sibling.to_owned()];
     expected.sort();
     assert_eq!(left, expected);
-    assert!(name::parse(PATH, key).is_some());
+    let parts = name::parse(PATH, key).unwrap();
+
+    // Something else of the same size, after whoever wrote the manifest has died.
+    if manifest.store_tag.is_some() {
+        let other = vec![7; content.len()];
+        store.put(key, other.into()).await.unwrap();
+        let name = |left| Name::Numbered {
+            path: PATH.to_owned(),
+            time: parts.time,
+            left,
+        };
+        let found = written(store.as_ref(), name(None), ALONE, parts.time).await;
+        assert_eq!(found.unwrap(), Written::Not(name(Some(key.to_owned()))));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

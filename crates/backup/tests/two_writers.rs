@@ -11,7 +11,7 @@ use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use async_trait::async_trait;
 use backup::observed::{Stored, Trouble};
 use backup::removal::{Removal, What};
-use backup::transfer::{Meter, Name, Transfer};
+use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start};
@@ -348,6 +348,57 @@ async fn invariant_12_in_a_directory_the_others_manifest_tells_of_the_others_dat
         let (data, manifest) = pair(&store, KEY).await;
         assert!(data == snapshot.concat(), "{meddling:?}");
         assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
+    }
+}
+
+/// Whoever died after the manifest had not looked at both: what has come in the place of the data by then, of the same
+/// size, is no backup of ours.
+#[tokio::test]
+async fn what_somebody_else_has_written_over_is_not_adopted() {
+    let snapshot = recorded().await;
+    let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
+    let whose = Whose {
+        uid: "ours",
+        cluster: None,
+    };
+    for (numbered, tells) in [(false, true), (true, true), (false, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Shared {
+            tells,
+            ..Shared::new(&dir, Meddling::None)
+        };
+        let called = |left: Option<&str>| {
+            if numbered {
+                Name::Numbered {
+                    path: KEY.to_owned(),
+                    time: begun,
+                    left: left.map(str::to_owned),
+                }
+            } else {
+                Name::Exact(KEY.to_owned())
+            }
+        };
+        let ours = transfer(&snapshot, &store, "ours", called(None));
+        let stored = run(&ours, &store).await.unwrap();
+        let find = async || written(&store, called(None), whose, begun).await.unwrap();
+        assert_eq!(find().await, Written::Whole(stored.clone()));
+        let key = stored.location.split_once(KEY).unwrap().1;
+        let key = format!("{KEY}{key}");
+        store.other_data(&key).await;
+        if !tells {
+            // A directory does not show it.
+            assert_eq!(find().await, Written::Whole(stored));
+            continue;
+        }
+        let Written::Not(name) = find().await else {
+            panic!("somebody else's data was adopted")
+        };
+        assert_eq!(name, called(Some(&key)));
+        // The next attempt replaces it.
+        let ours = transfer(&snapshot, &store, "ours", name);
+        let stored = run(&ours, &store).await.unwrap();
+        assert_eq!(find().await, Written::Whole(stored));
+        assert_eq!(store.list("").await.unwrap().len(), 2);
     }
 }
 

@@ -4,18 +4,27 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt};
+use md5::{Digest as _, Md5};
 use tokio::fs;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::hexadecimal;
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 /// What an unfinished file's name begins with; such files are no objects.
 const UNFINISHED: &str = ".unfinished-";
+
+/// How long somebody else's unfinished file has to lie still before it counts as left behind: longer than an upload is
+/// ever silent.
+const STILL: Duration = Duration::from_mins(10);
+
+/// Hexadecimal digits that tell whose an unfinished file is.
+const OWNER: usize = 8;
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
@@ -25,6 +34,7 @@ const CHUNK: usize = 1 << 20;
 pub struct LocalStore {
     root: PathBuf,
     location: String,
+    owner: Option<String>,
 }
 
 impl LocalStore {
@@ -32,13 +42,36 @@ impl LocalStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         let location = format!("file://{}", root.display());
-        Self { root, location }
+        Self::named(root, location)
     }
 
     /// As [`LocalStore::new`], of a directory that is known to people by another name.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
-        let root = root.into();
-        Self { root, location }
+        Self {
+            root: root.into(),
+            location,
+            owner: None,
+        }
+    }
+
+    /// As one of many that write there, each in a process of its own: their unfinished files are told apart, and those
+    /// of others are seen only when nothing was written to them for ten minutes.
+    #[must_use]
+    pub fn owned_by(mut self, owner: &str) -> Self {
+        let mut digits = hexadecimal(&Md5::digest(owner));
+        digits.truncate(OWNER);
+        self.owner = Some(digits);
+        self
+    }
+
+    /// Whether an unfinished file is somebody else's who may be writing to it.
+    fn is_of_another(&self, name: &str, written: &std::fs::Metadata) -> bool {
+        let is_still = written
+            .modified()
+            .ok()
+            .and_then(|time| SystemTime::now().duration_since(time).ok())
+            .is_some_and(|still| still >= STILL);
+        self.owner.is_some() && self.owner.as_deref() != owner_of(name) && !is_still
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, Error> {
@@ -88,9 +121,22 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
     }
 }
 
-/// The name of an unfinished file, which tells its target's.
-fn unfinished_name(target: &str) -> String {
-    format!("{UNFINISHED}{:016x}-{target}", rand::random::<u64>())
+/// The name of an unfinished file, which tells its target's, and whose it is.
+fn unfinished_name(owner: Option<&str>, target: &str) -> String {
+    let random = rand::random::<u64>();
+    match owner {
+        None => format!("{UNFINISHED}{random:016x}-{target}"),
+        // As long as without.
+        Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
+    }
+}
+
+/// Whose an unfinished file is, if its name tells.
+fn owner_of(unfinished: &str) -> Option<&str> {
+    let (owner, rest) = unfinished
+        .strip_prefix(UNFINISHED)?
+        .split_at_checked(OWNER)?;
+    rest.starts_with('.').then_some(owner)
 }
 
 /// The name of the target of an unfinished file.
@@ -173,7 +219,7 @@ impl Store for LocalStore {
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).await.map_err(explain)?;
         let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let unfinished = parent.join(unfinished_name(&name));
+        let unfinished = parent.join(unfinished_name(self.owner.as_deref(), &name));
         let file = fs::File::create_new(&unfinished).await.map_err(explain)?;
         Ok(Box::new(LocalUpload {
             store: self.clone(),
@@ -273,6 +319,7 @@ impl Store for LocalStore {
                     folders.push(full(&name));
                 } else if let Some(target) = target_of(&name)
                     && full(target).starts_with(prefix)
+                    && !self.is_of_another(&name, &metadata)
                 {
                     let begun = described(String::new(), &metadata).modified_unix_seconds;
                     all.push(Unfinished {
@@ -369,5 +416,37 @@ mod tests {
         assert_eq!(keys, ["etcd/main_v1", "etcd/main_v2/x"]);
         assert_eq!(store.list("").await.unwrap().len(), 5);
         assert_eq!(store.list("nothing/there").await.unwrap(), []);
+    }
+
+    /// What processes leave that die, and what lives is written beside them.
+    #[tokio::test]
+    async fn an_unfinished_file_is_its_owners_until_it_has_lain_still() {
+        let dir = tempfile::tempdir().unwrap();
+        let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
+        let left = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
+        let nobodys = LocalStore::new(dir.path());
+        for store in [&owned("one"), &nobodys] {
+            let upload = store.begin("etcd/main-a").await.unwrap();
+            std::mem::forget(upload);
+        }
+        // Whoever is alone there sees all, of earlier releases too.
+        assert_eq!(left(&nobodys).await, 2);
+        let found = owned("one").unfinished("etcd/").await.unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].key, "etcd/main-a");
+        assert_eq!(owner_of(&found[0].id), owned("one").owner.as_deref());
+        assert_eq!(left(&owned("two")).await, 0);
+        let long_ago = SystemTime::now() - STILL;
+        for entry in std::fs::read_dir(dir.path().join("etcd")).unwrap() {
+            let file = std::fs::File::options()
+                .write(true)
+                .open(entry.unwrap().path());
+            file.unwrap().set_modified(long_ago).unwrap();
+        }
+        assert_eq!(left(&owned("two")).await, 2);
+        for unfinished in owned("two").unfinished("etcd/").await.unwrap() {
+            owned("two").discard(&unfinished).await.unwrap();
+        }
+        assert_eq!(left(&nobodys).await, 0);
     }
 }

@@ -416,10 +416,21 @@ async fn operator_crash_backup_is_completed_or_adopted_by_the_next_process() {
                 })
             })
             .await?;
+            let backups = sandbox.objects(Kind::EtcdBackup);
+            let attempts = "/status/unfinishedAttempts";
+            if !adopted {
+                // Whoever comes after knows of those that have ended with their operator.
+                let counted = field(&backups.get(point).await?, attempts).as_i64();
+                ensure!(
+                    counted.is_some_and(|count| count > 0),
+                    "{point}: {counted:?}"
+                );
+            }
             // Written after: in the backup only if that was made again.
             keys.fill("after/", 10, |_| ()).await?;
             fail_at(sandbox, None).await?;
-            let done = await_complete(&sandbox.objects(Kind::EtcdBackup), point, PATIENCE).await?;
+            let done = await_complete(&backups, point, PATIENCE).await?;
+            ensure!(field(&done, attempts).is_null(), "{point}: {done:?}");
             let revision = field(&done, "/status/etcdRevision")
                 .as_i64()
                 .context("a revision")?;

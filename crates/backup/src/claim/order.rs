@@ -62,9 +62,6 @@ pub(crate) struct Snapshot {
     pub(crate) numbered: bool,
     /// Whether it is compressed.
     pub(crate) compress: bool,
-    /// Whether other EtcdBackups number theirs at the same path, whose pods may be writing now.
-    #[serde(default)]
-    pub(crate) shared: bool,
     /// For the manifest.
     pub(crate) cluster: Option<ManifestCluster>,
     /// The Secrets etcd is reached with.
@@ -260,7 +257,6 @@ mod tests {
                 begun: Timestamp::from_second(second).unwrap(),
                 numbered: true,
                 compress: false,
-                shared: false,
                 cluster: None,
                 reach: Reach::default(),
             })))

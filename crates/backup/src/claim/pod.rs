@@ -317,7 +317,6 @@ mod tests {
                 begun: jiff::Timestamp::UNIX_EPOCH,
                 numbered: false,
                 compress: false,
-                shared: false,
                 cluster: None,
                 reach: Reach {
                     tls: Some("client-tls".to_owned()),

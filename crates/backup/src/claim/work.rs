@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::conditions::Reason;
 use clap::Args;
 use etcd::{Access, Credentials, EtcdClient};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use runtime::tls::Purpose;
 use runtime::{progress, tls};
 use store::{LocalStore, Store};
@@ -18,7 +18,7 @@ use super::order::{Order, Reach, Report, Snapshot, Task};
 use super::pod::{AUTH, ROOT, TLS};
 use crate::observed::Trouble;
 use crate::removal::{Removal, What};
-use crate::transfer::{Meter, Name, Transfer, Written, written};
+use crate::transfer::{Meter, Name, Transfer, Whose, Written, written};
 
 /// Arguments of `volume`.
 #[derive(Args, Clone, Debug)]
@@ -57,7 +57,7 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
             format!("the order cannot be read: {error}"),
         )
     })?;
-    let store: Arc<dyn Store> = Arc::new(LocalStore::named(&arguments.root, order.store()));
+    let store: Arc<dyn Store> = Arc::new(opened(&arguments.root, &order));
     let removal = |what| Removal {
         store: store.clone(),
         path: order.path.clone(),
@@ -84,6 +84,11 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
         Task::Everything => removal(What::Everything).run().await?,
     };
     Ok(Report::removed(&kept))
+}
+
+/// What is mounted. Other EtcdBackups may write to the same path: their unfinished files are theirs.
+fn opened(root: &Path, order: &Order) -> LocalStore {
+    LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
 
 /// How etcd is reached, from the Secrets that are mounted.
@@ -132,17 +137,6 @@ fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(data)
 }
 
-/// What is older was left by a pod that is dead. There is one pod for an EtcdBackup at a time; where others write to the
-/// same path, a file counts as left when nothing was written to it for longer than a transfer is ever silent.
-fn since(shared: bool, now: Timestamp) -> Timestamp {
-    const SILENT: SignedDuration = SignedDuration::from_mins(10);
-    if shared {
-        now.checked_sub(SILENT).unwrap_or(now)
-    } else {
-        now
-    }
-}
-
 async fn stored(
     order: &Order,
     snapshot: Snapshot,
@@ -154,7 +148,6 @@ async fn stored(
         begun,
         numbered,
         compress,
-        shared,
         cluster,
         reach,
     } = snapshot;
@@ -168,7 +161,11 @@ async fn stored(
         Name::Exact(order.path.clone())
     };
     // A pod before this one may have done it all.
-    let name = match written(store.as_ref(), name, &order.uid, begun).await? {
+    let whose = Whose {
+        uid: &order.uid,
+        cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
+    };
+    let name = match written(store.as_ref(), name, whose, begun).await? {
         Written::Whole(stored) => return Ok(Report::Stored(stored)),
         Written::Not(name) => name,
     };
@@ -180,7 +177,8 @@ async fn stored(
         compress,
         uid: order.uid.clone(),
         cluster,
-        since: since(shared, Timestamp::now()),
+        // There is one pod at a time for an EtcdBackup: what it finds of itself was left by one that is dead.
+        since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
     Ok(Report::Stored(stored))
@@ -190,16 +188,29 @@ async fn stored(
 mod tests {
     use super::*;
 
+    fn claimed(dir: &tempfile::TempDir, uid: &str) -> LocalStore {
+        let order = Order {
+            claim: "backups".to_owned(),
+            path: "key".to_owned(),
+            uid: uid.to_owned(),
+            task: Task::Everything,
+        };
+        opened(dir.path(), &order)
+    }
+
+    /// Also of one that is made once, as this one may be.
     #[tokio::test]
     async fn what_the_pod_of_a_neighbour_is_writing_is_left_to_it() {
         let dir = tempfile::tempdir().unwrap();
-        let store = LocalStore::new(dir.path());
-        for shared in [true, false] {
-            let mut upload = store.begin("key").await.unwrap();
-            upload.write("content".into()).await.unwrap();
-            let since = since(shared, Timestamp::now()).as_second();
+        let mut upload = claimed(&dir, "one").begin("key").await.unwrap();
+        upload.write("content".into()).await.unwrap();
+        for (uid, is_left) in [("two", true), ("one", false)] {
+            let store = claimed(&dir, uid);
+            let since = Timestamp::now().as_second();
             store.discard_unfinished("key", since).await.unwrap();
-            assert_eq!(upload.commit().await.is_ok(), shared);
+            let files = std::fs::read_dir(dir.path()).unwrap().count();
+            assert_eq!(files == 1, is_left, "{uid}");
         }
+        assert!(upload.commit().await.is_err());
     }
 }

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use api::EtcdBackup;
 use api::backup::name::{self, Numbered};
-use api::conditions::{ConditionType, Reason, is_true};
+use api::conditions::{ConditionType, Reason, find, is_true};
 use api::manifest::manifest_key;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::attempts::MOST;
 use super::{Need, Step, need, plan, rules};
 use crate::observed::{Kept, Listed, Moved, Observed, Pace, Place, Stored, Trouble, Work};
 use crate::retention::{read, surplus};
@@ -68,6 +69,8 @@ struct World {
     transfers: usize,
     transfers_at_success: Option<usize>,
     begun: Option<Timestamp>,
+    /// How many processes have died.
+    crashes: i32,
 }
 
 impl World {
@@ -99,6 +102,7 @@ impl World {
             transfers: 0,
             transfers_at_success: None,
             begun: None,
+            crashes: 0,
         }
     }
 
@@ -107,6 +111,7 @@ impl World {
     }
 
     fn crash(&mut self) {
+        self.crashes += 1;
         self.process = Process {
             since: Some(self.now),
             ..Process::default()
@@ -186,6 +191,9 @@ impl World {
             if told {
                 self.forget();
             }
+            if let Step::RecordAttempts(count) = plan.step {
+                self.start(count);
+            }
         }
         if fault == Fault::CrashAfterStatus {
             self.crash();
@@ -202,9 +210,23 @@ impl World {
         }
     }
 
+    /// As `workers::Workers` does it.
+    fn start(&mut self, count: i32) {
+        if self.process.transfer.work != Work::Called {
+            return;
+        }
+        // Invariant 10: the API server holds the count before the first byte moves.
+        let recorded = self.object.status.as_ref().unwrap();
+        assert_eq!(recorded.unfinished_attempts, Some(count));
+        self.transfers += 1;
+        self.process.stage = 0;
+        self.process.transfer.counted = Some(count);
+        self.process.transfer.work = Work::Running(Moved::default());
+    }
+
     fn act(&mut self, seen: &EtcdBackup, step: Step) {
         match step {
-            Step::Nothing => {}
+            Step::Nothing | Step::RecordAttempts(_) => {}
             Step::RecordIntent => self.forget(),
             Step::Begin => {
                 // Invariant 10: the API server holds the intent before the first byte moves.
@@ -213,9 +235,7 @@ impl World {
                     super::intent(&self.object).is_some() || recorded.completion_time.is_some()
                 );
                 assert!(super::intent(seen).is_some());
-                self.transfers += 1;
-                self.process.stage = 0;
-                self.process.transfer.work = Work::Running(Moved::default());
+                self.process.transfer.work = Work::Called;
             }
             Step::Abandon => {
                 self.process.transfer.work =
@@ -338,6 +358,12 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
+        // No more are counted than one that runs, and those that a process died of.
+        let counted = status.unfinished_attempts.unwrap_or_default();
+        assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
+        let cut_off = find(&status.conditions, &ConditionType::Failed)
+            .is_some_and(|failed| failed.reason == Reason::AttemptsCutOff.as_str());
+        assert!(!cut_off || self.crashes >= MOST);
         if let Some(location) = &status.location {
             // Invariants 9 and 12: what is reported is in the store, manifest included, also while others go.
             let key = location.strip_prefix("s3://bucket/").unwrap();
@@ -409,6 +435,32 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
+/// Without it such a backup is begun for ever, and whatever else is transferred ends each time.
+#[test]
+fn a_transfer_that_takes_its_operator_with_it_is_given_up() {
+    for interval in [0, 100_000] {
+        let mut world = World::new(None, interval);
+        for _ in 0..200 {
+            world.reconcile(Fault::None);
+            if matches!(world.process.transfer.work, Work::Running(_)) {
+                world.crash();
+                // As long as a kubelet waits.
+                world.now += SignedDuration::from_mins(5);
+            }
+            world.now += SignedDuration::from_secs(1);
+        }
+        let status = world.object.status.as_ref().unwrap();
+        let failed = find(&status.conditions, &ConditionType::Failed).unwrap();
+        assert_eq!(
+            (failed.status.as_str(), failed.reason.as_str()),
+            ("True", "AttemptsCutOff")
+        );
+        assert_eq!(world.transfers, usize::try_from(MOST).unwrap());
+        assert!(status.completion_time.is_some());
+        assert_eq!(status.unfinished_attempts, None);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
@@ -426,7 +478,7 @@ proptest! {
             world.round(Fault::None, Fault::None, 2);
         }
         prop_assert!(world.settled(), "{:?}", world.object.status);
-        if timeout == Some(0) {
+        if timeout == Some(0) && world.crashes < MOST {
             prop_assert!(world.object.status.as_ref().unwrap().succeeded);
         }
     }
@@ -445,7 +497,7 @@ proptest! {
             }
         }
         prop_assert!(world.object.status.as_ref().unwrap().succeeded);
-        if !world.manifests.is_empty() && crash_after >= 4 {
+        if !world.manifests.is_empty() && crash_after >= 5 {
             prop_assert_eq!(world.transfers, 1);
         }
     }

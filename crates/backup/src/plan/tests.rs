@@ -12,6 +12,7 @@ use crate::observed::{Moved, Observed, Pace, Place, Stored, Trouble, Work};
 use crate::status::{notices, status};
 
 mod anything;
+mod attempts;
 mod deadline;
 mod periodic;
 

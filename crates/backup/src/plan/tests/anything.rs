@@ -59,6 +59,7 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
         "/spec/ttlSecondsAfterFinished",
         "/spec/backupPolicy/retention/keepHourly",
         "/spec/backupPolicy/retention/keepMonthly",
+        "/status/unfinishedAttempts",
     ]);
     let times = prop::sample::select(vec![
         "/status/startTime",
@@ -111,7 +112,7 @@ proptest! {
     #[test]
     fn nothing_a_stored_object_may_say_breaks_the_plan(
         fields in prop::collection::vec(field(), 0..8),
-        work in prop::sample::select(vec![0, 1, 2, 3, 4]),
+        work in prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6]),
         second in prop::sample::select(vec![0, 5, 100_000, -100_000]),
     ) {
         let mut object = serde_json::to_value(fresh()).unwrap();
@@ -129,6 +130,8 @@ proptest! {
             1 => known(Work::Running(moved), Place::NotAsked),
             2 => known(Work::Ended(Ok(stored())), Place::NotAsked),
             3 => known(Work::Ended(Err(refused())), Place::Unknown(refused())),
+            4 => known(Work::Called, Place::NotAsked),
+            5 => known(Work::Idle, Place::Free),
             _ => known(Work::Idle, Place::Written(stored())),
         };
         if second > 0 {

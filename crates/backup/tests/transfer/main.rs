@@ -7,11 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::backup::name;
 use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
 use backup::observed::{Stored, Trouble};
-use backup::transfer::{Meter, Name, Transfer, Written, written};
+use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
@@ -21,6 +20,8 @@ use store::fake::{Call, FaultyStore};
 use store::testing::{S3Server, download};
 use store::{LocalStore, S3Store, Store};
 use tokio_util::sync::CancellationToken;
+
+mod adoption;
 
 const KEY: &str = "daily/etcd.backup";
 
@@ -37,10 +38,15 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
     }
 }
 
+/// An EtcdBackup that names no EtcdCluster.
+fn alone(uid: &str) -> Whose<'_> {
+    Whose { uid, cluster: None }
+}
+
 /// The backup under the key, if it is one of this EtcdBackup's that began then or later.
 async fn found(store: &dyn Store, uid: &str, begun: Timestamp) -> Result<Option<Stored>, Trouble> {
     let name = Name::Exact(KEY.to_owned());
-    Ok(match written(store, name, uid, begun).await? {
+    Ok(match written(store, name, alone(uid), begun).await? {
         Written::Whole(stored) => Some(stored),
         Written::Not(_) => None,
     })
@@ -207,33 +213,6 @@ async fn a_dead_endpoint_costs_nothing_and_a_lost_quorum_prevents_no_backup() {
         .await
         .unwrap();
     assert!(stored.size > 0);
-}
-
-#[tokio::test]
-async fn is_found_again_by_the_operator_that_comes_after() {
-    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
-    let server = S3Server::start(&["bucket"]);
-    let store = s3(&server).await;
-    let find = async |uid: &'static str, begun| found(store.as_ref(), uid, begun).await.unwrap();
-    assert_eq!(find("uid-1", long_ago()).await, None);
-    let transfer = transfer(client(), vec![etcd.client_url.clone()], store.clone());
-    let stored = transfer
-        .run(&Meter::default(), &CancellationToken::new())
-        .await
-        .unwrap();
-    assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
-    // Not for another EtcdBackup, nor for one that began later.
-    assert_eq!(find("uid-2", long_ago()).await, None);
-    let later = stored.created_at + jiff::SignedDuration::from_secs(1);
-    assert_eq!(find("uid-1", later).await, None);
-    // Nor if the object is another one by now, or the manifest is nobody's.
-    store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
-    assert_eq!(find("uid-1", long_ago()).await, None);
-    store
-        .put(&manifest_key(KEY), Bytes::from_static(b"{}"))
-        .await
-        .unwrap();
-    assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
 #[tokio::test]
@@ -498,60 +477,6 @@ async fn endpoints_of_two_clusters_are_refused() {
         .await
         .unwrap_err();
     assert_eq!(trouble.reason, Reason::InvalidSpec, "{trouble:?}");
-}
-
-fn numbered(time: Timestamp) -> Name {
-    Name::Numbered {
-        path: KEY.to_owned(),
-        time,
-        left: None,
-    }
-}
-
-#[tokio::test]
-async fn a_periodic_backup_is_named_by_its_run_and_found_again_by_it() {
-    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
-    fill(&etcd.client_url, 1).await;
-    let server = S3Server::start(&["bucket"]);
-    let mut run = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
-    let store = run.store.clone();
-    let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
-    run.name = numbered(begun);
-    let stored = run
-        .run(&Meter::default(), &CancellationToken::new())
-        .await
-        .unwrap();
-    let key = stored.location.strip_prefix("s3://bucket/").unwrap();
-    let parts = name::parse(KEY, key).unwrap();
-    assert_eq!(parts.time, begun);
-    // Nothing was written meanwhile: the revision before the stream is the snapshot's own.
-    assert_eq!(i64::try_from(parts.revision).unwrap(), stored.revision);
-    let look = async |uid: &'static str, time| {
-        written(store.as_ref(), numbered(time), uid, time)
-            .await
-            .unwrap()
-    };
-    assert_eq!(look("uid-1", begun).await, Written::Whole(stored.clone()));
-    let later = begun + jiff::SignedDuration::from_secs(1);
-    assert_eq!(look("uid-1", later).await, Written::Not(numbered(later)));
-    // Another EtcdBackup's of the same second is neither ours nor replaced.
-    assert_eq!(look("uid-2", begun).await, Written::Not(numbered(begun)));
-
-    // The operator died between the backup and its manifest: the next attempt replaces it, whatever the revision.
-    store.delete(&manifest_key(key)).await.unwrap();
-    fill(&etcd.client_url, 1).await;
-    let Written::Not(again) = look("uid-1", begun).await else {
-        panic!("a backup without its manifest is none");
-    };
-    run.name = again;
-    let replaced = run
-        .run(&Meter::default(), &CancellationToken::new())
-        .await
-        .unwrap();
-    assert_eq!(replaced.location, stored.location);
-    assert!(replaced.revision > stored.revision);
-    assert_eq!(store.list("").await.unwrap().len(), 2);
-    assert_eq!(look("uid-1", begun).await, Written::Whole(replaced));
 }
 
 #[tokio::test]
