@@ -120,7 +120,7 @@ pub struct EtcdClusterSpec {
     /// Change nothing, but go on reporting.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// How the first members are started.
+    /// How the first members are started: all together (`Parallel`), or one, which the others join (`Seed`).
     #[serde(default)]
     pub bootstrap: BootstrapMode,
     /// How members are reached: `Service` (a Service per member) or `Pod` (names of pods under the headless

@@ -224,7 +224,7 @@ pub struct EtcdRestoreStatus {
     /// Whether the cluster serves, at the backup's revision at least.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why it does not.
+    /// Why the cluster does not serve, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// `Pending`, `Preparing`, `Starting`, `Complete` or `Failed`.

@@ -32,10 +32,17 @@ pub async fn ready(
     let mut told = String::new();
     loop {
         let refused = match create {
-            Some(crd) => Box::pin(install(client, crd())).await.err(),
+            Some(crd) => Box::pin(install(client, api::crd::pruning(crd())))
+                .await
+                .err(),
             None => None,
         };
         let Some(mut waiting) = missing(client, kind, scope).await else {
+            if let Some(refused) = refused {
+                warn!(
+                    "the CRD is used as it is, because it cannot be written (--create-crd): {refused}"
+                );
+            }
             return;
         };
         if let Some(refused) = refused {

@@ -140,7 +140,7 @@ pub struct MemberReplacement {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
-    /// Who decides; `Manual` where it is not given.
+    /// Who decides: a person, by an annotation (`Manual`, where it is not given), or the operator (`Automatic`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
     /// How long quorum must have been lost, such as `60s` (the default) or `5m`, before `Automatic` acts, and

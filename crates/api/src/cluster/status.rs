@@ -144,7 +144,7 @@ pub struct EtcdClusterStatus {
     /// Name of the Service clients use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// Port of that Service.
+    /// Port of the Service clients use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_port: Option<i32>,
     /// What the operator does next.

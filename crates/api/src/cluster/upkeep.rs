@@ -44,7 +44,7 @@ pub struct Upkeep {
     /// When the database has reached its quota and etcd refuses writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_space: Option<NoSpace>,
-    /// When members are defragmented, beside that. Never where it is not given.
+    /// When members are defragmented although no database is full. Never where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<Defragmentation>,
 }
@@ -53,7 +53,7 @@ pub struct Upkeep {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoSpace {
-    /// `Cure` (where it is not given) or `Report`.
+    /// `Cure` (where it is not given): compact, defragment and take the alarm back. `Report`: leave it to a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<NoSpacePolicy>,
     /// Revisions that are kept when the operator compacts a database that is full. Where it is not given it keeps

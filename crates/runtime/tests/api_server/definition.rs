@@ -1,8 +1,12 @@
 //! An operator that is newer than the definition of its objects: what it has to record is in a field that the API server
-//! does not know. It takes nothing of such a status, so what is wrong is told in what it knows.
+//! does not know. It takes nothing of such a status, so what is wrong is told in what it knows. And definitions of the
+//! operator before this one.
+
+use std::process::Command;
 
 use api::EtcdRestore;
 use api::restore::{ChosenBackup, EtcdRestoreStatus, SeedStatus};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinitionVersion;
 use serde_json::Value;
 
 use super::*;
@@ -72,4 +76,83 @@ async fn a_status_that_an_older_definition_does_not_know_is_refused_whole_and_to
 {
     refused_by(&["backup"], ".status.backup").await;
     refused_by(&["backup", "bumpRevision"], ".status.backup.bumpRevision").await;
+}
+
+/// As coreos/etcd-operator v0.9.4 made it on a Kubernetes that had `apiextensions.k8s.io/v1beta1`: without a schema, and
+/// with `preserveUnknownFields`, which that version set by itself. It cannot be made any more, but lies where it lay.
+fn of_the_old_operator() -> Value {
+    let names = json!({ "plural": "etcdclusters", "singular": "etcdcluster", "shortNames": ["etcd"],
+        "kind": "EtcdCluster", "listKind": "EtcdClusterList" });
+    let holds = |kind: &str| {
+        json!({ "type": kind, "status": "True", "reason": "InitialNamesAccepted",
+        "message": "", "lastTransitionTime": "2019-01-01T00:00:00Z" })
+    };
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1beta1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": "etcdclusters.etcd.database.coreos.com", "generation": 1,
+            "uid": "5c6ab9dd-0d5b-4b5f-8d5e-0f8f1f6a0001", "creationTimestamp": "2019-01-01T00:00:00Z" },
+        "spec": { "group": "etcd.database.coreos.com", "version": "v1beta2", "names": names, "scope": "Namespaced",
+            "versions": [{ "name": "v1beta2", "served": true, "storage": true }],
+            "conversion": { "strategy": "None" }, "preserveUnknownFields": true },
+        "status": { "acceptedNames": names, "storedVersions": ["v1beta2"],
+            "conditions": [holds("NamesAccepted"), holds("Established")] },
+    })
+}
+
+fn put(server: &ApiServer, key: &str, value: &Value) {
+    let etcdctl = etcd::testing::Programs::find("3.6")
+        .etcd
+        .with_file_name("etcdctl");
+    let value = value.to_string();
+    let args = ["--endpoints", &server.etcd.client_url, "put", key, &value];
+    let put = Command::new(etcdctl).args(args).output().unwrap();
+    assert!(put.status.success(), "{put:?}");
+}
+
+#[tokio::test]
+async fn a_definition_of_the_old_operator_is_brought_up_to_date_with_its_objects() {
+    let server = ApiServer::start().await;
+    let client = server.client();
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = EtcdCluster::crd().name_any();
+    put(
+        &server,
+        &format!("/registry/apiextensions.k8s.io/customresourcedefinitions/{name}"),
+        &of_the_old_operator(),
+    );
+    let old = eventually("the old definition", async || {
+        definitions.get_opt(&name).await.unwrap()
+    })
+    .await;
+    assert_eq!(old.spec.preserve_unknown_fields, Some(true));
+    let kind = ApiResource::erase::<EtcdCluster>(&());
+    let objects: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &kind);
+    let mut object = DynamicObject::new("db", &kind).data(json!({
+        "spec": { "size": 3, "version": "3.4.23" }, "status": { "phase": "Running", "size": 3, "controlPaused": false } }));
+    object.types = Some(kube::core::TypeMeta {
+        api_version: kind.api_version.clone(),
+        kind: kind.kind.clone(),
+    });
+    let made = eventually("an object", async || {
+        objects.create(&PostParams::default(), &object).await.ok()
+    })
+    .await;
+
+    let scope = Scope::Namespace(NAMESPACE.into());
+    crd::ready(
+        &client,
+        &kind,
+        Some(&EtcdCluster::crd),
+        &scope,
+        &Readiness::default(),
+    )
+    .await;
+    let now = definitions.get(&name).await.unwrap();
+    assert_ne!(now.spec.preserve_unknown_fields, Some(true));
+    let has_schema = |version: &CustomResourceDefinitionVersion| version.schema.is_some();
+    assert!(now.spec.versions.iter().all(has_schema));
+    let kept = clusters(&client).get("db").await.unwrap();
+    assert_eq!(kept.uid(), made.uid());
+    assert_eq!((kept.spec.size, kept.spec.version.as_str()), (3, "3.4.23"));
 }

@@ -15,7 +15,8 @@ const TOKEN: &str = "test-token";
 pub(crate) struct ApiServer {
     child: Child,
     dir: TempDir,
-    _etcd: EtcdProcess,
+    #[allow(dead_code, reason = "most tests only need it to run")]
+    pub(crate) etcd: EtcdProcess,
     url: String,
 }
 
@@ -93,7 +94,7 @@ impl ApiServer {
             child,
             url: format!("https://127.0.0.1:{port}"),
             dir,
-            _etcd: etcd,
+            etcd,
         };
         server.await_ready().await;
         server
