@@ -1,6 +1,6 @@
 //! Executes exactly the step that was planned: one write. Nothing is decided here.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use api::cluster::{BootstrapStatus, EtcdClusterStatus, ReplacedStatus, TlsStatus};
 use api::conditions::Reason;
@@ -27,12 +27,11 @@ use crate::observed::{FormerPod, Trouble};
 use crate::plan::{Step, in_place, joining};
 use crate::{choice, naming, pod as seed_pod, started};
 
+mod late;
+
 /// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
 /// no longer the cluster's.
 const STOP_SECONDS: u32 = 1;
-/// How often a claim that nobody holds is tried to be taken back, and how long in between.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +42,9 @@ pub enum Error {
     /// Something the step needs is not there.
     #[error("{0}")]
     Missing(String),
+    /// The process stood still, or the API server took long: what the step was planned from is too old to act upon.
+    #[error("the step is older than {} seconds and is planned again", late::LONGEST.as_secs())]
+    TooOld,
 }
 
 impl Failure for Error {
@@ -50,6 +52,7 @@ impl Failure for Error {
         match self {
             Self::Write(error) => error.reason(),
             Self::Missing(_) => "Missing",
+            Self::TooOld => "Conflict",
         }
     }
 }
@@ -60,6 +63,8 @@ pub struct Hands<'a> {
     pub client: &'a Client,
     /// The image the seed fetches with; why it is not known.
     pub image: Result<&'a OperatorImage, String>,
+    /// When it was begun to read what the step is planned from.
+    pub since: Instant,
 }
 
 /// Makes one step.
@@ -85,20 +90,24 @@ pub async fn act(
             let cluster = cluster_with_claim(restore, &namespace, spec.as_ref().clone());
             create(hands, &namespace, &cluster).await
         }
-        Step::Claim => claim(hands, restore, known_cluster(seen)?).await,
+        Step::Claim => late::claim(hands, restore, known_cluster(seen)?).await,
         Step::CreateService | Step::CreateClaim | Step::CreatePod => {
             let cluster = known_cluster(seen)?;
             create_child(hands, restore, seen, cluster, step).await
         }
         Step::ClearPod(_) => {
-            confirm(hands, restore).await?;
+            late::confirm(hands, restore).await?;
             clear(hands, &namespace, seen).await.map(drop)
         }
         Step::DiscardSeed => discard(hands, restore, seen).await,
         Step::RecordFormed { cluster_id } => {
+            late::confirm_seed(hands, restore, seen).await?;
             record_formed(hands, restore, known_cluster(seen)?, cluster_id).await
         }
-        Step::StopFormer(pods) => stop(hands, &namespace, pods).await,
+        Step::StopFormer(pods) => {
+            late::confirm_seed(hands, restore, seen).await?;
+            stop(hands, &namespace, pods).await
+        }
         Step::Join => join(hands, restore, seen).await,
         Step::ReleaseClaim => release(hands, restore, known_cluster(seen)?).await,
         Step::Expire => delete(hands, &namespace, Some(restore)).await,
@@ -170,25 +179,13 @@ async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<()
     Ok(())
 }
 
-/// Invariants 9 and 11: a seed goes because of what is recorded. An operator that stood still may have read another record,
-/// and the seed be a member by now.
-async fn confirm(hands: &Hands<'_>, restore: &EtcdRestore) -> Result<(), Error> {
-    let namespace = restore.namespace().unwrap_or_default();
-    let now: Option<EtcdRestore> = hands.read(&namespace, &restore.name_any()).await?;
-    let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
-        None => "the EtcdRestore is gone",
-        Some(now) if choice::recorded(&now) == choice::recorded(restore) => return Ok(()),
-        Some(_) => "another backup was recorded since the EtcdRestore was read",
-    };
-    Err(Error::Missing(why.to_owned()))
-}
-
 /// The seed's pod, as it was seen; one that has changed since is looked at again. Says whether it goes, and nothing is in its
 /// place.
 async fn clear(hands: &Hands<'_>, namespace: &str, seen: &Seen) -> Result<bool, Error> {
     let Some(pod) = &seen.children.pod else {
         return Ok(true);
     };
+    late::in_time(hands.since)?;
     match apply::delete_if_unchanged(&hands.api::<Pod>(namespace), pod).await? {
         Deleted::Accepted => Ok(true),
         Deleted::Changed => Ok(false),
@@ -208,68 +205,17 @@ async fn discard(hands: &Hands<'_>, restore: &EtcdRestore, seen: &Seen) -> Resul
         claim,
         service,
     } = &seen.children;
+    late::confirm_where_it_is(hands, restore, seen).await?;
     if in_place::gives_up(restore) {
         delete(hands, &namespace, pod.as_ref()).await?;
     } else {
-        confirm(hands, restore).await?;
+        late::confirm(hands, restore).await?;
         if !clear(hands, &namespace, seen).await? {
             return Ok(());
         }
     }
     delete(hands, &namespace, claim.as_ref()).await?;
     delete(hands, &namespace, service.as_ref()).await
-}
-
-/// Claims exactly the EtcdCluster that was seen. Invariant 11: an operator that stood still before this write makes it
-/// when another one may have let the EtcdRestore go, and nobody would ever take the claim away again. As long as the
-/// finalizer is there, somebody does.
-async fn claim(
-    hands: &Hands<'_>,
-    restore: &EtcdRestore,
-    cluster: &EtcdCluster,
-) -> Result<(), Error> {
-    let clusters: Api<EtcdCluster> = hands.api(&restore.namespace().unwrap_or_default());
-    let uid = Some(naming::uid(restore));
-    let claimed =
-        apply::annotate(&clusters, MANAGER_RESTORE, cluster, ANNOTATION_RESTORE, uid).await;
-    // After any other answer it may be there.
-    if claimed.as_ref().is_err_and(|it| it.reason() == "Conflict") {
-        return Ok(claimed?);
-    }
-    let mut tries = 1;
-    while let Err(error) = unclaim(hands, restore, cluster).await {
-        if tries == TRIES {
-            return Err(error);
-        }
-        tries += 1;
-        tokio::time::sleep(PAUSE).await;
-    }
-    Ok(claimed?)
-}
-
-/// Takes the claim back where nobody holds the EtcdRestore any more, of the EtcdCluster as it is by now.
-async fn unclaim(
-    hands: &Hands<'_>,
-    restore: &EtcdRestore,
-    cluster: &EtcdCluster,
-) -> Result<(), Error> {
-    let (namespace, uid) = (
-        restore.namespace().unwrap_or_default(),
-        naming::uid(restore),
-    );
-    let now: Option<EtcdRestore> = hands.read(&namespace, &restore.name_any()).await?;
-    if now.is_some_and(|now| naming::uid(&now) == uid && in_place::is_held(&now)) {
-        return Ok(());
-    }
-    let claimed: Option<EtcdCluster> = hands.read(&namespace, &cluster.name_any()).await?;
-    let claimed = claimed.filter(|cluster| {
-        let claim = cluster.annotations().get(ANNOTATION_RESTORE);
-        claim.map(String::as_str) == Some(uid)
-    });
-    match claimed {
-        Some(cluster) => release(hands, restore, &cluster).await,
-        None => Ok(()),
-    }
 }
 
 /// The turn, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and what it replaces.
@@ -354,6 +300,7 @@ where
         + serde::de::DeserializeOwned,
 {
     if let Some(object) = object {
+        late::in_time(hands.since)?;
         apply::delete(&hands.api::<K>(namespace), object, None).await?;
     }
     Ok(())
@@ -446,6 +393,7 @@ async fn create_child(
     let namespace = restore.namespace().unwrap_or_default();
     let seed = naming::seed(restore);
     let members = Members::of(cluster, &namespace, &seed.token, None);
+    late::in_time(hands.since)?;
     match step {
         Step::CreateService => {
             create(
@@ -478,7 +426,7 @@ async fn create_child(
             };
             let mut pod = seed_pod::build(&members, &from, image);
             started::note(&mut pod, cluster.spec.tls.as_ref());
-            create(hands, &namespace, &pod).await
+            late::create_pod(hands, restore, observed, &pod).await
         }
     }
 }

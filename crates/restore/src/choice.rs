@@ -10,6 +10,7 @@ use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
 use k8s_openapi::api::core::v1::Pod;
+use sha2::{Digest, Sha256};
 
 use crate::made_of::Asked;
 use crate::observed::{Observed, PodFacts, Trouble};
@@ -141,6 +142,13 @@ pub fn name_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     pod.trouble = trouble.map(|trouble| name_what_is_gone(restore, trouble));
 }
 
+/// A place, with all that is said of it, in 64 characters. What is recorded and what a seed's pod is told is the same
+/// block.
+pub fn place(block: &StorageBlock) -> String {
+    let said = serde_json::to_vec(block).unwrap_or_default();
+    format!("{:x}", Sha256::digest(said))
+}
+
 /// A place, as an EtcdBackup writes it.
 pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
@@ -157,7 +165,7 @@ pub fn location(block: &StorageBlock) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -277,6 +285,28 @@ mod tests {
         };
         restore.status.get_or_insert_default().backup = Some(before);
         assert_eq!(bump_revision(&restore), Some(7));
+    }
+
+    /// It stands on volumes, and is compared with by later releases.
+    #[test]
+    fn a_place_is_told_from_others_by_all_that_is_said_of_it() {
+        let at = |more: Value| -> String {
+            let mut s3 = json!({ "path": "b/k" });
+            s3.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            place(&serde_json::from_value(json!({ "s3": s3 })).unwrap())
+        };
+        let places = [
+            at(json!({})),
+            at(json!({ "path": "b/newer" })),
+            at(json!({ "endpoint": "http://s3" })),
+            at(json!({ "awsSecret": "aws" })),
+        ];
+        let distinct: std::collections::BTreeSet<_> = places.iter().collect();
+        assert_eq!(distinct.len(), places.len());
+        let written = format!("{:x}", Sha256::digest(r#"{"s3":{"path":"b/k"}}"#));
+        assert_eq!(places[0], written);
     }
 
     #[test]

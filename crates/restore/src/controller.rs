@@ -1,7 +1,7 @@
 //! The driver: observe, plan, act, status. It decides nothing itself.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::names::{ANNOTATION_RESTORE, MANAGER_RESTORE};
 use api::{EtcdCluster, EtcdRestore};
@@ -125,6 +125,7 @@ impl Reconcile for Restorer {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdRestore>) -> Result<Done, Error> {
+        let since = Instant::now();
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
         // The watch may lag behind our own last write; what was recorded must be seen.
@@ -143,6 +144,7 @@ impl Reconcile for Restorer {
         let hands = Hands {
             client: &self.writer,
             image: self.image.get().await,
+            since,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
         if let Step::Guard(_) | Step::Expire = plan.step {

@@ -1,12 +1,12 @@
 //! Whether a seed's pod is of the backup that is recorded. It need not be: an operator that stood still while another one
 //! led may make it late, of what it had read before that was chosen anew. What a pod fetches stands in its arguments, what
-//! it holds in its report. Pure.
+//! it holds in its report: that is of the backup which the pod fetched that made it, on whose volume this one may be. Pure.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
 use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::{FETCH, RESTORE};
+use runtime::member::{FETCH, Origin, RESTORE};
 
 use crate::choice::{self, SOURCE};
 use crate::observed::{Another, PodFacts};
@@ -21,8 +21,9 @@ pub struct Asked<'a> {
     /// The place.
     pub source: StorageBlock,
     /// The same, as it is written there.
-    text: &'a str,
-    sha256: Option<&'a str>,
+    pub(crate) text: &'a str,
+    /// The SHA-256 the snapshot must have.
+    pub(crate) sha256: Option<&'a str>,
     /// By how much the revision is raised; 0 where it is not.
     pub bump_revision: i64,
 }
@@ -42,8 +43,11 @@ impl<'a> Asked<'a> {
     }
 
     fn is_at(&self, chosen: &ChosenBackup) -> bool {
-        let written = serde_json::to_string(&chosen.source);
-        self.source == chosen.source || written.is_ok_and(|written| written == self.text)
+        let is_written = || {
+            let written = serde_json::to_string(&chosen.source);
+            written.is_ok_and(|written| written == self.text)
+        };
+        self.source == chosen.source || is_written()
     }
 
     fn is_raised_otherwise(&self, chosen: &ChosenBackup) -> bool {
@@ -65,47 +69,82 @@ fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
 
 /// Compares a seed's pod with the record, where both say something.
 pub fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
-    let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) else {
-        return;
-    };
+    if let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) {
+        let status = restore.status.as_ref();
+        let verified = status.and_then(|status| status.restored_revision);
+        judge((chosen, verified), &asked, facts);
+    }
+}
+
+/// The same, of a pod that was told this. `verified` is the revision of the seed that was found to serve.
+pub(crate) fn judge(
+    (chosen, verified): (&ChosenBackup, Option<i64>),
+    asked: &Asked<'_>,
+    facts: &mut PodFacts,
+) {
     let differs = |told: Option<&str>| match (told, &chosen.sha256) {
         (Some(told), Some(recorded)) => !told.eq_ignore_ascii_case(recorded),
         _ => false,
     };
-    facts.vouched = asked.sha256.is_some() && chosen.sha256.is_some() && !differs(asked.sha256);
     let asks_another =
         !asked.is_at(chosen) || differs(asked.sha256) || asked.is_raised_otherwise(chosen);
-    facts.another = match &facts.sha256 {
-        None if asks_another => Some(Another::Fetches(words(chosen, &asked, asked.sha256))),
-        None => None,
-        Some(held) => {
-            let status = restore.status.as_ref();
-            let verified = status.and_then(|status| status.restored_revision);
-            // Another place may hold the same, and what is on its volume it has not made.
-            let other = match &chosen.sha256 {
-                Some(_) => {
-                    differs(Some(held))
-                        || asked.is_raised_otherwise(chosen) && facts.restored != verified
-                }
-                None => asks_another,
-            };
-            other.then(|| Another::Holds(words(chosen, &asked, Some(held))))
-        }
+    facts.vouched = asked.sha256.is_some()
+        && chosen.sha256.is_some()
+        && !differs(asked.sha256)
+        && !asked.is_raised_otherwise(chosen);
+    let Some(held) = facts.sha256.clone() else {
+        facts.another =
+            asks_another.then(|| Another::Fetches(words(chosen, asked, asked.sha256, None)));
+        return;
     };
+    let is_verified = verified.is_some() && facts.restored == verified;
+    let of = facts.of.as_ref();
+    // What is on its volume it has not made: that says itself of which backup it is.
+    let elsewhere = match (&chosen.sha256, of, of.and_then(|of| of.place.as_ref())) {
+        // Another place may hold the same.
+        (Some(_), ..) => differs(Some(&held)),
+        (None, _, Some(place)) => *place != choice::place(&chosen.source),
+        // It was there before this release, and nobody says of which backup it is.
+        (None, Some(_), None) => asks_another || !is_verified,
+        // A program of an earlier release says nothing of it.
+        (None, None, _) => asks_another,
+    };
+    let raised = of.and_then(|of| i64::try_from(of.bump_revision?).ok());
+    let raised_otherwise = match (raised, chosen.bump_revision) {
+        (Some(raised), Some(by)) => by.max(0) != raised,
+        _ => asked.is_raised_otherwise(chosen) && !is_verified,
+    };
+    let other = elsewhere || raised_otherwise;
+    facts.another = other.then(|| Another::Holds(words(chosen, asked, Some(&held), of)));
 }
 
-fn words(chosen: &ChosenBackup, asked: &Asked<'_>, sha256: Option<&str>) -> String {
+/// How they differ. What a pod has found on its volume need not be of the place it was told.
+fn words(
+    chosen: &ChosenBackup,
+    asked: &Asked<'_>,
+    sha256: Option<&str>,
+    of: Option<&Origin>,
+) -> String {
     let told =
         |sha256: Option<&str>| sha256.map_or_else(String::new, |it| format!(", SHA-256 {it}"));
     let raised = |by: i64| match by {
         0 => String::new(),
         by => format!(", raised by {by}"),
     };
+    let place = of.map(|of| of.place.as_ref());
+    let from = match place {
+        Some(Some(place)) if *place == choice::place(&chosen.source) => chosen.location.clone(),
+        Some(Some(place)) if *place != choice::place(&asked.source) => {
+            "another place, where an earlier pod of it was told to fetch".to_owned()
+        }
+        Some(None) => "a place that nobody has written down".to_owned(),
+        _ => choice::location(&asked.source),
+    };
+    let by = of.and_then(|of| i64::try_from(of.bump_revision?).ok());
     format!(
-        "{}{}{}, and recorded is {}{}{}",
-        choice::location(&asked.source),
+        "{from}{}{}, and recorded is {}{}{}",
         told(sha256),
-        raised(asked.bump_revision),
+        raised(by.unwrap_or(asked.bump_revision)),
         chosen.location,
         told(chosen.sha256.as_deref()),
         raised(chosen.bump_revision.unwrap_or_default()),
@@ -214,6 +253,67 @@ mod tests {
         }
     }
 
+    /// Of a backup without a manifest, on a volume that another pod has filled.
+    #[test]
+    fn a_pod_that_has_found_something_on_its_volume_tells_of_which_backup_that_is() {
+        let (here, elsewhere) = (
+            choice::place(&block("b/k")),
+            choice::place(&block("b/newer")),
+        );
+        let held = |restore: &EtcdRestore, pod: &Pod, place: Option<&str>, by: Option<u64>| {
+            let mut facts = PodFacts {
+                sha256: Some("ffff".into()),
+                restored: Some(100),
+                of: Some(Origin {
+                    place: place.map(str::to_owned),
+                    bump_revision: by,
+                }),
+                ..PodFacts::default()
+            };
+            compare(restore, pod, &mut facts);
+            match facts.another {
+                Some(Another::Holds(text)) => Some(text),
+                other => {
+                    assert_eq!(other, None);
+                    None
+                }
+            }
+        };
+        let (unknown, right) = (restore(None, Some(7)), pod("b/k", &["--bump-revision=7"]));
+        let late = pod("b/newer", &[]);
+        for pod in [&right, &late] {
+            assert_eq!(held(&unknown, pod, Some(&here), Some(7)), None);
+            assert!(held(&unknown, pod, Some(&elsewhere), Some(7)).is_some());
+            assert!(held(&unknown, pod, Some(&here), Some(0)).is_some());
+        }
+        let said = held(&unknown, &right, Some(&elsewhere), Some(0)).unwrap();
+        for part in [
+            "another place",
+            "recorded is s3://b/k, raised by 7",
+            "SHA-256 ffff",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        // An earlier release has made it, and of which backup nobody says: it is accepted where the SHA-256 says so, or it is
+        // what was verified.
+        assert!(held(&unknown, &right, None, None).is_some());
+        let mut verified = unknown.clone();
+        verified.status.as_mut().unwrap().restored_revision = Some(100);
+        assert_eq!(held(&verified, &right, None, None), None);
+        assert!(held(&verified, &late, None, None).is_some());
+        assert_eq!(
+            held(&restore(Some("ffff"), Some(7)), &right, None, None),
+            None
+        );
+        // What is known by its SHA-256 may have come from a copy, and not be raised otherwise.
+        let known = restore(Some("ffff"), Some(7));
+        assert_eq!(held(&known, &late, Some(&elsewhere), Some(7)), None);
+        assert!(held(&known, &right, Some(&here), Some(0)).is_some());
+        // An earlier build has not recorded by how much.
+        let before = restore(None, None);
+        assert_eq!(held(&before, &right, Some(&here), Some(0)), None);
+    }
+
     /// They were told so in the container that made the data directory.
     #[test]
     fn by_how_much_the_seeds_of_earlier_releases_are_raised_is_read() {
@@ -256,5 +356,8 @@ mod tests {
         assert!(!compared(&known, &pod("b/k", &[]), None).vouched);
         let unknown = restore(None, Some(0));
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).vouched);
+        // It is the same backup, and not the same history.
+        let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
+        assert!(!compared(&known, &raised, None).vouched);
     }
 }

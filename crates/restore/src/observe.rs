@@ -145,7 +145,7 @@ async fn look_around(
             seen.backup = backup::choose(eyes, restore, &namespace, true).await;
         }
         if turned {
-            seen.observed.former = members::former(eyes, restore, &namespace, cluster).await;
+            seen.observed.former = members::former(eyes.client, restore, &namespace, cluster).await;
         }
         let former = &seen.observed.former;
         seen.observed.seed = members::seed(named, cluster, former, &mut seen.children);

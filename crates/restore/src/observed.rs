@@ -6,6 +6,7 @@ use api::conditions::Reason;
 use api::problem::Problem;
 use api::restore::{ChosenBackup, ReplacesStatus};
 use etcd::KeyHash;
+use runtime::member::Origin;
 use runtime::progress::Moved;
 
 use crate::naming;
@@ -249,6 +250,8 @@ pub struct PodFacts {
     pub hash: Option<KeyHash>,
     /// SHA-256 of what was fetched, in hexadecimal.
     pub sha256: Option<String>,
+    /// Of which backup it says that is.
+    pub of: Option<Origin>,
     /// Whether the container that fetches runs.
     pub fetching: bool,
     /// How far it is, in bytes of what is stored.

@@ -211,6 +211,7 @@ pub fn facts(pod: &Pod) -> PodFacts {
         restored: told.as_ref().map(|contents| contents.revision),
         verified: told.is_some() && (apart || serves),
         hash: told.as_ref().and_then(|contents| contents.hash),
+        of: told.as_ref().and_then(|contents| contents.of.clone()),
         sha256: told.map(|contents| contents.sha256),
     }
 }

@@ -13,7 +13,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
-use runtime::member::Making;
+use runtime::member::{Making, Origin};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use store::compression::Compressor;
@@ -265,10 +265,12 @@ async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
     // Fetched once is enough.
-    assert_eq!(
-        fetch(&world.fetch_from("gone/nothing")).await.unwrap(),
-        fetched
-    );
+    world.store().await.delete("a/backup").await.unwrap();
+    assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
+    // So it is for whoever is told another place of the same.
+    let mut copy = world.fetch_from("gone/nothing");
+    copy.sha256 = Some(fetched.sha256.clone());
+    assert_eq!(fetch(&copy).await.unwrap(), fetched);
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
     assert!(world.data().join("member/snap/db").exists());
 }
@@ -296,6 +298,51 @@ async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
     assert_eq!(trouble.reason, Reason::SeedFailed);
     assert!(prepare(&world.prepare("http://127.0.0.1:1")).is_err());
     assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
+}
+
+/// Invariant 9: without a manifest the place is all that tells one backup from another. What a pod of another one has left
+/// on the volume is not taken for it, and what was made of it says of which it is.
+#[tokio::test]
+async fn what_a_pod_of_another_backup_has_left_is_not_taken_for_the_recorded_one() {
+    let world = World::new("3.6").await;
+    let manifest = manifest_key("a/backup");
+    world.store().await.delete(&manifest).await.unwrap();
+    world.put("a/other", &world.snapshot).await;
+    let other = world.fetch_from("bucket/a/other");
+    let (here, there) = (place_of(&world.fetch()), place_of(&other));
+    let of = |contents: &Contents| contents.of.clone().unwrap();
+    let at = |place: &str| Origin {
+        place: Some(place.to_owned()),
+        bump_revision: Some(0),
+    };
+    assert_eq!(of(&fetch(&other).await.unwrap()), at(&there));
+    assert_eq!(of(&fetch(&world.fetch()).await.unwrap()), at(&here));
+    // An earlier release has not written down what it has fetched.
+    let expected = world.volume.path().join("restore/expected.json");
+    let text = std::fs::read_to_string(&expected).unwrap();
+    let mut before: Value = serde_json::from_str(&text).unwrap();
+    before.as_object_mut().unwrap().remove("of").unwrap();
+    std::fs::write(&expected, before.to_string()).unwrap();
+    assert_eq!(of(&fetch(&world.fetch()).await.unwrap()), at(&here));
+
+    let mut raised = world.prepare("http://127.0.0.1:1");
+    raised.making.bump_revision = Some(1000);
+    let made = Origin {
+        bump_revision: Some(1000),
+        ..at(&here)
+    };
+    assert_eq!(of(&prepare(&raised).unwrap()), made);
+    // Whoever finds it says so, whatever it was told.
+    assert_eq!(of(&fetch(&other).await.unwrap()), made);
+    let restored = world.volume.path().join("restored.json");
+    let mut before: Value = serde_json::from_slice(&std::fs::read(&restored).unwrap()).unwrap();
+    before.as_object_mut().unwrap().remove("of").unwrap();
+    std::fs::write(&restored, before.to_string()).unwrap();
+    assert_eq!(of(&fetch(&world.fetch()).await.unwrap()), Origin::default());
+}
+
+fn place_of(fetch: &Fetch) -> String {
+    restore::choice::place(fetch.source.as_ref().unwrap())
 }
 
 #[tokio::test]

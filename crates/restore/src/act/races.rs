@@ -1,5 +1,8 @@
 //! Steps against an API server of a few lines: what is sent when somebody else was quicker, and what is told.
 
+use std::time::Duration;
+
+use api::restore::ChosenBackup;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use serde_json::Value;
 
@@ -45,18 +48,40 @@ fn seen() -> Seen {
     }
 }
 
+/// The same, claimed.
+fn claimed() -> Seen {
+    let mut seen = seen();
+    seen.cluster = Some(cluster(Some("restore-uid")));
+    seen
+}
+
 /// Makes the step; returns what was asked, but for what was only read, and what became of it.
 async fn made(
     seen: &Seen,
     step: &Step,
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
+    made_for(&restore(), Duration::ZERO, (seen, step), answer).await
+}
+
+/// Some time after the look.
+async fn made_for(
+    restore: &EtcdRestore,
+    age: Duration,
+    (seen, step): (&Seen, &Step),
+    answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
+) -> (Vec<String>, Result<(), Error>) {
     let (client, asked) = fake::server(answer);
+    let image = OperatorImage {
+        image: "operator:1".into(),
+        pull_policy: None,
+    };
     let hands = Hands {
         client: &client,
-        image: Err("no image".into()),
+        image: Ok(&image),
+        since: Instant::now().checked_sub(age).unwrap(),
     };
-    let became = Box::pin(act(&hands, &restore(), seen, step)).await;
+    let became = Box::pin(act(&hands, restore, seen, step)).await;
     let mut asked = asked.lock().unwrap().clone();
     asked.retain(|one| !one.starts_with("GET"));
     (asked, became)
@@ -66,8 +91,9 @@ async fn made(
 #[tokio::test]
 async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
-        let (asked, became) = made(&seen(), &Step::DiscardSeed, move |what, _| match what {
+        let (asked, became) = made(&claimed(), &Step::DiscardSeed, move |what, _| match what {
             "GET etcdrestores" => (200, json!(restore())),
+            "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
             "DELETE pods" => (pod, fake::success()),
             "GET pods" => (next, json!(Pod::default())),
             _ => (200, fake::success()),
@@ -152,6 +178,229 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
         let (asked, became) = made(&seen(), &Step::Claim, move |what, _| held(what, code)).await;
         assert_eq!(asked, [PATCH]);
         assert_eq!(became.is_ok(), code == 200, "{became:?}");
+    }
+}
+
+/// Whoever gives it up is not stopped by what is recorded, or by a pod that has changed or is gone: all of it goes, by its
+/// UID. Only not when another operator has made the turn meanwhile (invariant 9).
+#[tokio::test]
+async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_record() {
+    let mut given_up = restore();
+    given_up.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let all = [
+        "DELETE pods",
+        "DELETE persistentvolumeclaims",
+        "DELETE services",
+    ];
+    for pod in [200, 404, 409] {
+        let work = (&claimed(), &Step::DiscardSeed);
+        let (asked, became) =
+            made_for(&given_up, Duration::ZERO, work, move |what, _| match what {
+                "GET etcdrestores" => (404, Value::Null),
+                "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
+                "GET pods" => (200, json!(Pod::default())),
+                "DELETE pods" => (pod, fake::success()),
+                _ => (200, fake::success()),
+            })
+            .await;
+        became.unwrap();
+        assert_eq!(asked, all, "{pod}");
+    }
+    let mut goes_on = restore();
+    goes_on.metadata.deletion_timestamp = None;
+    for restore in [given_up, goes_on] {
+        for now in [turned(), cluster(None), cluster(Some("another-uid"))] {
+            let (there, work) = (json!(restore), (&claimed(), &Step::DiscardSeed));
+            let answered = move |what: &str, _: usize| match what {
+                "GET etcdrestores" => (200, there.clone()),
+                "GET etcdclusters" => (200, json!(now)),
+                _ => (200, fake::success()),
+            };
+            let (asked, became) = made_for(&restore, Duration::ZERO, work, answered).await;
+            became.unwrap_err();
+            assert!(asked.is_empty(), "{asked:?}");
+        }
+    }
+}
+
+/// The seed's cluster is recorded.
+fn turned() -> EtcdCluster {
+    let mut turned = cluster(Some("restore-uid"));
+    turned.status.get_or_insert_default().cluster_id = Some("ab".into());
+    turned
+}
+
+/// Invariant 11: an operator that slept, and a request that was under way for long.
+#[tokio::test]
+async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
+    let former = FormerPod {
+        name: "main-old".into(),
+        uid: "old".into(),
+        terminating: false,
+        ready: true,
+    };
+    let mut seen = claimed();
+    seen.backup = Ok(backup());
+    seen.cluster.as_mut().unwrap().spec.pod = volumes();
+    for step in [
+        Step::CreateService,
+        Step::CreateClaim,
+        Step::CreatePod,
+        Step::ClearPod("evicted".into()),
+        Step::DiscardSeed,
+        Step::StopFormer(vec![former]),
+        Step::RecordFormed {
+            cluster_id: "ab".into(),
+        },
+    ] {
+        for (age, late) in [(9, false), (11, true)] {
+            let age = Duration::from_secs(age);
+            let answered = |what: &str, _: usize| match what {
+                "GET etcdrestores" => (200, json!(restore())),
+                "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
+                "GET pods" => (200, json!(seen_pod())),
+                "PATCH etcdclusters/status" => (200, json!(turned())),
+                "POST services" => (200, json!(Service::default())),
+                "POST pods" => (200, json!(Pod::default())),
+                "POST persistentvolumeclaims" => (200, json!(PersistentVolumeClaim::default())),
+                _ => (200, fake::success()),
+            };
+            let (asked, became) = made_for(&restore(), age, (&seen, &step), answered).await;
+            assert_eq!(
+                matches!(became, Err(Error::TooOld)),
+                late,
+                "{step:?} {became:?}"
+            );
+            assert_eq!(asked.is_empty(), late, "{step:?} {asked:?}");
+        }
+    }
+}
+
+/// Invariants 9 and 11: what it turns to was lost, or given up by another operator.
+#[tokio::test]
+async fn nothing_turns_to_a_seed_that_has_gone_since_it_was_seen() {
+    let mut another = seen_pod();
+    another.metadata.uid = Some("another".into());
+    let mut going = seen_pod();
+    going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    going.metadata.resource_version = Some("8".into());
+    for now in [None, Some(another), Some(going)] {
+        for step in [
+            Step::RecordFormed {
+                cluster_id: "ab".into(),
+            },
+            Step::StopFormer(Vec::new()),
+        ] {
+            let now = now.clone();
+            let (asked, became) = made(&claimed(), &step, move |_, _| match &now {
+                Some(pod) => (200, json!(pod)),
+                None => (404, Value::Null),
+            })
+            .await;
+            let told = trouble(&became.unwrap_err()).message;
+            assert!(told.contains("seed's pod has gone, or changed"), "{told}");
+            assert!(asked.is_empty(), "{asked:?}");
+        }
+    }
+}
+
+fn backup() -> ChosenBackup {
+    let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
+    choice::at(&restore(), serde_json::from_value(source).unwrap())
+}
+
+/// Invariant 11: it would make the seed of the backup again, in the place of a member that clients have written to.
+#[tokio::test]
+async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back() {
+    const CREATED: &str = "POST pods";
+    let mut made_anew = cluster(Some("restore-uid"));
+    made_anew.metadata.uid = Some("another-uid".into());
+    let mut seen = claimed();
+    seen.backup = Ok(backup());
+    let all = vec![
+        (Some(cluster(Some("restore-uid"))), true),
+        (Some(cluster(None)), false),
+        (Some(cluster(Some("another-uid"))), false),
+        (Some(turned()), false),
+        (Some(made_anew), false),
+        (None, false),
+    ];
+    for (now, stays) in all {
+        // The API server does not say at once.
+        for fails in [0, 2] {
+            let now = now.clone();
+            let (asked, became) = made(&seen, &Step::CreatePod, move |what, before| match what {
+                CREATED => (201, json!(seen_pod())),
+                "GET etcdclusters" if before < fails => (503, Value::Null),
+                "GET etcdclusters" => match &now {
+                    Some(cluster) => (200, json!(cluster)),
+                    None => (404, Value::Null),
+                },
+                _ => (200, fake::success()),
+            })
+            .await;
+            let expected: &[&str] = if stays {
+                &[CREATED]
+            } else {
+                &[CREATED, "DELETE pods"]
+            };
+            assert_eq!(asked, expected);
+            assert_eq!(became.is_ok(), stays, "{became:?}");
+        }
+    }
+    // What another operator has made is not taken back.
+    let (asked, became) = made(&seen, &Step::CreatePod, |what, _| match what {
+        CREATED => (409, Value::Null),
+        _ => (200, json!(cluster(None))),
+    })
+    .await;
+    assert_eq!(asked, [CREATED]);
+    became.unwrap_err();
+}
+
+fn volumes() -> Option<api::cluster::PodPolicy> {
+    let claim = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
+    serde_json::from_value(json!({ "persistentVolumeClaimSpec": claim })).ok()
+}
+
+fn seen_pod() -> Pod {
+    seen().children.pod.unwrap()
+}
+
+/// In a pod the data of a seed is there once: members that stop do it for a seed that serves.
+#[tokio::test]
+async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stopped_is_taken_back()
+{
+    let old = |left: bool| {
+        let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
+        let pods = if left {
+            vec![json!({ "metadata": metadata })]
+        } else {
+            Vec::new()
+        };
+        json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods })
+    };
+    for (durable, left, stays) in [
+        (false, true, true),
+        (false, false, false),
+        (true, false, true),
+    ] {
+        let mut there = turned();
+        there.spec.pod = durable.then(volumes).unwrap_or_default();
+        let mut seen = claimed();
+        seen.cluster = Some(there.clone());
+        seen.backup = Ok(backup());
+        seen.observed.former = Former::Known(Vec::new());
+        let (asked, became) = made(&seen, &Step::CreatePod, move |what, before| match what {
+            "POST pods" => (201, json!(seen_pod())),
+            "GET etcdclusters" => (200, json!(there)),
+            "GET pods" if before == 0 => (503, Value::Null),
+            "GET pods" => (200, old(left)),
+            _ => (200, fake::success()),
+        })
+        .await;
+        assert_eq!(asked.len(), if stays { 1 } else { 2 }, "{asked:?}");
+        assert_eq!(became.is_ok(), stays, "{became:?}");
     }
 }
 

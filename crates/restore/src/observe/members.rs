@@ -6,7 +6,7 @@ use api::names::{self, Addresses};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use runtime::member::Members;
 use runtime::outcome::Chain;
 use runtime::progress;
@@ -229,13 +229,13 @@ pub(super) async fn cluster_serving(
 
 /// The pods of the members that are replaced: whatever is this EtcdCluster's and carries another token than the new
 /// cluster's.
-pub(super) async fn former(
-    eyes: &Eyes<'_>,
+pub(crate) async fn former(
+    client: &Client,
     restore: &EtcdRestore,
     namespace: &str,
     cluster: &EtcdCluster,
 ) -> Former {
-    let api: Api<KubePod> = Api::namespaced(eyes.client.clone(), namespace);
+    let api: Api<KubePod> = Api::namespaced(client.clone(), namespace);
     let of_cluster = names::cluster_selector(&cluster.name_any());
     let of_cluster = ListParams::default().labels(&of_cluster);
     let pods = match timeout(READ, api.list(&of_cluster)).await {

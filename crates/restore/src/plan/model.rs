@@ -6,12 +6,14 @@ use std::collections::BTreeSet;
 use api::names::FINALIZER_CLAIM;
 
 use super::*;
-use crate::observed::{Another, Former, Seed};
 
 mod hands;
+mod late;
+mod look;
 mod mistakes;
 mod properties;
 
+use look::revision;
 use mistakes::Mistake;
 
 const UID: &str = "restore-uid";
@@ -56,10 +58,12 @@ enum Fate {
     LoseVolume,
     /// The pods of the old members go by themselves.
     LoseOld,
-    /// Another operator reads the EtcdRestore.
+    /// Another operator looks at the world.
     ReadLate,
-    /// It makes its step, by what it read then.
+    /// It makes its step, by the EtcdRestore as it read it then, and by what it reads of the rest now.
     ActLate,
+    /// It makes the step that it planned then.
+    WriteLate,
     /// A client writes, if it can reach anything.
     ClientWrites,
     /// Somebody deletes the EtcdCluster; garbage collection takes what it owned.
@@ -94,8 +98,12 @@ struct ModelCluster {
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
-    service: bool,
-    volume: bool,
+    /// Stands for its UID, and another one for its version.
+    uid: u32,
+    version: u32,
+    /// These stand for the UIDs.
+    service: Option<u32>,
+    volume: Option<u32>,
     pod: Option<ModelPod>,
     /// The verified data of the seed: on its volume, or in the pod.
     disk: bool,
@@ -112,10 +120,14 @@ struct ModelCluster {
     clippy::struct_excessive_bools,
     reason = "what is so and what happened, one by one"
 )]
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
+    /// Stands for its UID.
+    uid: u32,
     /// The backup it fetches.
     of: Made,
+    /// It refuses what has not the SHA-256 of that.
+    vouched: bool,
     fetched: bool,
     /// What it told of that is lost.
     silent: bool,
@@ -148,10 +160,16 @@ struct World {
     mistake: Option<Mistake>,
     /// Old members or the seed's volume were lost by nobody's fault.
     losses: bool,
+    /// Backups have manifests, which tell their SHA-256.
+    manifests: bool,
+    /// How many objects and versions there were.
+    stamps: u32,
     /// What another operator has read.
-    late: Option<EtcdRestore>,
+    late: Option<Box<World>>,
     /// It has acted.
     two: bool,
+    /// It acts.
+    is_late: bool,
     /// The restore was deleted, and nothing holds it any more.
     gone: bool,
 }
@@ -186,8 +204,11 @@ impl World {
             in_place: false,
             mistake: None,
             losses: false,
+            manifests: true,
+            stamps: 0,
             late: None,
             two: false,
+            is_late: false,
             gone: false,
         }
     }
@@ -207,125 +228,10 @@ impl World {
         world
     }
 
-    fn observe(&self, blind: Option<u8>) -> Observed {
-        let hidden = |what: u8| blind.is_some_and(|mask| mask & (1 << what) != 0);
-        let mut observed = Observed {
-            cluster: Cluster::Absent,
-            source: match self.store_up {
-                true if self.chosen(false).0 >= self.oldest => Source::Ready(Box::default()),
-                true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "gone")),
-                false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
-            },
-            found: Some(backup(&self.restore, self.newest)),
-            seed: Seed::not_asked(),
-            serving: Serving::NotAsked,
-            former: Former::NotAsked,
-        };
-        if let Some(cluster) = &self.cluster {
-            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
-                uid: "cluster-uid".into(),
-                paused: false,
-                claim: cluster.claim.then(|| UID.to_owned()),
-                cluster_id: cluster.cluster_id.clone(),
-                available: cluster.available,
-                durable: self.durable,
-                problems: vec![],
-            }));
-            observed.seed = self.seed(cluster, &hidden);
-            observed.former = if hidden(4) {
-                Former::Unknown("timeout".into())
-            } else {
-                Former::Known(former(&cluster.old))
-            };
-            observed.serving = match &cluster.pod {
-                Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
-                    cluster_id: ID.into(),
-                    revision: revision(cluster.disk_of) + cluster.acknowledged,
-                },
-                _ => Serving::Unknown("no answer".into()),
-            };
-        }
-        if hidden(0) {
-            observed.cluster = Cluster::Unknown("timeout".into());
-        }
-        observed
-    }
-
-    fn seed(&self, cluster: &ModelCluster, hidden: &dyn Fn(u8) -> bool) -> Seed {
-        let child = |there: bool, what: u8| match (hidden(what), there) {
-            (true, _) => Child::Unknown("timeout".into()),
-            (false, true) => Child::Present,
-            (false, false) => Child::Absent,
-        };
-        let pod = match &cluster.pod {
-            _ if hidden(2) => Pod::Unknown("timeout".into()),
-            None => Pod::Absent,
-            Some(pod) => Pod::Present(PodFacts {
-                life: match (pod.ended, hidden(5)) {
-                    (false, _) => Life::Lives,
-                    (true, true) => Life::EndedAtOnce,
-                    (true, false) => Life::Ended,
-                },
-                trouble: self.fetch_trouble(pod),
-                young: hidden(5),
-                silent: pod.fetched
-                    && pod.silent
-                    && self.mistake != Some(Mistake::TrustsTheMessage),
-                another: self.another(cluster, pod),
-                restored: (pod.fetched && !pod.silent).then_some(revision(held(cluster, pod))),
-                verified: pod.serving && !pod.silent,
-                joined: pod.joined,
-                ..PodFacts::default()
-            }),
-        };
-        Seed {
-            service: child(cluster.service, 1),
-            claim: child(cluster.volume, 1),
-            pod,
-        }
-    }
-
-    fn fetch_trouble(&self, pod: &ModelPod) -> Option<Trouble> {
-        if pod.fetched {
-            return None;
-        }
-        if pod.of.0 < self.oldest {
-            return Some(Trouble::new(Reason::BackupMissing, "gone"));
-        }
-        let bad = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
-        (!self.good_backup).then_some(bad)
-    }
-
-    /// What is recorded.
-    fn recorded(&self) -> Option<Made> {
-        let chosen = choice::recorded(&self.restore)?;
-        let number = chosen.source.source().path().parse().ok()?;
-        Some((number, chosen.bump_revision.unwrap_or_default()))
-    }
-
-    fn another(&self, cluster: &ModelCluster, pod: &ModelPod) -> Option<Another> {
-        let recorded = self.recorded()?;
-        let told = pod.fetched && !pod.silent;
-        match self.mistake {
-            Some(Mistake::NeverCompares) => None,
-            _ if told => (held(cluster, pod) != recorded).then(|| Another::Holds("x".into())),
-            _ => (pod.of != recorded).then(|| Another::Fetches("x".into())),
-        }
-    }
-
-    /// The backup a look takes: what is recorded, or the newest.
-    fn chosen(&self, claimed: bool) -> Made {
-        let anew = self.mistake == Some(Mistake::ChoosesAnew);
-        let stands = choice::stands(&self.restore, claimed).filter(|_| !anew);
-        let spec = self.restore.spec.bump_revision.unwrap_or_default();
-        let bump = match stands {
-            Some(_) if self.mistake != Some(Mistake::AsksTheSpec) => {
-                choice::bump_revision(&self.restore).map_or(0, |by| i64::try_from(by).unwrap())
-            }
-            _ => spec,
-        };
-        let number = stands.and_then(|chosen| chosen.source.source().path().parse().ok());
-        (number.unwrap_or(self.newest), bump)
+    /// Another one than any before.
+    fn stamp(&mut self) -> u32 {
+        self.stamps += 1;
+        self.stamps
     }
 
     fn write_status(&mut self, plan: &Plan) {
@@ -366,7 +272,8 @@ impl World {
         if pod.prepared {
             pod.serving = true;
         } else if !pod.fetched {
-            pod.fetched = disk || (good && pod.of.0 >= oldest);
+            let mounted = !durable || cluster.volume.is_some();
+            pod.fetched = mounted && (disk || (good && pod.of.0 >= oldest));
         } else {
             pod.prepared = true;
             if !disk && cluster.acknowledged > 0 {
@@ -416,8 +323,9 @@ impl World {
             }
             Fate::LoseVolume => self.lose_volume(),
             Fate::LoseOld => self.lose_old(),
-            Fate::ReadLate => self.late = Some(self.restore.clone()),
-            Fate::ActLate => self.act_late(),
+            Fate::ReadLate => self.read_late(),
+            Fate::ActLate => self.act_late(false),
+            Fate::WriteLate => self.act_late(true),
             Fate::StrangerCreates => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
                     stranger: true,
@@ -427,6 +335,7 @@ impl World {
                 });
             }
             Fate::ClusterOperator => {
+                let version = self.stamp();
                 if let Some(cluster) = self.cluster.as_mut().filter(|cluster| !cluster.stranger) {
                     let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving);
                     cluster.available = if cluster.has_turned() {
@@ -436,8 +345,9 @@ impl World {
                     };
                     // What belongs to no member is removed.
                     if !cluster.claim && !cluster.has_turned() && self.in_place {
-                        (cluster.service, cluster.volume) = (false, false);
+                        (cluster.service, cluster.volume) = (None, None);
                     }
+                    cluster.version = version;
                 }
             }
             Fate::LosePod => {
@@ -485,8 +395,12 @@ impl World {
 
     fn lose_volume(&mut self) {
         let durable = self.durable;
-        if let Some(cluster) = self.cluster.as_mut().filter(|it| durable && it.volume) {
-            (cluster.pod, cluster.volume, cluster.disk) = (None, false, false);
+        if let Some(cluster) = self
+            .cluster
+            .as_mut()
+            .filter(|it| durable && it.volume.is_some())
+        {
+            (cluster.pod, cluster.volume, cluster.disk) = (None, None, false);
             cluster.available = false;
             self.losses = true;
         }
@@ -626,37 +540,6 @@ impl World {
     }
 }
 
-/// Each newer backup holds one write more.
-fn revision((backup, bump): Made) -> i64 {
-    BACKUP + i64::from(backup) + bump
-}
-
-/// What a seed is of that has fetched.
-fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
-    if cluster.disk {
-        cluster.disk_of
-    } else {
-        pod.of
-    }
-}
-
-fn backup(restore: &EtcdRestore, number: u32) -> ChosenBackup {
-    let place = format!(r#"{{"s3":{{"path":"{number}"}}}}"#);
-    choice::at(restore, serde_json::from_str(&place).unwrap())
-}
-
 fn epoch() -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH)
-}
-
-fn former(old: &[OldMember]) -> Vec<FormerPod> {
-    let there = old.iter().enumerate();
-    let there = there.filter(|(_, member)| **member != OldMember::Gone);
-    let pods = there.map(|(index, member)| FormerPod {
-        name: index.to_string(),
-        uid: index.to_string(),
-        terminating: *member == OldMember::Stops,
-        ready: true,
-    });
-    pods.collect()
 }

@@ -5,6 +5,7 @@
 )]
 
 use api::EtcdCluster;
+use runtime::member::Origin;
 use serde_json::{Value, json};
 
 use super::*;
@@ -332,6 +333,22 @@ fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
     };
     assert_eq!(seen(false), expected(false));
     assert_eq!(seen(true), expected(true));
+}
+
+#[test]
+fn of_which_backup_it_is_is_read_where_the_seed_says_so() {
+    let told = |of: &str| {
+        let message = DONE.replace('}', of);
+        reported(json!([container("fetch", ended(0, &message), json!({}))])).of
+    };
+    assert_eq!(told("}"), None);
+    assert_eq!(told(r#","of":{}}"#), Some(Origin::default()));
+    let all = Origin {
+        place: Some("cd".into()),
+        bump_revision: Some(7),
+    };
+    let said = r#","of":{"place":"cd","bumpRevision":7}}"#;
+    assert_eq!(told(said), Some(all));
 }
 
 #[test]

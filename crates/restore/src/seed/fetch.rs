@@ -14,6 +14,7 @@ use api::version::EtcdVersion;
 use clap::Args;
 use etcd::{Access, ClusterId, Etcd, EtcdClient, InspectError, Inspected, Inspector, KeyHash};
 use futures::StreamExt;
+use runtime::member::Origin;
 use runtime::progress::{Meter, Moved};
 use runtime::tls;
 use store::Target;
@@ -23,6 +24,7 @@ use super::prepare::promised;
 use super::{
     Contents, Paths, already_restored, hexadecimal, read_json, volume_trouble, write_json,
 };
+use crate::choice;
 use crate::observed::Trouble;
 use crate::source::{self, Place, SecretData};
 
@@ -114,11 +116,15 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
 
 async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
     let paths = &arguments.paths;
-    if let Some(contents) = already_restored(paths)? {
+    if let Some(mut contents) = already_restored(paths)? {
+        if arguments.source.is_some() {
+            // One that an earlier release made: nobody says of which backup it is.
+            contents.of.get_or_insert_default();
+        }
         return Ok(contents);
     }
     let before = fetched_before(paths)?;
-    let contents = match before.filter(|contents| is_chosen(arguments, &contents.sha256)) {
+    let contents = match before.filter(|contents| is_wanted(arguments, contents)) {
         Some(contents) => contents,
         None => fetch_now(arguments).await?,
     };
@@ -195,7 +201,23 @@ async fn from_store(
     let inspected = download(&place, target, &arguments.meter).await?;
     let contents = verify(&inspected, manifest.as_ref())?;
     check_chosen(arguments, &contents.sha256)?;
-    Ok(contents)
+    let of = Origin {
+        place: Some(choice::place(source)),
+        bump_revision: None,
+    };
+    Ok(Contents {
+        of: Some(of),
+        ..contents
+    })
+}
+
+/// Whether what an earlier start has fetched, which may have been told another place, is what this one is to fetch.
+fn is_wanted(arguments: &Fetch, fetched: &Contents) -> bool {
+    let of = fetched.of.as_ref().and_then(|of| of.place.as_deref());
+    match (&arguments.sha256, &arguments.source) {
+        (None, Some(source)) => of == Some(choice::place(source).as_str()),
+        _ => is_chosen(arguments, &fetched.sha256),
+    }
 }
 
 fn is_chosen(arguments: &Fetch, sha256: &str) -> bool {
@@ -351,6 +373,7 @@ pub(super) fn verify(
                 hash,
                 compacted: inspected.compacted,
             }),
+        of: None,
     })
 }
 

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use api::conditions::Reason;
 use etcd::{Revisions, WalkError};
-use runtime::member::Making;
+use runtime::member::{Making, Origin};
 
 use super::fetch::{fetched_before, unreadable};
 use super::{
@@ -75,6 +75,10 @@ pub(super) fn promised(
         revision: raised(&snapshot, bump_revision),
         // What is compacted has no hash.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
+        of: expected.of.map(|of| Origin {
+            bump_revision: Some(bump_revision.unwrap_or_default()),
+            ..of
+        }),
         ..expected
     })
 }

@@ -31,8 +31,11 @@ impl World {
                 choice::recorded(&self.restore).is_some(),
                 "made of a backup that is not recorded (invariant 10)"
             );
+            let stamp = self.stamp();
             self.cluster = Some(ModelCluster {
                 claim: true,
+                uid: stamp,
+                version: stamp,
                 ..ModelCluster::default()
             });
         }
@@ -44,18 +47,27 @@ impl World {
     }
 
     fn with_seed(&mut self, step: &Step, cluster: &mut ModelCluster) {
+        let stamp = self.stamp();
         match step {
-            Step::CreateService => cluster.service = true,
-            Step::CreateClaim => cluster.volume = true,
+            Step::CreateService => {
+                cluster.service.get_or_insert(stamp);
+            }
+            Step::CreateClaim => {
+                cluster.volume.get_or_insert(stamp);
+            }
             Step::CreatePod => {
+                let mounted = cluster.volume.is_some() || !self.durable;
                 assert!(
-                    cluster.service && (cluster.volume || !self.durable),
+                    self.is_late || cluster.service.is_some() && mounted,
                     "a pod before what it needs"
                 );
+                let vouched = choice::recorded(&self.restore).is_some_and(|it| it.sha256.is_some());
                 let of = self.chosen(true);
                 self.seeds_of.insert(of);
                 cluster.pod.get_or_insert(ModelPod {
+                    uid: stamp,
                     of,
+                    vouched,
                     // Beside members that run it has no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
@@ -77,7 +89,7 @@ impl World {
             Step::DiscardSeed => {
                 assert!(!cluster.has_turned(), "the new cluster was discarded");
                 (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
-                    (None, false, false, false);
+                    (None, None, None, false);
             }
             Step::Join => {
                 if let Some(pod) = &mut cluster.pod {
@@ -89,6 +101,12 @@ impl World {
     }
 
     fn with_claim(&mut self, step: &Step, cluster: &mut ModelCluster) {
+        if matches!(
+            step,
+            Step::Claim | Step::RecordFormed { .. } | Step::ReleaseClaim
+        ) {
+            cluster.version = self.stamp();
+        }
         match step {
             Step::Claim => {
                 assert!(
@@ -132,50 +150,13 @@ impl World {
                 );
                 assert!(
                     cluster.old.is_empty()
-                        || !(self.durable && cluster.volume && cluster.has_turned())
+                        || !(self.durable && cluster.volume.is_some() && cluster.has_turned())
                         || cluster.disk
                         || in_place::gives_up(&self.restore),
                     "handed over with a volume that nothing is on"
                 );
                 cluster.claim = false;
             }
-            _ => {}
-        }
-    }
-
-    /// The step of an operator that has read the EtcdRestore some time ago, and the rest of the world now. What it writes
-    /// into the EtcdRestore is refused, for that is another version by now.
-    pub(super) fn act_late(&mut self) {
-        let Some(late) = self.late.clone() else {
-            return;
-        };
-        self.two = true;
-        let real = std::mem::replace(&mut self.restore, late);
-        let step = plan(&self.restore, &self.observe(None)).step;
-        // It is looked at once more before anything goes because of it.
-        let confirmed = !self.gone && choice::recorded(&self.restore) == choice::recorded(&real);
-        let makes = match &step {
-            Step::Nothing
-            | Step::Guard(_)
-            | Step::RecordIntent { .. }
-            | Step::RecordBackup(_)
-            | Step::RecordRestored { .. }
-            | Step::Abandon(_)
-            | Step::Expire => false,
-            Step::ClearPod(_) => confirmed,
-            Step::DiscardSeed => confirmed || in_place::gives_up(&self.restore),
-            _ => true,
-        };
-        if makes {
-            self.act(&step);
-        }
-        self.restore = real;
-        let held = !self.gone && self.restore.metadata.finalizers.is_some();
-        match (&step, &mut self.cluster) {
-            // It is taken back at once where nobody else would.
-            (Step::Claim, Some(cluster)) if !held => cluster.claim = false,
-            // What belongs to nobody is collected.
-            (Step::CreateCluster(_), cluster) if self.gone => *cluster = None,
             _ => {}
         }
     }

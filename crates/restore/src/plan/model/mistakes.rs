@@ -20,6 +20,12 @@ pub(super) enum Mistake {
     TrustsTheMessage,
     /// A seed's pod is never compared with the record.
     NeverCompares,
+    /// What a pod has found on its volume is taken for what it was told to fetch.
+    SaysNothing,
+    /// A seed's pod that is made late is not taken back.
+    CreatesLate,
+    /// The turn is made for a seed that has gone since.
+    TurnsLate,
 }
 
 /// What else may happen, now and then.
@@ -57,6 +63,30 @@ fn around() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
+/// A step that was planned at some moment, and comes at another, long after it.
+fn late() -> impl Strategy<Value = Vec<Fate>> {
+    let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
+    (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
+        let quiet = [Fate::Reconcile, Fate::Kubelet, Fate::ClusterOperator];
+        let mut all: Vec<Fate> = quiet.into_iter().cycle().take(before).collect();
+        all.push(Fate::ReadLate);
+        all.extend(quiet.into_iter().cycle().take(after));
+        all.extend(others);
+        all
+    })
+}
+
+/// Another backup is chosen after the look of an operator that is late, and pods are lost.
+fn choosing() -> impl Strategy<Value = Vec<Fate>> {
+    let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
+    (0..6_usize, others).prop_map(|(before, others)| {
+        let mut all = vec![Fate::Reconcile; before];
+        all.extend([Fate::ReadLate, Fate::ChangeBump]);
+        all.extend(others);
+        all
+    })
+}
+
 impl World {
     /// Until the turn is made.
     fn turn(&mut self) {
@@ -66,11 +96,34 @@ impl World {
         }
     }
 }
+const AFTER: &[Fate] = &[
+    Fate::Reconcile,
+    Fate::Kubelet,
+    Fate::Kubelet,
+    Fate::Kubelet,
+    Fate::ClusterOperator,
+    Fate::ClientWrites,
+    Fate::LosePod,
+    Fate::EndPod,
+    Fate::DeleteRestore,
+    Fate::WriteLate,
+    Fate::WriteLate,
+];
+const CHOOSING: &[Fate] = &[
+    Fate::Reconcile,
+    Fate::Reconcile,
+    Fate::Kubelet,
+    Fate::Kubelet,
+    Fate::ActLate,
+    Fate::WriteLate,
+    Fate::LosePod,
+];
 const LATE: &[Fate] = &[
     Fate::ReadLate,
     Fate::ActLate,
     Fate::ActLate,
-    Fate::ActLate,
+    Fate::WriteLate,
+    Fate::WriteLate,
     Fate::ChangeBump,
 ];
 
@@ -109,6 +162,7 @@ proptest! {
     fn invariant_11_an_operator_that_is_late_does_no_harm(
         durable: bool,
         in_place: bool,
+        manifests: bool,
         fates in with(LATE, true),
     ) {
         let mut world = if in_place {
@@ -116,6 +170,7 @@ proptest! {
         } else {
             World::new(durable, true)
         };
+        world.manifests = manifests;
         for fate in fates {
             if !(in_place && matches!(fate, Fate::StrangerCreates)) {
                 world.happen(fate);
@@ -127,13 +182,41 @@ proptest! {
         }
     }
 
+    /// Invariant 11: also not when the cluster was handed over long ago, and clients have written to it.
     #[test]
-    fn a_restore_completes_when_nobody_is_late_any_more(in_place: bool, fates in with(LATE, false)) {
+    fn invariant_11_a_step_that_comes_long_after_it_was_planned_does_no_harm(
+        durable: bool,
+        in_place: bool,
+        manifests: bool,
+        fates in prop_oneof![late(), choosing()],
+    ) {
+        let mut world = if in_place {
+            World::replacing(durable, true)
+        } else {
+            World::new(durable, true)
+        };
+        world.manifests = manifests;
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        if world.gone {
+            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
+        }
+    }
+
+    #[test]
+    fn a_restore_completes_when_nobody_is_late_any_more(
+        in_place: bool,
+        manifests: bool,
+        fates in with(LATE, false),
+    ) {
         let mut world = if in_place {
             World::replacing(true, true)
         } else {
             World::new(true, true)
         };
+        world.manifests = manifests;
         for fate in fates {
             world.happen(fate);
         }
@@ -150,17 +233,23 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
         ..config()
     };
     let played = TestRunner::new(quiet).run(&fates, |fates| {
-        let mut world = World::replacing(true, true);
+        let mut world = match mistake {
+            Mistake::CreatesLate => World::new(false, true),
+            _ => World::replacing(true, true),
+        };
+        world.manifests = mistake != Mistake::SaysNothing;
         world.mistake = Some(mistake);
         if mistake == Mistake::TakesTheVolumeForData {
             world.turn();
         }
         for fate in fates {
-            world.happen(fate);
+            if !matches!(fate, Fate::StrangerCreates) {
+                world.happen(fate);
+            }
         }
         world.calm_down();
-        let cluster = world.cluster.as_ref().unwrap();
-        let waits = cluster.claim && mistake == Mistake::TrustsTheMessage;
+        let claimed = world.cluster.as_ref().is_some_and(|it| it.claim);
+        let waits = claimed && mistake == Mistake::TrustsTheMessage;
         prop_assert!(!waits, "it waits for ever");
         Ok(())
     });
@@ -182,10 +271,18 @@ fn every_mistake_of_a_restore_is_found() {
             Mistake::NeverCompares,
             "another backup than the recorded one",
         ),
+        (Mistake::SaysNothing, "another backup than the recorded one"),
+        (
+            Mistake::CreatesLate,
+            "acknowledged writes were restored over",
+        ),
+        (Mistake::TurnsLate, "recorded without verified data"),
     ] {
         let found = match mistake {
             Mistake::TakesTheVolumeForData => found(mistake, around()),
             Mistake::NeverCompares => found(mistake, with(LATE, false)),
+            Mistake::SaysNothing => found(mistake, choosing()),
+            Mistake::CreatesLate | Mistake::TurnsLate => found(mistake, late()),
             _ => found(mistake, fates(false)),
         };
         assert!(found.contains(said), "{mistake:?}: {found:?}");

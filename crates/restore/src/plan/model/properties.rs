@@ -155,7 +155,7 @@ proptest! {
         world.calm_down();
         let cluster = world.cluster.clone().unwrap();
         prop_assert!(cluster.is_old_whole() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
-        prop_assert!(cluster.pod.is_none() && !cluster.volume && !cluster.service);
+        prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.restore.metadata.finalizers.is_none());
         let status = world.restore.status.unwrap();
         prop_assert_eq!(status.abandoned.unwrap().reason, "SnapshotUnreadable");

@@ -1,0 +1,194 @@
+//! What a look tells of the world in the model: said as the real one says it, and compared with the record by the code
+//! that compares real pods.
+
+use api::storage::StorageBlock;
+use runtime::member::Origin;
+
+use super::*;
+use crate::made_of::{self, Asked};
+use crate::observed::{Former, Seed};
+
+impl World {
+    pub(super) fn observe(&self, blind: Option<u8>) -> Observed {
+        let hidden = |what: u8| blind.is_some_and(|mask| mask & (1 << what) != 0);
+        let mut observed = Observed {
+            cluster: Cluster::Absent,
+            source: match self.store_up {
+                true if self.chosen(false).0 >= self.oldest => Source::Ready(Box::default()),
+                true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "gone")),
+                false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
+            },
+            found: Some(self.backup(self.newest)),
+            ..Observed::not_asked()
+        };
+        if let Some(cluster) = &self.cluster {
+            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+                uid: "cluster-uid".into(),
+                paused: false,
+                claim: cluster.claim.then(|| UID.to_owned()),
+                cluster_id: cluster.cluster_id.clone(),
+                available: cluster.available,
+                durable: self.durable,
+                problems: vec![],
+            }));
+            observed.seed = self.seed(cluster, &hidden);
+            observed.former = if hidden(4) {
+                Former::Unknown("timeout".into())
+            } else {
+                Former::Known(former(&cluster.old))
+            };
+            observed.serving = match &cluster.pod {
+                Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
+                    cluster_id: ID.into(),
+                    revision: revision(cluster.disk_of) + cluster.acknowledged,
+                },
+                _ => Serving::Unknown("no answer".into()),
+            };
+        }
+        if hidden(0) {
+            observed.cluster = Cluster::Unknown("timeout".into());
+        }
+        observed
+    }
+
+    fn seed(&self, cluster: &ModelCluster, hidden: &dyn Fn(u8) -> bool) -> Seed {
+        let child = |there: bool, what: u8| match (hidden(what), there) {
+            (true, _) => Child::Unknown("timeout".into()),
+            (false, true) => Child::Present,
+            (false, false) => Child::Absent,
+        };
+        let pod = match &cluster.pod {
+            _ if hidden(2) => Pod::Unknown("timeout".into()),
+            None => Pod::Absent,
+            Some(pod) => Pod::Present(self.compared(
+                cluster,
+                pod,
+                PodFacts {
+                    life: match (pod.ended, hidden(5)) {
+                        (false, _) => Life::Lives,
+                        (true, true) => Life::EndedAtOnce,
+                        (true, false) => Life::Ended,
+                    },
+                    trouble: self.fetch_trouble(pod),
+                    young: hidden(5),
+                    silent: pod.fetched
+                        && pod.silent
+                        && self.mistake != Some(Mistake::TrustsTheMessage),
+                    restored: (pod.fetched && !pod.silent).then_some(revision(held(cluster, pod))),
+                    verified: pod.serving && !pod.silent,
+                    joined: pod.joined,
+                    ..PodFacts::default()
+                },
+            )),
+        };
+        Seed {
+            service: child(cluster.service.is_some(), 1),
+            claim: child(cluster.volume.is_some(), 1),
+            pod,
+        }
+    }
+
+    fn fetch_trouble(&self, pod: &ModelPod) -> Option<Trouble> {
+        if pod.fetched {
+            return None;
+        }
+        if pod.of.0 < self.oldest {
+            return Some(Trouble::new(Reason::BackupMissing, "gone"));
+        }
+        let bad = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
+        (!self.good_backup).then_some(bad)
+    }
+
+    /// What is recorded.
+    pub(super) fn recorded(&self) -> Option<Made> {
+        let chosen = choice::recorded(&self.restore)?;
+        let number = chosen.source.source().path().parse().ok()?;
+        Some((number, chosen.bump_revision.unwrap_or_default()))
+    }
+
+    /// Compared with the record, by what the pod was told and what it tells.
+    fn compared(&self, cluster: &ModelCluster, pod: &ModelPod, mut facts: PodFacts) -> PodFacts {
+        let Some(chosen) = choice::recorded(&self.restore) else {
+            return facts;
+        };
+        let vouched = pod.vouched.then(|| sha256(pod.of.0));
+        let asked = Asked {
+            source: block(pod.of.0),
+            text: "",
+            sha256: vouched.as_deref(),
+            bump_revision: pod.of.1,
+        };
+        if pod.fetched && !pod.silent {
+            let (number, bump) = held(cluster, pod);
+            facts.sha256 = Some(sha256(number));
+            facts.of = (self.mistake != Some(Mistake::SaysNothing)).then(|| Origin {
+                place: (!self.manifests).then(|| choice::place(&block(number))),
+                bump_revision: u64::try_from(bump).ok(),
+            });
+        }
+        let status = self.restore.status.as_ref();
+        let verified = status.and_then(|status| status.restored_revision);
+        made_of::judge((chosen, verified), &asked, &mut facts);
+        if self.mistake == Some(Mistake::NeverCompares) {
+            facts.another = None;
+        }
+        facts
+    }
+
+    fn backup(&self, number: u32) -> ChosenBackup {
+        ChosenBackup {
+            sha256: self.manifests.then(|| sha256(number)),
+            ..choice::at(&self.restore, block(number))
+        }
+    }
+
+    /// The backup a look takes: what is recorded, or the newest.
+    pub(super) fn chosen(&self, claimed: bool) -> Made {
+        let anew = self.mistake == Some(Mistake::ChoosesAnew);
+        let stands = choice::stands(&self.restore, claimed).filter(|_| !anew);
+        let spec = self.restore.spec.bump_revision.unwrap_or_default();
+        let bump = match stands {
+            Some(_) if self.mistake != Some(Mistake::AsksTheSpec) => {
+                choice::bump_revision(&self.restore).map_or(0, |by| i64::try_from(by).unwrap())
+            }
+            _ => spec,
+        };
+        let number = stands.and_then(|chosen| chosen.source.source().path().parse().ok());
+        (number.unwrap_or(self.newest), bump)
+    }
+}
+
+/// Each newer backup holds one write more.
+pub(super) fn revision((backup, bump): Made) -> i64 {
+    BACKUP + i64::from(backup) + bump
+}
+
+/// What a seed is of that has fetched.
+pub(super) fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
+    if cluster.disk {
+        cluster.disk_of
+    } else {
+        pod.of
+    }
+}
+
+fn block(number: u32) -> StorageBlock {
+    let place = format!(r#"{{"s3":{{"path":"{number}"}}}}"#);
+    serde_json::from_str(&place).unwrap()
+}
+
+fn sha256(number: u32) -> String {
+    format!("{number:02x}")
+}
+
+fn former(old: &[OldMember]) -> Vec<FormerPod> {
+    let there = old.iter().enumerate();
+    let there = there.filter(|(_, member)| **member != OldMember::Gone);
+    let pods = there.map(|(index, member)| FormerPod {
+        name: index.to_string(),
+        uid: index.to_string(),
+        terminating: *member == OldMember::Stops,
+        ready: true,
+    });
+    pods.collect()
+}
