@@ -509,13 +509,15 @@ fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
 /// Says how an image gets into a cluster that is not the testbed.
 pub(crate) fn tell_how_to_load(image: &image::ImageRef) {
     let (archive, reference) = (image.archive.display(), &image.reference);
+    let (name, tag) = reference.rsplit_once(':').unwrap_or((reference, ""));
     progress::say(&format!(
         "the image is {archive}\n    \
          kind:        kind load image-archive {archive}\n    \
          minikube:    minikube image load {archive}\n    \
          containerd:  ctr -n k8s.io images import {archive}    (on each node)\n    \
          a registry:  docker load -i {archive} && docker tag {reference} REGISTRY/etcd-operator:TAG && docker push REGISTRY/etcd-operator:TAG\n    \
-                      and E2E_IMAGE=REGISTRY/etcd-operator:TAG with this command"
+                      and, with --context, E2E_IMAGE=REGISTRY/etcd-operator:TAG\n    \
+         the chart:   --set image.repository={name} --set-string image.tag={tag}, or REGISTRY/etcd-operator and TAG"
     ));
 }
 

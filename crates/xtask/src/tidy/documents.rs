@@ -106,6 +106,95 @@ fn alerts_ask_for_metrics_that_are_documented() {
     }
 }
 
+/// The flags a source defines for its program, by the fields clap fills.
+fn flags(text: &str) -> Vec<String> {
+    let defined = text.split("#[arg(").skip(1);
+    let fields = defined.filter_map(|rest| {
+        let (_, rest) = rest.split_once(")]\n")?;
+        let (field, _) = rest.trim_start().split_once(':')?;
+        Some(field.trim_start_matches("pub ").replace('_', "-"))
+    });
+    fields.collect()
+}
+
+#[test]
+fn every_flag_of_an_operator_is_documented() {
+    let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
+    for source in [
+        "runtime/src/cli.rs",
+        "cluster/src/main.rs",
+        "backup/src/app.rs",
+        "restore/src/main.rs",
+    ] {
+        let text = fs::read_to_string(root().join("crates").join(source)).unwrap();
+        let defined = flags(&text);
+        assert!(!defined.is_empty(), "{source}: is its form still read?");
+        for flag in defined {
+            let named = format!("-{flag}`");
+            assert!(
+                document.contains(&named),
+                "--{flag} is not in docs/install.md"
+            );
+        }
+    }
+}
+
+/// All sources below a folder of the crates, and the file of its name beside it.
+fn sources_of(folder: &str) -> String {
+    let folder = root().join("crates").join(folder);
+    let mut found = vec![folder.with_extension("rs")];
+    files(&folder, ".rs", &mut found);
+    let texts = found
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok());
+    texts.collect()
+}
+
+/// The words that follow `before` wherever it stands, as far as they are letters.
+fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+    let rests = text.split(before).skip(1);
+    let words = rests.filter_map(|rest| {
+        let rest = rest.trim_start().trim_start_matches('"');
+        rest.split(|c: char| !c.is_ascii_alphabetic()).next()
+    });
+    words
+        .filter(|word| word.starts_with(|c: char| c.is_ascii_uppercase()))
+        .collect()
+}
+
+/// Whoever is woken by a condition looks its reason up.
+#[test]
+fn every_reason_for_which_something_is_wrong_is_explained() {
+    const NOTHING_WRONG: [&str; 9] = [
+        "AllInEffect",
+        "AsDesired",
+        "InProgress",
+        "NotYetInEffect",
+        "Pending",
+        "Scheduled",
+        "Succeeded",
+        "Suspended",
+        "Unknown",
+    ];
+    for (folder, before, document) in [
+        ("cluster/src/plan", "problem(", "troubleshooting.md"),
+        ("backup/src", "Reason::", "backup.md"),
+        ("restore/src", "Reason::", "restore.md"),
+    ] {
+        let sources = sources_of(folder);
+        let explained = fs::read_to_string(root().join("docs").join(document)).unwrap();
+        let mut reasons = words_after(&sources, before);
+        reasons.retain(|reason| !NOTHING_WRONG.contains(reason));
+        assert!(
+            reasons.len() > 10,
+            "{folder}: is their form still read? {reasons:?}"
+        );
+        let is_missing = |reason: &&str| !explained.contains(&format!("`{reason}`"));
+        let missing: Vec<&str> = reasons.into_iter().filter(is_missing).collect();
+        assert!(missing.is_empty(), "not in docs/{document}: {missing:?}");
+    }
+}
+
 #[test]
 fn invariants_and_anchors_are_read_from_their_documents() {
     assert!(invariants() >= 21, "{}", invariants());
