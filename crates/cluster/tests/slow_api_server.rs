@@ -34,8 +34,6 @@ use runtime::admin::Readiness;
 use runtime::controller::Scope;
 use runtime::crd;
 use runtime::image::OwnImage;
-use runtime::outcome::{Metrics, Report};
-use runtime::process::{Figures, Objects};
 use runtime::{Operator, Reconcile};
 use serde_json::json;
 use server::ApiServer;
@@ -311,24 +309,14 @@ impl Story {
     }
 }
 
-#[expect(
-    clippy::default_trait_access,
-    reason = "the type is of a crate that nothing else here needs"
-)]
 fn operator(client: &Client) -> Operator {
-    let metrics = Metrics::register(&mut Registry::default(), "cluster");
-    Operator {
-        name: "etcd-operator",
-        client: client.clone(),
-        once: client.clone(),
-        scope: Scope::Namespace(NAMESPACE.into()),
-        namespace: NAMESPACE.into(),
-        identity: "pod".into(),
-        report: Arc::new(Report::new(client.clone(), "etcd-operator", "pod", metrics)),
-        shutdown: Default::default(),
-        objects: Objects::default(),
-        figures: Figures::default(),
-    }
+    Operator::new(
+        ("etcd-operator", "cluster"),
+        (client.clone(), client.clone()),
+        Scope::Namespace(NAMESPACE.into()),
+        (NAMESPACE.into(), "pod".into()),
+        &mut Registry::default(),
+    )
 }
 
 const PLAIN: &str = r#"{"size":3,"version":"3.6.16"}"#;

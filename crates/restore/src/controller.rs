@@ -216,36 +216,19 @@ mod tests {
     use api::names::FINALIZER_CLAIM;
     use prometheus_client::registry::Registry;
     use runtime::controller::Scope;
-    use runtime::outcome::{Metrics, Report};
-    use runtime::process::{Figures, Objects};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::fake;
 
-    #[expect(
-        clippy::default_trait_access,
-        reason = "the crate of that type is needed for nothing else here"
-    )]
     fn image(client: &Client) -> OwnImage {
-        let metrics = Metrics::register(&mut Registry::default(), "restore");
-        let operator = Operator {
-            name: "etcd-restore-operator",
-            client: client.clone(),
-            once: client.clone(),
-            scope: Scope::Cluster,
-            namespace: "prod".into(),
-            identity: "pod".into(),
-            report: Arc::new(Report::new(
-                client.clone(),
-                "etcd-restore-operator",
-                "pod",
-                metrics,
-            )),
-            shutdown: Default::default(),
-            objects: Objects::default(),
-            figures: Figures::default(),
-        };
+        let operator = Operator::new(
+            ("etcd-restore-operator", "restore"),
+            (client.clone(), client.clone()),
+            Scope::Cluster,
+            ("prod".into(), "pod".into()),
+            &mut Registry::default(),
+        );
         OwnImage::new(&operator, Some("operator".to_owned()))
     }
 

@@ -108,6 +108,35 @@ pub struct Operator {
     pub figures: Figures,
 }
 
+impl Operator {
+    /// An operator of this name, with its word in the names of its metrics, which are put into `registry`. Nothing of it
+    /// runs yet.
+    pub fn new(
+        (name, word): (&'static str, &str),
+        (client, once): (Client, Client),
+        scope: Scope,
+        (namespace, identity): (String, String),
+        registry: &mut Registry,
+    ) -> Self {
+        let metrics = Metrics::register(registry, word);
+        let objects = Objects::register(registry, word);
+        let figures = Figures::default();
+        registry.register_collector(Box::new(figures.clone()));
+        Self {
+            name,
+            report: Arc::new(Report::new(client.clone(), name, &identity, metrics)),
+            client,
+            once,
+            scope,
+            namespace,
+            identity,
+            shutdown: CancellationToken::new(),
+            objects,
+            figures,
+        }
+    }
+}
+
 /// Runs an operator from its command line to its end. `work` is called once this process leads, and returns
 /// after `Operator::shutdown`.
 pub fn run<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
@@ -258,10 +287,14 @@ fn assemble(
     } else {
         Scope::Namespace(namespace.clone())
     };
-    let metrics = Metrics::register(registry, definition.word);
-    let objects = Objects::register(registry, definition.word);
-    let figures = Figures::default();
-    registry.register_collector(Box::new(figures.clone()));
+    let names = (definition.name, definition.word);
+    let operator = Operator::new(
+        names,
+        (client, once),
+        scope,
+        (namespace, identity),
+        registry,
+    );
     registry.register_collector(Box::new(Memory));
     let leader = Gauge::default();
     registry.register(
@@ -269,23 +302,6 @@ fn assemble(
         "1 while this process leads",
         leader.clone(),
     );
-    let operator = Operator {
-        name: definition.name,
-        report: Arc::new(Report::new(
-            client.clone(),
-            definition.name,
-            &identity,
-            metrics,
-        )),
-        client,
-        once,
-        scope,
-        namespace,
-        identity,
-        shutdown: CancellationToken::new(),
-        objects,
-        figures,
-    };
     (operator, leader)
 }
 

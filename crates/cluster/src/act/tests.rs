@@ -10,8 +10,6 @@ use kube::client::Body;
 use prometheus_client::registry::Registry;
 use runtime::Operator;
 use runtime::controller::Scope;
-use runtime::outcome::{Metrics, Report};
-use runtime::process::{Figures, Objects};
 use serde_json::{Value, json};
 use tower::service_fn;
 
@@ -154,24 +152,14 @@ fn recovery() -> RecoveryStatus {
     serde_json::from_value(record).unwrap()
 }
 
-#[expect(
-    clippy::default_trait_access,
-    reason = "the type is of a crate that nothing else here needs"
-)]
 fn operator(client: &Client) -> Operator {
-    let metrics = Metrics::register(&mut Registry::default(), "cluster");
-    Operator {
-        name: "etcd-operator",
-        client: client.clone(),
-        once: client.clone(),
-        scope: Scope::Cluster,
-        namespace: "prod".into(),
-        identity: "pod".into(),
-        report: Arc::new(Report::new(client.clone(), "etcd-operator", "pod", metrics)),
-        shutdown: Default::default(),
-        objects: Objects::default(),
-        figures: Figures::default(),
-    }
+    Operator::new(
+        ("etcd-operator", "cluster"),
+        (client.clone(), client.clone()),
+        Scope::Cluster,
+        ("prod".into(), "pod".into()),
+        &mut Registry::default(),
+    )
 }
 
 const MARKED: &str = "services \"true\" over \"7\"";

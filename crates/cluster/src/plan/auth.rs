@@ -26,7 +26,7 @@ pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft)
             "name a Secret with username and password of a user with the role root in spec.auth.secret".to_owned()
         }
     };
-    let text = format!("the members let the operator not in ({why}): {remedy}");
+    let text = format!("the members do not let the operator in ({why}): {remedy}");
     draft.problem("EtcdAccessDenied", text);
     true
 }

@@ -219,8 +219,8 @@ async fn on_claim(
         (Some(there), _) => check_version(restore, there, None).map(|()| there.clone()),
         (None, Some(_)) => cluster_to_make(restore, None),
         (None, None) => {
-            let message = "spec.etcdCluster.template: what is recorded on a claim beside the backup the operator \
-                           cannot see: give the spec of the cluster to make";
+            let message = "spec.etcdCluster.template: the operator cannot see what is recorded beside a backup on a \
+                           claim: give the spec of the cluster to make";
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
     }

@@ -61,8 +61,8 @@ impl Eyes<'_> {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),
             (None, Error::AccessDenied(why)) => format!(
-                "the restored cluster has authentication on, with the users and passwords of the backup, and lets the \
-                 operator not in ({why}): put a password of that time into the Secret that the EtcdCluster names in \
+                "the restored cluster has authentication on, with the users and passwords of the backup, and does \
+                 not let the operator in ({why}): put a password of that time into the Secret that the EtcdCluster names in \
                  spec.auth.secret"
             ),
             (None, error) => error.to_string(),

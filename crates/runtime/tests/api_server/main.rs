@@ -22,12 +22,9 @@ use runtime::admin::Readiness;
 use runtime::apply::{self, Created, Deleted, Written};
 use runtime::controller::{self, Reconcile, Scope};
 use runtime::lease::{self, Candidate};
-use runtime::outcome::{Metrics, Report};
-use runtime::process::{Figures, Objects, Operator};
-use runtime::{Done, Failure, Notice, crd, marks};
+use runtime::{Done, Failure, Notice, Operator, crd, marks};
 use serde_json::json;
 use server::ApiServer;
-use tokio_util::sync::CancellationToken;
 
 const NAMESPACE: &str = "default";
 
@@ -342,19 +339,13 @@ impl Reconcile for Counting {
 }
 
 fn operator(client: &Client) -> Operator {
-    let metrics = Metrics::register(&mut Registry::default(), "cluster");
-    Operator {
-        name: "etcd-operator",
-        client: client.clone(),
-        once: client.clone(),
-        scope: Scope::Namespace(NAMESPACE.into()),
-        namespace: NAMESPACE.into(),
-        identity: "pod".into(),
-        report: Arc::new(Report::new(client.clone(), "etcd-operator", "pod", metrics)),
-        shutdown: CancellationToken::new(),
-        objects: Objects::default(),
-        figures: Figures::default(),
-    }
+    Operator::new(
+        ("etcd-operator", "cluster"),
+        (client.clone(), client.clone()),
+        Scope::Namespace(NAMESPACE.into()),
+        (NAMESPACE.into(), "pod".into()),
+        &mut Registry::default(),
+    )
 }
 
 /// A server without our schema, as it stored objects before it existed.
