@@ -67,13 +67,28 @@ fn around() -> impl Strategy<Value = Vec<Fate>> {
 fn late() -> impl Strategy<Value = Vec<Fate>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
-        let quiet = [Fate::Reconcile, Fate::Kubelet, Fate::ClusterOperator];
-        let mut all: Vec<Fate> = quiet.into_iter().cycle().take(before).collect();
+        let mut all: Vec<Fate> = quiet(before).collect();
         all.push(Fate::ReadLate);
-        all.extend(quiet.into_iter().cycle().take(after));
+        all.extend(quiet(after).chain(others));
+        all
+    })
+}
+
+/// One that comes soon after it was planned, while the cluster operator writes nothing.
+fn soon() -> impl Strategy<Value = Vec<Fate>> {
+    let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
+    (15..50_usize, others).prop_map(|(before, others)| {
+        let mut all: Vec<Fate> = quiet(before).collect();
+        all.push(Fate::ReadLate);
         all.extend(others);
         all
     })
+}
+
+/// Nothing goes wrong.
+fn quiet(fates: usize) -> impl Iterator<Item = Fate> {
+    let all = [Fate::Reconcile, Fate::Kubelet, Fate::ClusterOperator];
+    all.into_iter().cycle().take(fates)
 }
 
 /// Another backup is chosen after the look of an operator that is late, and pods are lost.
@@ -105,6 +120,14 @@ const AFTER: &[Fate] = &[
     Fate::ClientWrites,
     Fate::LosePod,
     Fate::EndPod,
+    Fate::DeleteRestore,
+    Fate::WriteLate,
+    Fate::WriteLate,
+];
+const SOON_AFTER: &[Fate] = &[
+    Fate::Reconcile,
+    Fate::Kubelet,
+    Fate::LosePod,
     Fate::DeleteRestore,
     Fate::WriteLate,
     Fate::WriteLate,
@@ -188,7 +211,7 @@ proptest! {
         durable: bool,
         in_place: bool,
         manifests: bool,
-        fates in prop_oneof![late(), choosing()],
+        fates in prop_oneof![late(), soon(), choosing()],
     ) {
         let mut world = if in_place {
             World::replacing(durable, true)
@@ -282,7 +305,8 @@ fn every_mistake_of_a_restore_is_found() {
             Mistake::TakesTheVolumeForData => found(mistake, around()),
             Mistake::NeverCompares => found(mistake, with(LATE, false)),
             Mistake::SaysNothing => found(mistake, choosing()),
-            Mistake::CreatesLate | Mistake::TurnsLate => found(mistake, late()),
+            Mistake::CreatesLate => found(mistake, late()),
+            Mistake::TurnsLate => found(mistake, soon()),
             _ => found(mistake, fates(false)),
         };
         assert!(found.contains(said), "{mistake:?}: {found:?}");
