@@ -45,7 +45,7 @@ use runtime::member::Members;
 use runtime::tls::ClusterTls;
 
 use crate::certificates::Certificates;
-use crate::observed::{Intent, Observed, Seen};
+use crate::observed::{Intent, Observed, Role, Seen};
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
@@ -349,7 +349,8 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 
 /// The members worth asking: their pod has an address, nobody is ending it, and they belong to this cluster and
 /// not to a bootstrap that was given up. Ready ones first. First members that cannot reach each other yet have
-/// nothing to say, and waiting for them would delay what opens their Services.
+/// nothing to say, and waiting for them would delay what opens their Services. Learners that nobody finds yet say that
+/// they have asked the others.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
@@ -364,7 +365,7 @@ fn asked(observed: &Observed) -> Vec<String> {
         pod.addressed
             && pod.stays()
             && (pod.token.as_ref() == token || is_taken_over(pod))
-            && !is_closed(name)
+            && (!is_closed(name) || pod.role == Some(Role::Learner))
     });
     let mut names: Vec<(bool, String)> = worth
         .map(|(name, pod)| (!pod.ready, name.clone()))

@@ -6,12 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use api::names::METRICS_PORT;
 use etcd::{Error, Etcd, Pulse, Status};
+use futures::future::{self, Either};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::ResourceExt;
+use tokio::time::error::Elapsed;
 
 use super::{IMPATIENCE, status as serving};
 use crate::observed::{Pod, Role};
@@ -19,6 +22,9 @@ use crate::plan::is_late_to_serve;
 
 /// The flag with which etcd has that listener. It is never TLS's there: only ours is asked, which says so.
 const LISTENER: &str = "--listen-metrics-urls";
+
+/// How long a member that has told its health may take for clients: what serves answers as fast on both listeners.
+const BESIDE: Duration = Duration::from_millis(50);
 
 /// Where each pod's etcd tells its health.
 pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
@@ -28,6 +34,10 @@ pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
         Some((pod.name_any(), at))
     };
     pods.iter().filter_map(address).collect()
+}
+
+fn heard(pulse: Result<Result<Pulse, Error>, Elapsed>) -> Option<Pulse> {
+    pulse.ok().and_then(Result::ok)
 }
 
 /// One member's answer to clients; of one that has not been seen serving, its pulse as well.
@@ -40,12 +50,20 @@ pub(super) async fn status(
     let Some(health) = health.filter(|_| may_be_joining(pod)) else {
         return (serving(etcd, url, pod.ready).await, None);
     };
-    let mut own = std::pin::pin!(etcd.status(url));
-    let (answer, pulse) = tokio::join!(
-        tokio::time::timeout(IMPATIENCE, &mut own),
-        tokio::time::timeout(IMPATIENCE, etcd.pulse(health)),
-    );
-    let pulse = pulse.ok().and_then(Result::ok);
+    let deadline = tokio::time::Instant::now() + IMPATIENCE;
+    let own = std::pin::pin!(etcd.status(url));
+    let pulse = std::pin::pin!(tokio::time::timeout_at(deadline, etcd.pulse(health)));
+    let (answer, own, pulse) = match future::select(own, pulse).await {
+        Either::Left((answer, pulse)) => return (answer, heard(pulse.await)),
+        Either::Right((pulse, mut own)) => {
+            let pulse = heard(pulse);
+            let until = match pulse {
+                Some(_) => deadline.min(tokio::time::Instant::now() + BESIDE),
+                None => deadline,
+            };
+            (tokio::time::timeout_at(until, &mut own).await, own, pulse)
+        }
+    };
     match answer {
         Ok(answer) => (answer, pulse),
         // A pod is ready before its etcd serves: what it would say is known. Later it is one that answers slowly.
@@ -63,8 +81,6 @@ fn may_be_joining(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use etcd::MemberId;
     use etcd::fake::FakeEtcd;
 
@@ -145,6 +161,36 @@ mod tests {
             let slow = Duration::from_secs(10);
             assert_eq!(asked_slowly((true, slow), &new).await, (false, true));
         }
+    }
+
+    /// Each look at a member that joins would take that long: what it tells is acted upon at once.
+    #[tokio::test]
+    async fn who_has_told_its_health_is_not_waited_for_as_long_as_who_has_not() {
+        let asked = async |tells: bool| {
+            let etcd = FakeEtcd::formed(1, &["a"], url);
+            let pulse = Pulse {
+                member_id: MemberId(1),
+                has_leader: true,
+                raft_applied_index: 7,
+                peers: [].into(),
+            };
+            etcd.with(|state| {
+                state.slow = Duration::from_hours(1);
+                let told = tells.then(|| (HEALTH.to_owned(), pulse));
+                state.pulses.extend(told);
+            });
+            let mut learner = pod(Role::Learner);
+            learner.ready = false;
+            let asked = (&learner, scene::at(1000));
+            let (answer, pulse) = status(&etcd, &url("a"), asked, Some(HEALTH)).await;
+            assert!(answer.is_err() && pulse.is_some() == tells);
+        };
+        let (tells, does_not) = (std::pin::pin!(asked(true)), std::pin::pin!(asked(false)));
+        let first = future::select(tells, does_not).await;
+        let Either::Left(((), does_not)) = first else {
+            panic!("who has told its health was waited for");
+        };
+        does_not.await;
     }
 
     #[test]

@@ -115,7 +115,8 @@ fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
 
 #[test]
 fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
-    let asked = |closed: bool| {
+    use crate::observed::Role;
+    let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
         objects.pods[0].status = Some(PodStatus {
             pod_ip: Some("10.0.0.7".to_owned()),
@@ -125,10 +126,13 @@ fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
         if let Some(service) = observed.services.get_mut(MEMBER) {
             service.closed = closed;
         }
+        observed.pods.get_mut(MEMBER).unwrap().role = Some(role);
         super::asked(&observed)
     };
-    assert_eq!(asked(true), [] as [&str; 0]);
-    assert_eq!(asked(false), [MEMBER]);
+    assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
+    assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
+    // A learner that nobody finds yet has asked the others when it tells its health.
+    assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
 #[test]

@@ -144,7 +144,7 @@ pub(super) fn member_services(
 ) {
     for seat in &view.seats {
         if seat.data == Data::There {
-            let open = together::may_be_reached(view, seat, now);
+            let open = together::may_be_reached((observed, now), view, seat);
             serve(&seat.name, observed.services.get(&seat.name), open, draft);
         }
     }

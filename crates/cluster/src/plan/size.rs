@@ -203,7 +203,7 @@ pub(super) fn promote(
             .map(|s| s.raft_applied_index)
             .or(seat.follows)
             // Of a voter whose start nobody has heard of it is thought that it was added as one (`second`).
-            .filter(|_| seat.joined());
+            .filter(|_| seat.joined() && !together::begins_apart(seat));
         match has {
             // Invariant 24.
             Some(_) if joining::is_cut_off(seat, observed) => {

@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::observed::Pod;
+use crate::observed::{Observed, Pod};
 use crate::plan::objects;
 use crate::plan::view::{Seat, View};
 
 /// How long a member's Service stays without endpoints for the sake of others that have not started.
 const CLOSED: Duration = Duration::from_secs(5);
+
+/// For how long a member that runs is given to ask: a tenth of a second is common. The kubelet tells whole seconds.
+const ASKING: Duration = Duration::from_secs(2);
 
 /// Whether members to come begin behind Services without endpoints: several, beside one voter. There they need its
 /// snapshot, as after a restore, and wait for their own entries longer than for the Service. A member that joins several
@@ -23,13 +26,32 @@ pub(super) fn begin_apart(view: &View, count: usize) -> bool {
     count > 1 && view.voters().count() == 1
 }
 
-/// Whether the member's Service gets its endpoints: all that begin behind closed ones run, so they have asked; and after
-/// a moment in any case, so that nothing depends on another's pod.
-pub(super) fn may_be_reached(view: &View, seat: &Seat, now: Timestamp) -> bool {
-    let has_asked = |pod: &Pod| pod.running || pod.restarts > 0;
+/// Whether the member's Service gets its endpoints: all that begin behind closed ones have asked; and after a moment in
+/// any case, so that nothing depends on another's pod.
+pub(super) fn may_be_reached(
+    (observed, now): (&Observed, Timestamp),
+    view: &View,
+    seat: &Seat,
+) -> bool {
     let is_old = |pod: &Pod| objects::age(pod.created, now) >= CLOSED;
-    let apart = |seat: &&Seat| seat.service.is_some_and(|service| service.closed);
-    seat.joined() || seat.pod.is_none_or(is_old) || { view.seats.iter() }
-        .filter(apart)
-        .all(|seat| seat.pod.is_some_and(has_asked))
+    seat.pod.is_none_or(is_old) || { view.seats.iter() }
+        .filter(|seat| begins_apart(seat))
+        .all(|seat| has_asked((observed, now), seat))
+}
+
+/// Whether nobody finds the member yet.
+pub(super) fn begins_apart(seat: &Seat) -> bool {
+    seat.service.is_some_and(|service| service.closed)
+}
+
+/// That its container runs says nothing: one that is slow to ask is still asking then, and a learner that has asked
+/// answers whether a downgrade is under way only when it has the leader's snapshot. etcd's listener for health opens
+/// after it has asked (`StartEtcd` in etcd's `server/embed/etcd.go`); where it is closed to us, a moment has to do.
+fn has_asked((observed, now): (&Observed, Timestamp), seat: &Seat) -> bool {
+    let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
+    let has_had_time = |pod: &Pod| {
+        let runs = |since| objects::age(since, now) >= ASKING;
+        pod.restarts > 0 || pod.running_since.is_some_and(runs)
+    };
+    heard || seat.pod.is_some_and(has_had_time)
 }

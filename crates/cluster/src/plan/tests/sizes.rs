@@ -225,7 +225,7 @@ fn even_sizes_are_reached_and_left_like_odd_ones() {
 
 /// A member that joins asks the others before it answers them: two that start together would wait for each other.
 #[test]
-fn members_that_join_one_voter_together_are_found_once_all_of_them_run() {
+fn members_that_join_one_voter_together_are_found_once_all_of_them_have_asked() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["d", "e"].map(|member| {
@@ -238,10 +238,28 @@ fn members_that_join_one_voter_together_are_found_once_all_of_them_run() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    assert_eq!(opened(&scene), [true; 2]);
-    let half = scene.clone().not_running("e");
+    // Their containers run; whether their etcds have asked only they can tell.
+    assert_eq!(opened(&scene), [false; 2]);
+    let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
+    assert_eq!(opened(&half.clone().follows("e")), [true; 2]);
+    // Nobody is promoted whom nobody finds.
+    let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
+    unfound.observed.services.get_mut("d").unwrap().closed = true;
+    assert_eq!(unfound.changes(), []);
+    // Where their listeners for health are closed to us.
+    let ran = |mut scene: Scene, seconds: i64| {
+        for member in ["d", "e"] {
+            let pod = scene.observed.pods.get_mut(member).unwrap();
+            pod.running_since = Some(scene::at(1000 - seconds));
+        }
+        scene
+    };
+    assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
+    assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
     // Nothing depends on another's pod for long.
+    let half = half.not_running("e");
+    assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
     // Beside several voters, or alone, a member is found from the beginning.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
