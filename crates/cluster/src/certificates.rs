@@ -38,7 +38,8 @@ pub struct Certificates {
     pub refused: Option<String>,
     /// What members are started with, and what comes next.
     pub standing: Option<Standing>,
-    /// The API server's clock less our own, as they were read together; `None` where it told no time.
+    /// The API server's clock less our own, as they were read together; `None` where it told no time, or where nothing
+    /// is to be judged by it.
     pub clock: Option<SignedDuration>,
 }
 

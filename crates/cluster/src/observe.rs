@@ -7,6 +7,7 @@
 pub mod access;
 mod certificates;
 mod children;
+mod clock;
 mod company;
 mod elsewhere;
 mod ending;
@@ -171,11 +172,13 @@ pub async fn objects(
             .map_err(read("services"))?
             .items;
         let mut pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
-        let (cluster, claims, budget) = tokio::join!(
+        let (cluster, claims, budget, clock) = tokio::join!(
             clusters.get_opt(name),
             claims.list(&of_cluster),
-            budgets.get_opt(&budget_name)
+            budgets.get_opt(&budget_name),
+            clock::beside(client, &pods)
         );
+        let clock = clock.map_err(read("the time"))?;
         let mut claims = claims.map_err(read("volume claims"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
@@ -201,6 +204,7 @@ pub async fn objects(
         }
         let mut certificates = held.of(&cluster, &pods).and_of_others(&tls);
         (certificates.refused, certificates.standing) = (refused, Some(standing));
+        certificates.clock = certificates.clock.or(clock);
         Ok(Some(Objects {
             cluster,
             pods,

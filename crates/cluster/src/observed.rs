@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use runtime::member::Difference;
 
 use crate::access::{Access, AccessRule};
@@ -375,6 +375,13 @@ impl Observed {
             .filter_map(|status| status.leader.map(|leader| (status.raft_term, leader)))
             .max_by_key(|(term, _)| *term)
             .map(|(_, leader)| leader)
+    }
+
+    /// The time by which is judged what Kubernetes has dated: never a later one than its own.
+    pub fn theirs(&self, now: Timestamp) -> Timestamp {
+        let ahead = self.certificates.clock.filter(SignedDuration::is_negative);
+        let theirs = ahead.and_then(|clock| now.checked_add(clock).ok());
+        theirs.unwrap_or(now)
     }
 }
 

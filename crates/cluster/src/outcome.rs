@@ -240,6 +240,7 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         | Write::LabelPod(_)
         | Write::LabelDisk(_)
         | Write::MarkService { .. }
+        | Write::RenewMark { .. }
         | Write::SettleImage { .. }
         | Write::NoteVersion { .. }
         | Write::OpenService { .. } => None,

@@ -161,6 +161,14 @@ pub enum Write {
         /// The version of the Service that was seen; `None` over any.
         over: Option<String>,
     },
+    /// Marks a Service once more that is marked, for a start that somebody else has begun: who has set that mark, and
+    /// slept since, does not take it back any more.
+    RenewMark {
+        /// Whose Service.
+        member: String,
+        /// The version of the Service that was seen.
+        over: String,
+    },
     /// Deletes a member's Service.
     DeleteService {
         /// Whose Service.
@@ -472,7 +480,7 @@ impl Write {
             Self::CreateService { .. } => "before-create-service",
             Self::OpenService { .. } => "before-open-service",
             Self::RepairService { .. } => "before-repair-service",
-            Self::MarkService { .. } => "before-mark-service",
+            Self::MarkService { .. } | Self::RenewMark { .. } => "before-mark-service",
             Self::DeleteService { .. } => "before-delete-service",
             Self::CreateDisk(_) => "before-create-disk",
             Self::GrowDisk { .. } => "before-grow-disk",
@@ -532,6 +540,7 @@ impl fmt::Display for Write {
             Self::OpenService { member, .. } => write!(f, "open the Service of {member}"),
             Self::RepairService { member, .. } => write!(f, "repair the Service of {member}"),
             Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
+            Self::RenewMark { member, .. } => write!(f, "mark the Service of {member} again"),
             Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),
             Self::CreateDisk(start) => write!(f, "create the volume claim of {}", start.member),
             Self::GrowDisk { member, size, .. } => {

@@ -21,6 +21,8 @@ mod faults;
 mod invariants;
 #[path = "model/joining.rs"]
 mod joining;
+#[path = "model/missteps.rs"]
+mod missteps;
 #[path = "model/mistakes.rs"]
 mod mistakes;
 #[path = "model/mutation.rs"]
@@ -41,6 +43,8 @@ mod recovery;
 mod run;
 #[path = "model/story.rs"]
 mod story;
+#[path = "model/switch.rs"]
+mod switch;
 #[path = "model/time.rs"]
 mod time;
 #[path = "model/versions.rs"]
@@ -171,6 +175,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         two: false,
         begun: others::Begun::Here,
         silent: false,
+        tls: None,
     }
 }
 

@@ -58,6 +58,7 @@ impl Actor<'_> {
             | Write::OpenService { .. }
             | Write::RepairService { .. }
             | Write::MarkService { .. }
+            | Write::RenewMark { .. }
             | Write::DeleteService { .. } => self.member_service(write).await,
             Write::CreateDisk(start) => match self.claim(start) {
                 Some(claim) => self.create(&claim).await,
@@ -106,8 +107,9 @@ impl Actor<'_> {
     }
 
     /// Takes the mark back that this chain has set, however old the look is by now: only over the version that the same
-    /// chain wrote. As long as a Service is marked and there is nothing of its member, nobody else starts that member,
-    /// so the mark's going says what is true (invariant 6) whoever leads by then.
+    /// chain wrote. As long as a Service is marked and there is nothing of its member, nobody else starts that member, or
+    /// marks it once more before (a seed, the second of two voters), so the mark's going says what is true (invariant 6)
+    /// whoever leads by then.
     pub(super) async fn take_back(&self, undo: &Write) -> Result<(), Error> {
         match undo {
             Write::MarkService {
@@ -171,6 +173,7 @@ impl Actor<'_> {
                 started,
                 over,
             } => self.mark(member, *started, over.as_deref()).await,
+            Write::RenewMark { member, over } => self.renew_mark(member, over).await,
             Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
             _ => Ok(None),
         }

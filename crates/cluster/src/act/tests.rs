@@ -83,8 +83,21 @@ async fn started(
 }
 
 async fn started_as(
-    (kind, does): (&'static str, Does),
+    what: (&'static str, Does),
     state: State,
+    durably: (bool, Duration),
+) -> (Vec<String>, Acted) {
+    let mark = Write::MarkService {
+        member: MEMBER.to_owned(),
+        started: true,
+        over: Some("7".to_owned()),
+    };
+    started_with(what, (state, mark), durably).await
+}
+
+async fn started_with(
+    (kind, does): (&'static str, Does),
+    (state, mark): (State, Write),
     (durable, left): (bool, Duration),
 ) -> (Vec<String>, Acted) {
     let server = Arc::new(Server {
@@ -130,11 +143,7 @@ async fn started_as(
         token: "token".to_owned(),
         cluster_id: None,
     };
-    let mut writes = vec![Write::MarkService {
-        member: MEMBER.to_owned(),
-        started: true,
-        over: Some("7".to_owned()),
-    }];
+    let mut writes = vec![mark];
     writes.extend(durable.then(|| Write::CreateDisk(start.clone())));
     writes.push(Write::CreatePod(start));
     let step = Step {
@@ -265,4 +274,32 @@ async fn a_mark_that_cannot_be_taken_back_for_now_is_taken_back_a_little_later()
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
+}
+
+/// Invariants 6 and 11: an object that is not changed keeps its version, and whoever has marked it before would take that
+/// back.
+#[tokio::test]
+async fn a_mark_that_is_set_again_is_another_one_and_is_never_taken_back() {
+    let again = || Write::RenewMark {
+        member: MEMBER.to_owned(),
+        over: "7".to_owned(),
+    };
+    let mut marks = Vec::new();
+    for what in [
+        (CLAIMS, Does::Answers(403, "Forbidden")),
+        ("services", Does::Takes(Duration::from_millis(600))),
+    ] {
+        let durably = (true, Duration::from_millis(500));
+        let (asked, acted) = started_with(what, (State::Join, again()), durably).await;
+        assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
+        marks.extend(asked.into_iter().filter(|one| one.starts_with("services")));
+    }
+    let [one, other] = &marks[..] else {
+        panic!("{marks:?}");
+    };
+    assert!(one.ends_with("over \"7\"") && other.ends_with("over \"7\""));
+    assert!(
+        one != other && !marks.contains(&MARKED.to_owned()),
+        "{marks:?}"
+    );
 }

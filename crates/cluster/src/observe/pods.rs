@@ -95,6 +95,14 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
+/// Whether it tells since when it is gone, or has failed: how long ago that is may cost the member its place.
+pub(super) fn tells_a_time(pod: &KubePod) -> bool {
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
+    let lost = lost_since(pod, phase.unwrap_or_default()).is_some();
+    lost || container_status(pod).is_some_and(fails)
+}
+
 fn condition<'a>(pod: &'a KubePod, kind: &str) -> Option<&'a PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == kind)

@@ -370,7 +370,10 @@ impl Keeper<'_> {
                 // Before the mark that a pod may have been made: what is refused here leaves none. A Service that is
                 // yet to be made comes first, by which the Secrets are found again.
                 let prepares = |write: &Write| {
-                    matches!(write, Write::MarkService { .. } | Write::CreateDisk(_))
+                    matches!(
+                        write,
+                        Write::MarkService { .. } | Write::RenewMark { .. } | Write::CreateDisk(_)
+                    )
                 };
                 let before = writes.iter().position(prepares).unwrap_or(at);
                 writes.splice(before..before, issued);

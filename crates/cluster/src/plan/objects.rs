@@ -189,6 +189,14 @@ pub(super) fn mark(name: &str, service: &Service) -> Write {
     }
 }
 
+/// The mark once more, before a member is started whose start somebody else has begun and may mean to take back.
+pub(super) fn mark_again(name: &str, service: &Service) -> Write {
+    Write::RenewMark {
+        member: name.to_owned(),
+        over: service.resource_version.clone(),
+    }
+}
+
 /// The last two writes of a start: the disk, where there is one, then the pod.
 pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
     if start.durable {

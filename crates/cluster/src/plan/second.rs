@@ -56,7 +56,10 @@ pub(super) fn start_added(
         } else if disk.is_some() {
             vec![Write::CreatePod(start)]
         } else {
-            objects::disk_and_pod(start)
+            // Invariant 6: whoever has marked it may have slept since.
+            let mut writes = vec![objects::mark_again(&seat.name, service)];
+            writes.extend(objects::disk_and_pod(start));
+            writes
         };
         draft.say(format!("start new member {}", seat.name));
         draft.order(Order::Writes(writes));
@@ -169,6 +172,22 @@ mod tests {
                 assert_eq!(scene.changes(), []);
                 assert_eq!(scene.plan().problems, []);
             }
+        }
+    }
+
+    /// An operator that has marked it and slept through its lease may be about to take that mark back.
+    #[test]
+    fn invariant_6_a_second_member_that_is_marked_is_marked_again_before_its_pod() {
+        let again =
+            |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
+        for durable in [false, true] {
+            let writes = added(durable).marked("d").writes();
+            let at = writes.iter().position(again);
+            let pod = writes.iter().position(|write| scene::makes_pod(write, "d"));
+            assert!(at.is_some() && at < pod, "{writes:?}");
+            // What is marked again was marked before by others: nobody takes that back.
+            assert!(writes.iter().all(|write| write.marks().is_none()));
+            assert!(!added(durable).writes().iter().any(again));
         }
     }
 

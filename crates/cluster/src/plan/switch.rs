@@ -12,7 +12,7 @@ use api::cluster::{PeerListener, TlsPolicy, TlsStatus, peers_of};
 use crate::observed::{Intent, Kept, Observed};
 use crate::plan::membership::decide;
 use crate::plan::view::{Data, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY};
+use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::switch::{Standing, Way};
 use crate::write::{Order, Write};
 
@@ -82,6 +82,10 @@ fn unsettled(observed: &Observed, standing: &Standing, view: &View) -> Option<St
         }
         if !serves(seat) {
             return Some(format!("{name} serves"));
+        }
+        // What it answers is of the past then.
+        if joining::is_cut_off(seat, observed) {
+            return Some(format!("{name} is connected with the leader"));
         }
         let service = seat.service.filter(|service| !service.drifted);
         service

@@ -160,9 +160,10 @@ impl<'a> View<'a> {
                 seat.data = Data::Gone;
             }
         }
+        let theirs = observed.theirs(now);
         let fates: Vec<_> = seats
             .iter()
-            .map(|seat| fate(seat, &seats, (desired, now)))
+            .map(|seat| fate(seat, &seats, (desired, theirs)))
             .collect();
         for (seat, fate) in seats.iter_mut().zip(fates) {
             (seat.fate, seat.gone_at) = fate;

@@ -12,21 +12,32 @@ use crate::run::{Fault, Run, said};
 /// So many rounds after the last fault a cluster is as it should be.
 const ROUNDS: usize = 450;
 
+impl crate::world::World {
+    /// A switch of TLS starts all members again several times.
+    fn patience(&self) -> usize {
+        if self.plays_tls() { 6 * ROUNDS } else { ROUNDS }
+    }
+}
+
 impl Run {
     /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
     pub(crate) fn converges(&mut self) {
+        if self.world.switch.untold {
+            return;
+        }
         self.world.heal();
         self.world.be_content();
         self.world.want_what_runs();
         self.second = None;
         let mut last = None;
-        for _ in 0..ROUNDS {
-            if self.broken().is_some() {
+        for _ in 0..self.world.patience() {
+            if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
             // Whoever sets a version back may be too late, and sees that.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
+            self.world.give_in();
             let plan = self.round(Fault::default());
             if let Some(plan) = plan {
                 if plan.step.is_empty() && self.rests(&plan) {
@@ -37,8 +48,10 @@ impl Run {
             self.world.tick();
         }
         let text = last.as_ref().map(said).unwrap_or_default();
-        self.world
-            .broke(format!("does not converge within {ROUNDS} rounds: {text}"));
+        self.world.broke(format!(
+            "does not converge within {} rounds: {text}",
+            self.world.patience()
+        ));
     }
 
     /// The cluster is as it should be, or cannot be and says so.
@@ -142,6 +155,7 @@ impl Run {
             && world.services.keys().all(known)
             && world.disks.keys().all(known)
             && world.runs_what_is_wanted()
+            && world.talks_as_wanted()
             && world.shared.client == Kept::AsMade(true)
             && world.shared.headless == Kept::AsMade(())
             && world.shared.budget == Kept::AsMade(world.size / 2 + 1)

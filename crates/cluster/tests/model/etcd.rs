@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use api::cluster::PeerListener;
+
 /// The last entry of a log; ordered as Raft compares logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot {
@@ -20,6 +22,8 @@ pub(crate) struct Member {
     pub(crate) learner: bool,
     /// It started once and published its client URLs through a quorum.
     pub(crate) joined: bool,
+    /// Where the others dial it: its peer URL.
+    pub(crate) dialled: PeerListener,
 }
 
 pub(crate) type Config = BTreeMap<u64, Member>;

@@ -28,6 +28,8 @@ pub(crate) struct Setup {
     pub(crate) begun: Begun,
     /// Members that join serve clients later than they follow the leader.
     pub(crate) silent: bool,
+    /// TLS is switched in this run; what it begins with. Played in rounds of its own (`switch`).
+    pub(crate) tls: Option<u8>,
 }
 
 /// Numbers choose among what there is at that moment.
@@ -99,6 +101,8 @@ pub(crate) enum Event {
     Resize(usize),
     /// The user wants another version.
     Version(u8),
+    /// The user switches TLS on, off, or to other certificates, or turns around.
+    SwitchTls(u8),
     /// Somebody edits a member's Service.
     DriftService(u8),
     /// Somebody deletes a member's Service.
@@ -158,7 +162,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
@@ -243,6 +247,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
             _ => Begun::Here,
         },
         silent: false,
+        tls: None,
     }
 }
 
@@ -358,9 +363,14 @@ impl fmt::Display for Setup {
         } else {
             "one operator"
         };
+        let tls = if self.tls.is_some() {
+            ", and TLS is switched"
+        } else {
+            ""
+        };
         write!(
             f,
-            "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}; pods are evicted \
+            "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}{tls}; pods are evicted \
              after {evicts} ticks and members replaced after {patience}{joins}, recovery is {recovers}"
         )
     }

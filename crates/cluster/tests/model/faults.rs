@@ -20,6 +20,7 @@ impl World {
                 tell!(self, "the user wants {size} members");
             }
             Event::Version(which) => self.want_version(which),
+            Event::SwitchTls(which) => self.switch_tls(which),
             Event::Heal => self.heal(),
             Event::ChangeSettings | Event::Hibernate | Event::Fill | Event::Mistrust(_) => {
                 self.wish(event);
@@ -372,7 +373,7 @@ impl World {
         {
             return;
         }
-        if self.deleting {
+        if self.deleting || !self.tls_can_be_told() {
             return;
         }
         self.forget(unmarked && self.others.is_none());
@@ -385,6 +386,7 @@ impl World {
         self.intent = None;
         self.cluster_id = None;
         self.wishes.record = None;
+        self.lose_tls_record();
         self.reported_voters.clear();
         self.named_before.clear();
         self.recovery = crate::recovery::Recorded {

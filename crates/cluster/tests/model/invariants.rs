@@ -327,6 +327,7 @@ impl World {
         );
         if is_for_etcd(write) {
             self.judge_logs();
+            self.judge_switch();
         }
     }
 
@@ -376,6 +377,16 @@ impl World {
         );
     }
 
+    /// Invariant 6: a mark goes only from the Service of a member that was never started, whose name is free again then.
+    pub(crate) fn judge_taken_back(&mut self, name: &str) {
+        let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
+        demand!(
+            self,
+            !started,
+            "invariant 6: the mark of {name} is taken back, and it was started"
+        );
+    }
+
     /// Invariant 6 for the first member of a recovered cluster: until it is recorded it may begin anew.
     pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
         self.memory.ran.insert(start.member.clone());
@@ -421,6 +432,7 @@ impl World {
         };
         self.memory.in_flight = self.memory.in_flight.filter(|id| !settled(id));
         self.judge_logs();
+        self.judge_switch();
     }
 
     /// The point of it all: nobody who could ever lead lacks a write that was acknowledged. Judged by Raft's own rule

@@ -132,6 +132,23 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// Clients are led to a voter as soon as it has its vote.
     LetsJoiningIn,
+    /// Members are started with TLS alone when they ought to take both. Found in rounds of its own (`switch`), as are
+    /// the others about that.
+    SkipsAStage,
+    /// On its way back a switch leaves a stage out.
+    TurnsBackByAJump,
+    /// The next stage, and peer URLs for it, come before all members are started with this one.
+    SwitchesWithSomeBehind,
+    /// The next stage is recorded while a member is down.
+    SwitchesWhileOneIsDown,
+    /// The next stage is recorded while members are dialled where they will not listen.
+    LeavesPeerUrls,
+    /// All members are started again for TLS at once.
+    RestartsForTlsTogether,
+    /// Clients are led from plain text to TLS, or back, without a time in which both are taken.
+    LeadsClientsByALeap,
+    /// Members are dialled on the second port before their Services have it.
+    RedirectsBeforeThePort,
 }
 
 impl Mutation {
@@ -283,6 +300,10 @@ impl Mutation {
         self.mistakes_an_owner((desired, observed, now), &mut planned);
         self.mistakes_a_wish((desired, observed, now), &mut planned);
         self.mistakes_a_version(desired, observed, &mut planned);
+        if Self::ABOUT_TLS.contains(&self) {
+            self.mistakes_a_switch(world, (desired, observed, now), &mut planned);
+            return planned;
+        }
         match self {
             Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
                 self.bootstraps(desired, observed, &mut planned);

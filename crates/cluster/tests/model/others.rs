@@ -10,6 +10,7 @@ use cluster::write::{Draw, Start, State};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Cluster, Config, Data, Member};
+use crate::switch::PLAIN;
 use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
 
 /// Who began the cluster.
@@ -50,6 +51,7 @@ impl World {
                 name,
                 learner: false,
                 joined: true,
+                dialled: PLAIN,
             };
             config.insert(self.next(), member);
         }
@@ -224,6 +226,7 @@ impl World {
                 name,
                 learner,
                 joined: false,
+                dialled: PLAIN,
             };
             config.insert(new, member);
             refused

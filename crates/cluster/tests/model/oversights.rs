@@ -15,6 +15,7 @@ impl Mutation {
             Self::IgnoresThePause => desired.paused = false,
             Self::ActsOnADeletedObject => observed.deleting = false,
             Self::IgnoresCertificates => observed.tls.faults.clear(),
+            _ if Self::ABOUT_TLS.contains(&self) => self.overlooks_a_switch(&mut observed),
             _ => self.mistakes_a_volume(&mut observed),
         }
         (desired, observed)

@@ -128,6 +128,7 @@ impl World {
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
+        self.begin_tls_anew();
         self.object_version += 1;
         tell!(
             self,

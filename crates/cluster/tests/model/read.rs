@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use crate::etcd_model::Config;
 use crate::others::is_elsewhere;
+use crate::switch::url;
 use crate::world::{End, World, WorldPod};
 
 impl World {
@@ -89,6 +90,7 @@ impl World {
         self.ask_etcd(&mut observed);
         self.see_versions(&mut observed);
         self.see_wishes(&mut observed);
+        self.see_switch(&mut observed);
         observed
     }
 
@@ -261,7 +263,7 @@ pub(crate) fn list(cluster_id: u64, config: &Config) -> Members {
         } else {
             String::new()
         },
-        peer_urls: vec![format!("http://{}.ns.svc:2380", member.name)],
+        peer_urls: vec![url(member)],
         client_urls: if member.joined {
             vec![format!("http://{}.ns.svc:2379", member.name)]
         } else {

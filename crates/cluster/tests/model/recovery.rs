@@ -125,6 +125,7 @@ impl World {
             name: start.member.clone(),
             learner: false,
             joined: false,
+            dialled: self.usual_of(&start.member),
         };
         let cluster = Cluster::new(id, Config::from([(member, alone)]));
         self.clusters.insert(start.token.clone(), cluster);

@@ -252,6 +252,7 @@ impl Run {
             self.take_back(write, marked, 0);
             return Sent::Failed;
         }
+        self.world.send_as(observed);
         if let Some((_, ticks)) = fault.delay.filter(|(after, _)| *after == at) {
             let via = via(plan, write);
             if self.is_still_true(write, plan) {
@@ -266,6 +267,7 @@ impl Run {
                     write: write.clone(),
                     via,
                     seen,
+                    sender: self.world.switch.sender.clone(),
                 });
             }
             return Sent::Failed;
@@ -302,6 +304,7 @@ impl Run {
             write,
             via: Vec::new(),
             seen,
+            sender: self.world.switch.sender.clone(),
         });
     }
 
@@ -346,6 +349,7 @@ impl Run {
         if let Some(change) = plan.step.change.as_ref().filter(first) {
             self.world.judge_change(change);
         }
+        self.world.send_as(observed);
         let fresh = observed.resource_version == self.world.object_version.to_string();
         self.world.memory.fresh &= fresh;
         let write = self
@@ -367,6 +371,7 @@ impl Run {
     }
 
     fn plan(&mut self, observed: &Observed, atomic: bool) -> Plan {
+        self.world.notice_silence();
         let (desired, now) = (self.world.desired(), seconds(self.world.now));
         let plan = match self.mutation {
             Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),

@@ -1,5 +1,7 @@
 //! Time passes: nodes and their kubelets, the controllers of Kubernetes, and etcd move by one tick.
 
+use std::collections::BTreeMap;
+
 use cluster::observed::Kept;
 use cluster::write::{Start, State};
 
@@ -35,6 +37,7 @@ impl World {
             tell!(self, "arrives late: {}", one.write);
             self.memory.second = true;
             self.memory.seen = one.seen;
+            self.switch.sender = one.sender;
             self.write(&one.write, &one.via);
         }
     }
@@ -252,12 +255,14 @@ impl World {
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;
+            let usual = self.usual_of(&start.member);
             let mut first = Config::new();
             for name in &start.initial {
                 let member = Member {
                     name: name.clone(),
                     learner: false,
                     joined: false,
+                    dialled: usual,
                 };
                 first.insert(self.next(), member);
             }
@@ -288,6 +293,7 @@ impl World {
         let own = members
             .iter()
             .find(|(_, member)| member.name == start.member);
+        let same = same && self.was_told(&start.member, members);
         own.filter(|_| same).map(|(id, _)| (*id, config))
     }
 
@@ -301,7 +307,10 @@ impl World {
                 .running
                 .values()
                 .any(|process| process.name == **name && process.group == group);
-            found && **name != start.member && self.pods.get(*name).is_some_and(|pod| pod.running)
+            found
+                && **name != start.member
+                && self.pods.get(*name).is_some_and(|pod| pod.running)
+                && self.finds(&start.member, name)
         };
         let peer = start.initial.iter().find(answers)?;
         self.data(peer).map(|data| data.config)
@@ -337,6 +346,7 @@ impl World {
     /// Which processes run, and who reaches whom.
     fn connect(&mut self, token: &str, cluster: &mut Cluster) {
         let mut before = std::mem::take(&mut cluster.running);
+        let apart = self.groups(token, cluster);
         for (name, pod) in &self.pods {
             let data = self
                 .data(name)
@@ -344,7 +354,8 @@ impl World {
             let Some(data) = data.filter(|data| !data.removed && !data.corrupt) else {
                 continue;
             };
-            let group = self.group(name);
+            let group = apart.get(&data.member).copied();
+            let group = group.unwrap_or_else(|| self.group(name));
             let process = match before
                 .remove(&data.member)
                 .filter(|process| process.group == group)
@@ -359,6 +370,21 @@ impl World {
             };
             cluster.running.insert(data.member, process);
         }
+    }
+
+    /// Who reaches whom by the way members talk, where that is played.
+    fn groups(&mut self, token: &str, cluster: &Cluster) -> BTreeMap<u64, usize> {
+        if !self.plays_tls() {
+            return BTreeMap::new();
+        }
+        let runs = |(name, pod): (&String, &WorldPod)| {
+            let data = self.data(name);
+            let data = data.filter(|data| pod.running && data.token == token)?;
+            let talks = !data.removed && !data.corrupt;
+            talks.then(|| (data.member, name.clone(), self.group(name), data.config))
+        };
+        let all: Vec<_> = self.pods.iter().filter_map(runs).collect();
+        self.take_apart(cluster, &all)
     }
 
     /// All data of a cluster that a process uses at the moment.

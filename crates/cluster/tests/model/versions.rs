@@ -180,7 +180,9 @@ impl World {
         let (spoken, has) = (spoken.version, minor(&version));
         // Invariant 18. What was sent before and comes late may hit what has changed since.
         // And who runs a member elsewhere may start it again when it has been removed.
-        let harmless = self.memory.second || is_elsewhere(name);
+        // One that was removed ends again, whatever it is.
+        let removed = self.data(name).is_some_and(|data| data.removed);
+        let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
             self,
             harmless || has >= spoken,

@@ -110,7 +110,6 @@ impl Mutation {
 /// The run a seed stands for: one of the others' on volumes, and then a majority is lost, a recovery approved, and
 /// volumes are lost under those that have them open.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
-    // Every fourth, of which none switches TLS.
     let (mut setup, mut events) = draw(4 * seed, false);
     setup.durable = true;
     let mut dice = Dice::new(seed ^ 0x7_0105);

@@ -13,6 +13,7 @@ use crate::invariants::Memory;
 use crate::owner::Volume;
 use crate::recovery::Recorded;
 use crate::run::Setup;
+use crate::switch::{Sender, Switch};
 use crate::versions::Versions;
 use crate::wishes::{Wishes, rule};
 
@@ -146,6 +147,7 @@ pub(crate) struct Late {
     pub(crate) via: Vec<String>,
     /// What there was when it was planned.
     pub(crate) seen: u64,
+    pub(crate) sender: Sender,
 }
 
 /// What the faults have done that can be undone.
@@ -192,6 +194,7 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     pub(crate) wishes: Wishes,
     pub(crate) versions: Versions,
+    pub(crate) switch: Switch,
     /// The token of the cluster that somebody else began.
     pub(crate) others: Option<String>,
     /// The members in the status as the old operator left it.
@@ -261,6 +264,7 @@ impl World {
             faults: Faults::default(),
             wishes: Wishes::default(),
             versions: Versions::default(),
+            switch: Switch::new(setup.tls),
             others: None,
             named_before: BTreeSet::new(),
             deleting: false,

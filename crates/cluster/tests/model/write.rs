@@ -7,6 +7,7 @@ use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::Member;
+use crate::switch::listener;
 use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 
 /// What became of a write.
@@ -81,10 +82,10 @@ impl World {
                 Answer::Done(None)
             }
             // etcd's users, the NetworkPolicy, certificates and a container's resources are no part of this world.
-            Write::Access(_)
-            | Write::ResizePod { .. }
-            | Write::Certificate(_)
-            | Write::RecordTls { .. } => Answer::Done(None),
+            Write::Access(_) | Write::ResizePod { .. } | Write::Certificate(_) => {
+                Answer::Done(None)
+            }
+            Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
             | Write::Compact { .. }
             | Write::Disarm { .. }
@@ -163,6 +164,7 @@ impl World {
             created,
         };
         self.services.insert(member.to_owned(), service);
+        self.note_service(uid);
         Answer::Done(Some(version))
     }
 
@@ -182,6 +184,8 @@ impl World {
                 };
                 (service.version, service.drifted, service.closed) = (version, false, false);
                 service.owned = true;
+                let uid = service.uid;
+                self.note_service(uid);
                 Answer::Done(Some(version))
             }
             Write::MarkService {
@@ -200,7 +204,19 @@ impl World {
                     return Answer::Failed;
                 }
                 (service.version, service.started) = (version, *started);
+                if !started {
+                    self.judge_taken_back(member);
+                }
                 Answer::Done(Some(version))
+            }
+            Write::RenewMark { member, over } => {
+                let version = self.next();
+                let service = self.services.get_mut(member);
+                let Some(service) = service.filter(|seen| seen.version.to_string() == *over) else {
+                    return Answer::Failed;
+                };
+                (service.version, service.started) = (version, true);
+                Answer::Done(None)
             }
             Write::DeleteService { member, uid } => match self.services.get(member) {
                 Some(service) if service.uid.to_string() != *uid => Answer::Failed,
@@ -262,6 +278,7 @@ impl World {
         }
         let uid = self.next();
         let pod = self.new_pod(uid, start);
+        self.note_pod(uid, &start.initial);
         self.pods.insert(start.member.clone(), pod);
         Answer::Done(None)
     }
@@ -345,6 +362,7 @@ impl World {
     ) -> Result<(), &'static str> {
         let (now, new) = (self.now, self.next());
         let (learners, most) = (self.knows_learners(), self.most_learners());
+        let dialled = self.usual();
         let lagging = self.lagging(cluster);
         let mut logs = self.logs(token);
         let mut config = cluster.configs[logs[&leader].config].clone();
@@ -359,6 +377,7 @@ impl World {
                     name: member.clone(),
                     learner,
                     joined: false,
+                    dialled,
                 };
                 let refused = cluster.refuses_addition(&config, group, (learner, most), now);
                 config.insert(new, joined);
@@ -392,6 +411,13 @@ impl World {
                 }
                 cluster.hand_over(leader, id.0, &mut logs, &lagging);
                 return Ok(());
+            }
+            Write::UpdatePeerUrls { id, urls, .. } => {
+                let Some(member) = config.get_mut(&id.0) else {
+                    return Err("member not found");
+                };
+                member.dialled = urls.first().and_then(|url| listener(url)).unwrap();
+                None
             }
             Write::Downgrade { .. } => return Ok(()),
             _ => Some("not a request to etcd"),

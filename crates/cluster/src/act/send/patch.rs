@@ -1,6 +1,7 @@
 //! Marks and labels: patches of the metadata of an object that was seen.
 
 use api::names;
+use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Resource;
@@ -29,6 +30,20 @@ impl Actor<'_> {
         if let Some(over) = over {
             metadata["resourceVersion"] = json!(over);
         }
+        self.merge::<Service>(member, metadata).await
+    }
+
+    /// With another value than any before: a patch that changes nothing leaves an object at its version.
+    pub(super) async fn renew_mark(
+        &self,
+        member: &str,
+        over: &str,
+    ) -> Result<Option<String>, Error> {
+        let now = Timestamp::now().to_string();
+        let metadata = json!({
+            "annotations": { names::ANNOTATION_STARTED: now },
+            "resourceVersion": over,
+        });
         self.merge::<Service>(member, metadata).await
     }
 

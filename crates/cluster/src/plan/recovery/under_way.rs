@@ -181,6 +181,8 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
             closed: false,
         }),
         Some(service) if !service.started => writes.push(objects::mark(name, service)),
+        // Invariant 6: whoever has marked it may have slept since.
+        Some(service) if !disk => writes.push(objects::mark_again(name, service)),
         Some(_) => {}
     }
     if disk {

@@ -69,6 +69,10 @@ fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
     assert!(!begins(&starting().node_lost("b", 600)));
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
+    // By a clock that is ahead.
+    let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
+    ahead.observed.certificates.clock = Some(jiff::SignedDuration::from_secs(-590));
+    assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
     // Pods were made on volumes that are gone before anything was mounted; one that has its volume open goes on.
     let bare = || starting().volume_lost("b").volume_lost("c");

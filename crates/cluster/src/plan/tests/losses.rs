@@ -84,6 +84,28 @@ fn a_pod_that_nobody_ends_is_on_a_lost_node() {
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
+/// By a clock that is 90 s ahead each pod that is only just being ended has been overdue for a minute.
+#[test]
+fn invariant_5_a_clock_that_is_ahead_takes_nobodys_place() {
+    let ahead = |mut scene: Scene, seconds: i64| {
+        let clock = jiff::SignedDuration::from_secs(-seconds);
+        scene.observed.certificates.clock = Some(clock);
+        scene
+    };
+    let (ended, lost) = (three().stuck("b", 60), three().node_lost("b", 60));
+    let fails = three().crashes("b", Cause::Failed("it".into()), 5, 60);
+    for scene in [ended, lost, fails] {
+        assert_eq!(scene.changes(), [scene::remove("b")]);
+        let early = ahead(scene.clone(), 90);
+        assert!(is_wanted(&early), "{:?}", early.changes());
+        // Nor is it looked at again and again meanwhile.
+        assert!(early.plan().requeue > Duration::from_secs(1));
+        assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
+        // One that is behind makes nobody wait for longer.
+        assert_eq!(ahead(scene, -90).changes(), [scene::remove("b")]);
+    }
+}
+
 /// Invariant 3.
 #[test]
 fn invariant_3_two_lost_nodes_of_three_are_waited_for() {

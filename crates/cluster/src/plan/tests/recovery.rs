@@ -458,6 +458,25 @@ fn the_seed_is_made_behind_a_closed_client_service() {
 }
 
 /// Invariant 9, and invariant 16: one write makes the new cluster the recorded one.
+/// An operator that has marked its Service and slept through its lease may be about to take that mark back.
+#[test]
+fn invariant_6_a_seed_that_is_marked_and_not_made_is_marked_again_before_its_pod() {
+    let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
+    let order = |scene: &Scene| {
+        let writes = scene.writes();
+        let at = writes.iter().position(again);
+        let pod = writes.iter().position(|write| makes_pod(write, "n"));
+        (at, pod.unwrap())
+    };
+    let marked = under_way().reserved("n").marked("n");
+    let (at, pod) = order(&marked);
+    assert!(at.is_some_and(|at| at < pod));
+    // On its claim it is started by whoever looks next.
+    assert_eq!(order(&marked.with_disk("n")).0, None);
+    assert_eq!(order(&under_way().reserved("n")).0, None);
+    assert_eq!(order(&under_way()).0, None);
+}
+
 #[test]
 fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
     for revision in [100, 1_000_000_100] {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
+use etcd::{MemberId, Pulse};
 use runtime::tls::{Fault, Purpose};
 
 use super::scene::Scene;
@@ -246,6 +247,33 @@ fn a_switch_waits_for_members_that_do_not_serve_or_are_being_added() {
     grows.look();
     assert_ne!(grows.scene.changes(), []);
     assert_eq!(grows.planned(), []);
+}
+
+/// Found by long rounds of the model: a learner goes on answering clients, and names a leader that it does not reach.
+#[test]
+fn invariant_23_a_switch_waits_for_a_learner_that_is_cut_off() {
+    let mut world = World::new("null");
+    world.record = Some(TlsStatus::new("token", None));
+    world.wanted = policy(PEERS);
+    world.scene = world.scene.clone().size(4).learner("d");
+    world.ways.insert("d".to_owned(), Way::of(None));
+    let leader = world.scene.observed.leader();
+    let mut pulse = Pulse {
+        member_id: MemberId(u64::from(b'd')),
+        has_leader: true,
+        raft_applied_index: 100,
+        peers: leader.into_iter().collect(),
+    };
+    let mut says = |pulse: &Pulse| {
+        let pulses = &mut world.scene.observed.pulses;
+        pulses.insert("d".to_owned(), pulse.clone());
+        let planned = world.planned();
+        (world.scene.waits().contains(&"LearnerCutOff"), planned)
+    };
+    // It gets its vote first.
+    assert_eq!(says(&pulse), (false, vec![]));
+    pulse.peers.clear();
+    assert_eq!(says(&pulse), (true, vec![]));
 }
 
 /// One whose URL has been changed is dialled there at once, so its Service has the second port before.

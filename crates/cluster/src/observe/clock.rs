@@ -1,0 +1,84 @@
+//! The API server's clock, where somebody's loss is judged by what Kubernetes has dated.
+//!
+//! Since when a node is lost, a deleted pod overdue or a container failing stands on the pod, by the clocks of the control
+//! plane. By an operator's clock that is ahead every pod that is only just being ended would have been gone for long, and
+//! its member would be removed with its disk (invariant 5). Asked for only where a pod says something of the kind.
+
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+
+use super::pods;
+
+/// The API server's clock less our own; `None` where nothing is judged by it, or it tells no time. Without an answer the
+/// look is repeated.
+pub(super) async fn beside(
+    client: &Client,
+    pods: &[Pod],
+) -> Result<Option<SignedDuration>, kube::Error> {
+    if pods.iter().any(pods::tells_a_time) {
+        return runtime::clock::difference(client).await;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use jiff::Timestamp;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    /// An API server whose clock stands at a time long past.
+    fn server() -> (Client, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let answer = move |request: Request<Body>| {
+            assert_eq!(request.uri().path(), "/version");
+            counted.fetch_add(1, Ordering::Relaxed);
+            let answer = Response::builder().header("date", "Sat, 21 Nov 2020 00:00:00 GMT");
+            std::future::ready(Ok::<_, Infallible>(answer.body(Body::empty()).unwrap()))
+        };
+        (Client::new(service_fn(answer), "prod"), asked)
+    }
+
+    fn pod(metadata: &Value, ready: &str, restarts: i32) -> Pod {
+        let object = json!({
+            "metadata": metadata,
+            "status": {
+                "conditions": [{ "type": "Ready", "status": ready }],
+                "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "", "ready": ready == "True",
+                    "restartCount": restarts }],
+            },
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    /// Invariant 5.
+    #[tokio::test]
+    async fn the_api_server_is_asked_for_the_time_where_a_pod_tells_since_when_it_is_gone() {
+        let plain = json!({ "name": "db-a" });
+        let deleted = json!({ "name": "db-a", "deletionTimestamp": "2020-11-21T00:00:30Z" });
+        for (pod, asks) in [
+            (pod(&plain, "True", 0), false),
+            (pod(&plain, "False", 0), false),
+            (pod(&plain, "True", 7), false),
+            (pod(&plain, "False", 2), true),
+            (pod(&deleted, "True", 0), true),
+        ] {
+            let (client, asked) = server();
+            let clock = beside(&client, std::slice::from_ref(&pod)).await.unwrap();
+            assert_eq!(asked.load(Ordering::Relaxed), usize::from(asks), "{pod:?}");
+            let theirs = clock.map(|clock| Timestamp::now().checked_add(clock).unwrap());
+            let told = theirs.map(|theirs| theirs.strftime("%F %H").to_string());
+            assert_eq!(told, asks.then(|| "2020-11-21 00".to_owned()));
+        }
+    }
+}

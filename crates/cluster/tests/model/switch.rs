@@ -1,0 +1,599 @@
+//! TLS switched on and off while members run: how each member listens, where etcd's list has it dialled, who can dial
+//! it there, and what clients speak. Runs of their own play it (`Setup::tls`), since a switch takes many rounds.
+//!
+//! Members that can dial each other in neither direction are cut off from each other, as by a partition: etcd sends
+//! over a stream that either side has opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
+//!
+//! The user follows docs/tls.md: clients are changed when every member takes both, and nothing is taken away from them
+//! before. A leap is tried, too, which the operator has to refuse.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
+use cluster::observed::{Kept, Observed, Role};
+use cluster::switch::{Clients, Maker, Standing, Way, next};
+
+use crate::etcd_model::{Cluster, Config, Member, quorum, voters};
+use crate::invariants::demand;
+use crate::others::{Begun, is_elsewhere};
+use crate::world::{World, WorldPod, tell};
+use crate::write::Answer;
+
+/// What users ask for.
+const POLICIES: [&str; 7] = [
+    "null",
+    r#"{"static":{"member":{"peerSecret":"p"}}}"#,
+    r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"},"acceptPlaintext":true}"#,
+    r#"{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}"#,
+    r#"{"generated":{},"acceptPlaintext":true}"#,
+    r#"{"generated":{}}"#,
+    r#"{"generated":{"client":false}}"#,
+];
+
+/// Where members are dialled that nobody has told of TLS.
+pub(crate) const PLAIN: PeerListener = (false, 2380);
+
+fn policy(which: u8) -> Option<TlsPolicy> {
+    static ALL: OnceLock<Vec<Option<TlsPolicy>>> = OnceLock::new();
+    let parse = |text: &&str| serde_json::from_str(text).unwrap();
+    let all = ALL.get_or_init(|| POLICIES.iter().map(parse).collect());
+    all[usize::from(which) % all.len()].clone()
+}
+
+/// What an operator knew when it planned what it sends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sender {
+    /// What members are started with.
+    pub(crate) at: Option<TlsPolicy>,
+    /// Where members are dialled, as etcd listed them.
+    urls: BTreeMap<String, PeerListener>,
+}
+
+/// How a pod's etcd was told to talk.
+#[derive(Clone, Debug)]
+struct Made {
+    policy: Option<TlsPolicy>,
+    way: Way,
+    /// The peer URLs in its `--initial-cluster`, where it joins.
+    told: BTreeMap<String, PeerListener>,
+}
+
+/// What there is of TLS.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Switch {
+    /// `spec.TLS`.
+    wanted: Option<TlsPolicy>,
+    /// `status.TLS`.
+    record: Option<TlsStatus>,
+    /// By the pods' UIDs.
+    made: BTreeMap<u64, Made>,
+    /// Whether a member's Service has the second port, by its UID.
+    second_port: BTreeSet<u64>,
+    /// The status was lost in the middle of a switch, and all pods before it was recorded again: nothing tells any more
+    /// how members talked. Out of this operator's reach, and of this model's.
+    pub(crate) untold: bool,
+    /// Whose certificates clients have and trust; `None`: they speak plain text.
+    clients: Option<Maker>,
+    /// Whoever writes now.
+    pub(crate) sender: Sender,
+}
+
+impl Switch {
+    pub(crate) fn new(first: Option<u8>) -> Self {
+        let wanted = first.and_then(policy);
+        let way = Way::of(wanted.as_ref());
+        Self {
+            clients: way.maker.filter(|_| way.clients == Clients::Tls),
+            wanted,
+            ..Self::default()
+        }
+    }
+
+    /// `spec.TLS`.
+    pub(crate) fn wanted(&self) -> Option<&TlsPolicy> {
+        self.wanted.as_ref()
+    }
+}
+
+/// What a run with TLS begins with.
+pub(crate) fn first(drawn: u8, begun: Begun) -> u8 {
+    if begun == Begun::Here { drawn } else { 0 }
+}
+
+/// A peer URL of a member.
+pub(crate) fn url(member: &Member) -> String {
+    let (tls, port) = member.dialled;
+    let scheme = if tls { "https" } else { "http" };
+    format!("{scheme}://{}.ns.svc:{port}", member.name)
+}
+
+pub(crate) fn listener(url: &str) -> Option<PeerListener> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (_, port) = rest.rsplit_once(':')?;
+    Some((scheme == "https", port.parse().ok()?))
+}
+
+/// Whether a member that talks like this takes what a client speaks.
+fn takes(way: Way, client: Option<Maker>) -> bool {
+    match client {
+        None => way.clients != Clients::Tls,
+        Some(_) => way.clients != Clients::Plain && way.maker == client,
+    }
+}
+
+impl World {
+    pub(crate) fn plays_tls(&self) -> bool {
+        self.setup.tls.is_some()
+    }
+
+    fn made_with(&self, uid: u64) -> Way {
+        self.switch
+            .made
+            .get(&uid)
+            .map_or_else(|| Way::of(None), |made| made.way)
+    }
+
+    fn way(&self, name: &str) -> Option<Way> {
+        self.pods.get(name).map(|pod| self.made_with(pod.uid))
+    }
+
+    // ---- what is written ----
+
+    /// An operator goes on with what it has planned.
+    pub(crate) fn send_as(&mut self, observed: &Observed) {
+        if !self.plays_tls() {
+            return;
+        }
+        let standing = observed.certificates.standing.as_ref();
+        let listed = observed.members.known().into_iter();
+        let listed = listed.flat_map(|list| &list.members);
+        let urls = listed.filter_map(|member| {
+            let url = member.peer_urls.first()?;
+            let name = api::names::member_of_url(url)?;
+            Some((name.to_owned(), listener(url)?))
+        });
+        self.switch.sender = Sender {
+            at: standing.and_then(|standing| standing.at.clone()),
+            urls: urls.collect(),
+        };
+    }
+
+    /// Where whoever writes now has a new member dialled.
+    pub(crate) fn usual(&self) -> PeerListener {
+        peers_of(self.switch.sender.at.as_ref()).usual()
+    }
+
+    /// Where the peers of a pod are dialled that is made for a cluster to come.
+    pub(crate) fn usual_of(&self, name: &str) -> PeerListener {
+        let way = self.way(name);
+        way.map_or(PLAIN, |way| way.peers.usual())
+    }
+
+    pub(crate) fn note_pod(&mut self, uid: u64, initial: &BTreeSet<String>) {
+        if !self.plays_tls() {
+            return;
+        }
+        let Sender { at, urls } = self.switch.sender.clone();
+        let usual = self.usual();
+        let told = initial.iter().map(|name| {
+            let known = urls.get(name).copied();
+            (name.clone(), known.unwrap_or(usual))
+        });
+        let made = Made {
+            way: Way::of(at.as_ref()),
+            told: told.collect(),
+            policy: at,
+        };
+        self.switch.made.insert(uid, made);
+    }
+
+    pub(crate) fn note_service(&mut self, uid: u64) {
+        let stage = peers_of(self.switch.sender.at.as_ref());
+        if stage.listeners().len() > 1 {
+            self.switch.second_port.insert(uid);
+        } else {
+            self.switch.second_port.remove(&uid);
+        }
+    }
+
+    pub(crate) fn record_tls(&mut self, record: &TlsStatus, over: &str) -> Answer {
+        if over != self.object_version.to_string() {
+            return Answer::Failed;
+        }
+        self.judge_record(record);
+        self.object_version += 1;
+        self.switch.record = Some(record.clone());
+        Answer::Done(None)
+    }
+
+    // ---- who reaches whom ----
+
+    /// Whether one member, as it was told, can dial another there.
+    fn dials(&self, from: Way, to: &str, (tls, port): PeerListener) -> bool {
+        let Some(pod) = self.pods.get(to) else {
+            return false;
+        };
+        let way = self.made_with(pod.uid);
+        let service = self.services.get(to);
+        let leads_there =
+            port == PLAIN.1 || service.is_none_or(|one| self.switch.second_port.contains(&one.uid));
+        let trusts = !tls || (from.peers > PeerStage::Plain && from.maker == way.maker);
+        way.peers.listeners().contains(&(tls, port)) && trusts && leads_there
+    }
+
+    /// A pod that joins finds the other one where it was told to.
+    pub(crate) fn finds(&self, name: &str, peer: &str) -> bool {
+        if !self.plays_tls() {
+            return true;
+        }
+        let Some(pod) = self.pods.get(name) else {
+            return false;
+        };
+        let made = self.switch.made.get(&pod.uid);
+        let told = made.and_then(|made| made.told.get(peer).copied());
+        self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
+    }
+
+    /// etcd compares the peer URLs it was told with those of the list, once.
+    pub(crate) fn was_told(&self, name: &str, config: &Config) -> bool {
+        let made = self.pods.get(name);
+        let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
+            return true;
+        };
+        let mut all = config.values();
+        all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
+    }
+
+    /// Takes groups apart in which some can dial nobody of the others. `all`: member, group, and the configuration it
+    /// knows.
+    pub(crate) fn take_apart(
+        &mut self,
+        cluster: &Cluster,
+        all: &[(u64, String, usize, usize)],
+    ) -> BTreeMap<u64, usize> {
+        let mut groups: BTreeMap<u64, usize> = all.iter().map(|one| (one.0, one.2)).collect();
+        let mut parts: Vec<(usize, Vec<usize>)> = Vec::new();
+        for (at, (_, _, group, _)) in all.iter().enumerate() {
+            let touches = |part: &(usize, Vec<usize>)| {
+                part.0 == *group
+                    && part.1.iter().any(|other| {
+                        let (one, other) = (&all[at], &all[*other]);
+                        self.reaches(cluster, one, other) || self.reaches(cluster, other, one)
+                    })
+            };
+            let (together, apart): (Vec<_>, Vec<_>) = parts.into_iter().partition(touches);
+            let mut joined: Vec<usize> = together.into_iter().flat_map(|part| part.1).collect();
+            joined.push(at);
+            parts = apart;
+            parts.push((*group, joined));
+        }
+        let votes = |at: &usize| {
+            let member = cluster.members().get(&all[*at].0);
+            member.is_some_and(|member| !member.learner)
+        };
+        parts
+            .sort_by_key(|(_, part)| std::cmp::Reverse(part.iter().filter(|at| votes(at)).count()));
+        let mut seen = BTreeSet::new();
+        for (group, part) in &parts {
+            if seen.insert(*group) {
+                continue;
+            }
+            let first = part.iter().map(|at| all[*at].0).min().unwrap_or_default();
+            for at in part {
+                groups.insert(all[*at].0, 10_000 + usize::try_from(first).unwrap());
+            }
+        }
+        self.judge_parts(cluster, all, &parts);
+        groups
+    }
+
+    fn reaches(
+        &self,
+        cluster: &Cluster,
+        (_, from, _, config): &(u64, String, usize, usize),
+        (to, name, _, _): &(u64, String, usize, usize),
+    ) -> bool {
+        let known = cluster.configs[*config].get(to);
+        let Some(member) = known.or_else(|| cluster.members().get(to)) else {
+            return true;
+        };
+        let from = self.way(from);
+        from.is_some_and(|from| self.dials(from, name, member.dialled))
+    }
+
+    // ---- what an operator sees ----
+
+    /// Where the cluster stands, as the operator makes it of status and pods.
+    pub(crate) fn see_switch(&self, observed: &mut Observed) {
+        if !self.plays_tls() {
+            return;
+        }
+        let token = observed.intent.as_ref().map(|intent| &intent.token);
+        let made_of = |uid: &str| -> Option<&Made> { self.switch.made.get(&uid.parse().ok()?) };
+        let ours = observed.pods.iter().filter(|(_, pod)| match &pod.token {
+            Some(of) => Some(of) == token,
+            None => pod.owned,
+        });
+        let (mut made, mut ways) = (BTreeMap::new(), BTreeMap::new());
+        for (name, pod) in ours {
+            let one = made_of(&pod.uid);
+            made.insert(name.clone(), one.and_then(|one| one.policy.clone()));
+            let way = one.map_or_else(|| Way::of(None), |one| one.way);
+            ways.insert(name.clone(), way);
+        }
+        let record = self.switch.record.as_ref();
+        let record = record.filter(|record| Some(&record.token) == token);
+        let wanted = self.switch.wanted.clone();
+        let (mut standing, refused) =
+            Standing::new(record.map(TlsStatus::policy), &made, ways, wanted);
+        if let Some(next) = &mut standing.next
+            && Way::of(next.to.as_ref()).maker.is_some()
+        {
+            let faults = observed.tls.faults.iter();
+            next.faults = faults
+                .filter(|fault| fault.concerns_members())
+                .cloned()
+                .collect();
+        }
+        let at = Way::of(standing.at.as_ref());
+        for pod in observed.pods.values_mut() {
+            let way = made_of(&pod.uid).map_or_else(|| Way::of(None), |one| one.way);
+            if way != at {
+                pod.difference.pod = Some("it talks otherwise".to_owned());
+            }
+        }
+        let second = at.peers.listeners().len() > 1;
+        for service in observed.services.values_mut() {
+            let uid: u64 = service.uid.parse().unwrap();
+            service.drifted |= self.switch.second_port.contains(&uid) != second;
+        }
+        observed.certificates.refused = refused;
+        observed.certificates.standing = Some(standing);
+    }
+
+    // ---- what the user does ----
+
+    /// The recorded way, when all members talk like that, serve, and it is what the user asked for.
+    fn ready(&self) -> Option<Way> {
+        let record = self.switch.record.as_ref()?;
+        let way = Way::of(record.policy().as_ref());
+        let wanted = Way::of(self.switch.wanted.as_ref()) == way;
+        let token = &self.intent.as_ref()?.token;
+        let all = self.recorded()?.members();
+        let serves = |member: &Member| {
+            let pod = self.pods.get(&member.name);
+            pod.is_some_and(|pod| pod.shown.ready && self.made_with(pod.uid) == way)
+        };
+        let settled = wanted && record.token == *token && !all.is_empty();
+        (settled && all.values().all(serves)).then_some(way)
+    }
+
+    /// The user wants another TLS, as the documentation says, or by a leap it forbids.
+    pub(crate) fn switch_tls(&mut self, which: u8) {
+        let unrecorded = self.switch.record.is_none();
+        if !self.plays_tls() || self.cluster_id.is_none() || unrecorded || self.deleting {
+            return;
+        }
+        let to = policy(which);
+        let target = Way::of(to.as_ref());
+        let fits = match target.clients {
+            Clients::Plain => self.switch.clients.is_none(),
+            Clients::Tls => self.switch.clients == target.maker,
+            Clients::Both => takes(target, self.switch.clients),
+        };
+        if !fits {
+            let Some(way) = self.ready() else {
+                return;
+            };
+            let clients = target.maker.filter(|_| target.clients == Clients::Tls);
+            if takes(way, clients) {
+                self.switch.clients = clients;
+                tell!(self, "all clients are changed and speak {clients:?}");
+            } else if next(self.switch.wanted.as_ref(), to.as_ref()).is_ok() {
+                return;
+            }
+        }
+        self.switch.wanted = to;
+        self.object_version += 1;
+        tell!(self, "the user wants that members {}", target.words());
+    }
+
+    /// Whoever has asked for a leap takes it back.
+    pub(crate) fn give_in(&mut self) {
+        let at = self.switch.record.as_ref().and_then(TlsStatus::policy);
+        let recorded = self.switch.record.is_some();
+        if recorded && next(at.as_ref(), self.switch.wanted.as_ref()).is_err() {
+            self.switch.wanted = at.map(|at| TlsPolicy {
+                peer_stage: None,
+                ..at
+            });
+            self.object_version += 1;
+        }
+    }
+
+    /// The object is there anew: so are its clients.
+    pub(crate) fn begin_tls_anew(&mut self) {
+        let way = Way::of(self.switch.wanted.as_ref());
+        self.switch.record = None;
+        self.switch.clients = way.maker.filter(|_| way.clients == Clients::Tls);
+    }
+
+    /// Somebody makes the object anew without its status: in the middle of a switch only while pods tell.
+    pub(crate) fn tls_can_be_told(&self) -> bool {
+        let settled = || self.switch.record.is_none() || self.ready().is_some();
+        !self.plays_tls() || settled() || !self.wishes.hibernate && self.pods_tell()
+    }
+
+    fn pods_tell(&self) -> bool {
+        let token = self.intent.as_ref().map(|intent| &intent.token);
+        let mut pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
+        pods.any(|(_, pod)| token.is_none_or(|token| pod.start.token == *token))
+    }
+
+    pub(crate) fn lose_tls_record(&mut self) {
+        self.switch.record = None;
+    }
+
+    pub(crate) fn notice_silence(&mut self) {
+        let lost = self.plays_tls() && self.switch.record.is_none() && self.memory.thrown;
+        self.switch.untold |= lost && !self.pods_tell();
+    }
+
+    pub(crate) fn talks_as_wanted(&self) -> bool {
+        if !self.plays_tls() {
+            return true;
+        }
+        let wanted = Way::of(self.switch.wanted.as_ref());
+        let record = self.switch.record.as_ref();
+        let recorded = record.is_some_and(|one| Way::of(one.policy().as_ref()) == wanted);
+        let members = self.recorded().into_iter();
+        let mut members = members.flat_map(|all| all.members().values());
+        recorded
+            && members.all(|one| {
+                one.dialled == wanted.peers.usual() && self.way(&one.name) == Some(wanted)
+            })
+    }
+
+    // ---- what may not happen ----
+
+    /// Invariant 23: the switch itself takes no quorum apart.
+    fn judge_parts(
+        &mut self,
+        cluster: &Cluster,
+        all: &[(u64, String, usize, usize)],
+        parts: &[(usize, Vec<usize>)],
+    ) {
+        if self.switch.untold {
+            return;
+        }
+        let config = cluster.members();
+        let needed = quorum(config);
+        let count = |ids: &mut dyn Iterator<Item = u64>| {
+            ids.filter(|id| voters(config).any(|(voter, _)| voter == id))
+                .count()
+        };
+        let mut torn = None;
+        for group in all.iter().map(|one| one.2) {
+            let whole = count(&mut all.iter().filter(|one| one.2 == group).map(|one| one.0));
+            let serves = parts
+                .iter()
+                .filter(|part| part.0 == group)
+                .any(|part| count(&mut part.1.iter().map(|at| all[*at].0)) >= needed);
+            if whole >= needed && !serves {
+                let ways = all.iter().map(|one| (&one.1, self.way(&one.1)));
+                torn = Some(format!("{:?}", ways.collect::<Vec<_>>()));
+            }
+        }
+        demand!(
+            self,
+            torn.is_none(),
+            "invariant 23: a quorum is taken apart by the way members talk: {torn:?}"
+        );
+    }
+
+    /// Invariant 23: what members are started with next is beside what they are started with, all of them serve like
+    /// that, and are dialled where they would go on listening.
+    fn judge_record(&mut self, record: &TlsStatus) {
+        let Some(cluster) = self.recorded().cloned() else {
+            return;
+        };
+        let to = Way::of(record.policy().as_ref());
+        let before = self.switch.record.as_ref();
+        let before = before.filter(|before| before.token == record.token);
+        let before = before.map(|before| Way::of(before.policy().as_ref()));
+        let Some(from) = before.filter(|from| *from != to) else {
+            return;
+        };
+        demand!(
+            self,
+            from.peers.towards(to.peers) == to.peers,
+            "invariant 23: a stage is left out between {from:?} and {to:?}"
+        );
+        let leaps = matches!(
+            (from.clients, to.clients),
+            (Clients::Plain, Clients::Tls) | (Clients::Tls, Clients::Plain)
+        );
+        demand!(
+            self,
+            !leaps,
+            "invariant 20: clients are led by a leap from {from:?} to {to:?}"
+        );
+        let (moves, fresh) = (from.peers != to.peers, self.memory.fresh);
+        for (id, member) in cluster.members() {
+            let name = &member.name;
+            let way = self.way(name);
+            demand!(
+                self,
+                !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&way),
+                "invariant 23: the next stage is recorded, and {name} does not serve as {from:?}: {way:?}"
+            );
+            demand!(
+                self,
+                !moves || to.peers.listeners().contains(&member.dialled),
+                "invariant 23: {name} is dialled at {:?}, where members that {} do not listen",
+                member.dialled,
+                to.words()
+            );
+        }
+    }
+
+    /// Invariant 23: every member is dialled where it listens, by members that can. And no client that follows the
+    /// documented order meets a member that does not take what it speaks (invariant 20).
+    pub(crate) fn judge_switch(&mut self) {
+        if !self.plays_tls() {
+            return;
+        }
+        self.notice_silence();
+        if self.switch.untold || self.cluster_id.is_none() {
+            return;
+        }
+        let Some(cluster) = self.recorded() else {
+            return;
+        };
+        let running = || {
+            cluster
+                .members()
+                .iter()
+                .filter(|(id, one)| cluster.running.contains_key(id) && !is_elsewhere(&one.name))
+        };
+        let mut deaf = None;
+        for (_, one) in running() {
+            for (_, other) in running().filter(|(_, other)| other.name != one.name) {
+                let way = self.way(&one.name);
+                if !way.is_some_and(|way| self.dials(way, &other.name, other.dialled)) {
+                    let pair = [(&one.name, way), (&other.name, self.way(&other.name))];
+                    deaf = Some(format!("{pair:?} at {:?}", other.dialled));
+                }
+            }
+        }
+        demand!(
+            self,
+            deaf.is_none(),
+            "invariant 23: the first cannot dial the second: {deaf:?}"
+        );
+        self.judge_clients();
+    }
+
+    fn judge_clients(&mut self) {
+        let token = self.client_token.as_ref();
+        let intended = self.intent.as_ref().map(|intent| &intent.token);
+        if self.shared.client != Kept::AsMade(true) || token != intended {
+            return;
+        }
+        let leads_to = |pod: &WorldPod| {
+            let there = pod.shown.ready && pod.running && pod.ends_in.is_none();
+            there && pod.role == Role::Voter && Some(&pod.start.token) == token
+        };
+        let clients = self.switch.clients;
+        let shut = self.pods.iter().find(|(name, pod)| {
+            leads_to(pod) && !is_elsewhere(name) && !takes(self.made_with(pod.uid), clients)
+        });
+        let shut = shut.map(|(name, pod)| (name.clone(), self.made_with(pod.uid)));
+        demand!(
+            self,
+            shut.is_none(),
+            "invariant 20: clients speak {clients:?}, and {shut:?} does not take it"
+        );
+    }
+}
