@@ -24,6 +24,9 @@ use tempfile::TempDir;
 #[path = "common/on_disk.rs"]
 mod on_disk;
 
+#[path = "seed/start.rs"]
+mod start;
+
 use on_disk::{Member, tool};
 
 const KEYS: usize = 500;
@@ -615,20 +618,6 @@ async fn a_backup_of_an_empty_cluster_is_restored() {
     assert_eq!(member.serves().await.expect("etcd starts").revision, 1);
 }
 
-/// A user's own container may make it before etcd's begins.
-#[tokio::test]
-async fn a_data_directory_with_nothing_in_it_is_none() {
-    let world = World::new("3.6").await;
-    std::fs::create_dir(world.data()).unwrap();
-    fetch(&world.fetch()).await.unwrap();
-    std::fs::create_dir(world.data()).unwrap();
-    let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
-    let status = member.serves().await.expect("the data directory is made");
-    assert_eq!(status.revision, world.revision);
-}
-
 #[tokio::test]
 async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -642,66 +631,4 @@ async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
     let trouble = prepare(&arguments).unwrap_err();
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
-}
-
-/// The program in a seed's own container, as the pod starts it.
-fn program(world: &World, making: &Making) -> std::process::Command {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-restore-operator"));
-    command
-        .args(["seed", "start"])
-        .arg(format!("--volume={}", world.volume.path().display()))
-        .arg(format!("--report={}", world.paths().report.display()))
-        .arg(serde_json::to_string(making).unwrap())
-        .arg(&world.programs.etcd);
-    command
-}
-
-/// Also long after the restore: the Secret, the backup and what is known of it are gone, and etcd starts on its disk.
-#[tokio::test]
-async fn the_program_makes_the_data_directory_and_becomes_etcd() {
-    let world = World::new("3.6").await;
-    fetch(&world.fetch()).await.unwrap();
-    let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
-    let status = member.serves().await.expect("the program becomes etcd");
-    assert_eq!(status.revision, world.revision);
-    assert!(
-        !world.paths().report.exists(),
-        "a termination message would hide etcd's own last words"
-    );
-    drop(member);
-    std::fs::remove_file(world.volume.path().join("restored.json")).unwrap();
-    let nothing = Making {
-        tool: "/nowhere/etcdutl".into(),
-        ..making
-    };
-    let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
-    let status = member.serves().await.expect("etcd starts on its disk");
-    assert_eq!(status.revision, world.revision);
-    drop(member);
-    // A crash between the rename and the removal of what was fetched.
-    std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
-    let work = world.volume.path().join("restore");
-    std::fs::create_dir_all(&work).unwrap();
-    std::fs::write(work.join("snapshot.db"), "left").unwrap();
-    let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
-    member.serves().await.expect("etcd starts on its disk");
-    assert!(!work.exists(), "the fetched snapshot stays on the volume");
-}
-
-#[tokio::test]
-async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started() {
-    let world = World::new("3.6").await;
-    let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
-    assert_eq!(member.serves().await, None);
-    let report: Report =
-        serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
-    assert!(
-        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("nothing was fetched")),
-        "{report:?}"
-    );
-    assert!(!world.data().exists());
 }
