@@ -4,7 +4,7 @@ mod alone {
     use anyhow::{Context, Result, ensure};
     use e2e::objects::{Kind, await_object, members, node_of};
     use e2e::wait::Look;
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+    use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, scenario, until};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
     use crate::all_pods_lost::same_members;
@@ -39,6 +39,11 @@ mod alone {
                 ];
                 let crowded = crowded(sandbox, "durable").await?;
                 let gone = members_on(sandbox, "plain", &crowded).await?;
+                let moved = members_on(sandbox, "durable", &crowded).await?;
+                let ends = [
+                    (OneByOne::begin(sandbox, "plain", 3).await?, gone.len()),
+                    (OneByOne::begin(sandbox, "durable", 3).await?, moved.len()),
+                ];
                 drain(sandbox, &crowded).await?;
                 // With pods deleted, the old status still holds for a moment.
                 let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -51,6 +56,10 @@ mod alone {
                     sandbox.await_members(cluster, 3).await?;
                     let left = members_on(sandbox, cluster, &crowded).await?;
                     ensure!(left.is_empty(), "{left:?} on the drained node");
+                }
+                for (ends, there) in ends {
+                    let ended = ends.end().await?;
+                    ensure!(ended == there, "{ended} ended, {there} were there");
                 }
                 // With a disk a member moves; without one it is replaced.
                 same_members(&before, &sandbox.await_members("durable", 3).await?)?;
