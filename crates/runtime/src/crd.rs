@@ -32,9 +32,7 @@ pub async fn ready(
     let mut told = String::new();
     loop {
         let refused = match create {
-            Some(crd) => Box::pin(install(client, api::crd::pruning(crd())))
-                .await
-                .err(),
+            Some(crd) => Box::pin(install(client, crd())).await.err(),
             None => None,
         };
         let Some(mut waiting) = missing(client, kind, scope).await else {
@@ -93,6 +91,9 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    // One that was made with `apiextensions.k8s.io/v1beta1`, as coreos/etcd-operator did, says the opposite; as long as it
+    // does the API server refuses a schema with defaults.
+    wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))
         .await
