@@ -336,7 +336,7 @@ async fn await_voters(
     stages: &mut Stages,
 ) -> Result<(f64, f64)> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let mut voted = None;
+    let mut elected = None;
     let served = until("three members vote and serve", WITHIN, async || {
         let object = clusters.get("c").await?;
         pods(sandbox, begun, stages).await?;
@@ -347,15 +347,15 @@ async fn await_voters(
         }
         let details = field(&object, "/status/memberDetails").as_array();
         let list = details.map(Vec::as_slice).unwrap_or_default();
-        let votes = |one: &&Value| one["role"] == "Voter" || one["role"] == "Leader";
-        let voters = || list.iter().filter(votes);
+        let has_vote = |one: &&Value| one["role"] == "Voter" || one["role"] == "Leader";
+        let voters = || list.iter().filter(has_vote);
         let serving = voters().filter(|one| one["healthy"] == true).count();
         note(stages, begun, format!("{} members", list.len()));
         note(stages, begun, format!("{} voters", voters().count()));
         note(stages, begun, format!("{serving} voters serve"));
         let now = begun.elapsed().as_secs_f64();
         if voters().count() == 3 {
-            voted.get_or_insert(now);
+            elected.get_or_insert(now);
         }
         Ok(if serving == 3 {
             Look::Done(now)
@@ -364,7 +364,7 @@ async fn await_voters(
         })
     })
     .await?;
-    Ok((voted.unwrap_or(served), served))
+    Ok((elected.unwrap_or(served), served))
 }
 
 /// What was seen first at which second; a name begins with the number of what it counts.
