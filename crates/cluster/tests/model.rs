@@ -201,6 +201,33 @@ fn old_etcd_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
+/// The second member before etcd 3.4 is started by whoever finds it marked: the mistake is found, and nothing without it.
+#[test]
+fn invariant_6_who_sleeps_after_a_mark_takes_nothing_back_of_what_others_have_started() {
+    let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
+    let mistake = Mutation::TrustsMarksOfOthers;
+    let mut found = false;
+    for (before, writes) in (0..12).flat_map(|before| (0..4).map(move |writes| (before, writes))) {
+        let too_old = Event::ActLate {
+            ticks: 2,
+            after: 128 + writes,
+        };
+        let events = [
+            pass(9),
+            vec![Event::Resize(2)],
+            pass(before),
+            vec![too_old, Event::Round],
+            pass(6),
+        ]
+        .concat();
+        let setup = quiet(1, false, "3.3.27");
+        assert_eq!(play(&setup, &events, None, false).broken, None);
+        let broken = play(&setup, &events, Some(mistake), false).broken;
+        found |= broken.is_some_and(|broken| broken.starts_with("invariant 6: the mark of"));
+    }
+    assert!(found, "{mistake:?} is not found");
+}
+
 #[test]
 fn sizes_are_reached_from_every_size_also_when_the_target_changes_midway() {
     let sizes = || 1..=7_usize;

@@ -43,6 +43,8 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is made before the mark that it may have been.
     MarksLate,
+    /// Who starts a member that somebody else has marked does not mark it again. Found by a test of its own.
+    TrustsMarksOfOthers,
     /// A mark is taken back although the pod may have been made.
     TakesMarksBackBlindly,
     /// The change is made whatever the list is by now.
@@ -432,6 +434,12 @@ impl Mutation {
                         chain.rotate_left(1);
                     }
                 }
+            }
+            Self::TrustsMarksOfOthers => {
+                let again = |write: &Write| matches!(write, Write::RenewMark { .. });
+                { &mut chains }
+                    .iter_mut()
+                    .for_each(|chain| chain.retain(|write| !again(write)));
             }
             Self::RecordsLate => {
                 for chain in &mut chains {
