@@ -172,13 +172,11 @@ pub async fn objects(
             .map_err(read("services"))?
             .items;
         let mut pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
-        let (cluster, claims, budget, clock) = tokio::join!(
+        let (cluster, claims, budget) = tokio::join!(
             clusters.get_opt(name),
             claims.list(&of_cluster),
-            budgets.get_opt(&budget_name),
-            clock::beside(client, &pods)
+            budgets.get_opt(&budget_name)
         );
-        let clock = clock.map_err(read("the time"))?;
         let mut claims = claims.map_err(read("volume claims"))?.items;
         let budget = budget.map_err(read("the disruption budget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
@@ -190,6 +188,8 @@ pub async fn objects(
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects without labels"))?;
+        let clock = clock::beside(client, &pods).await;
+        let clock = clock.map_err(read("the time"))?;
         let (mut standing, refused) = switch::settle(&mut cluster, &pods);
         let policy = cluster.spec.tls.as_ref();
         let (tls, held) = tokio::join!(

@@ -240,6 +240,8 @@ pub struct Service {
     pub owned: bool,
     /// The mark that a pod may have been made: set before the pod is created.
     pub started: bool,
+    /// It was marked once more by whoever went on with another's start: nobody takes that mark back.
+    pub renewed: bool,
     /// It is not what the builder makes.
     pub drifted: bool,
     /// It has no endpoints yet: how a first member's Service begins.

@@ -285,12 +285,12 @@ async fn a_mark_that_is_set_again_is_another_one_and_is_never_taken_back() {
         over: "7".to_owned(),
     };
     let mut marks = Vec::new();
-    for what in [
-        (CLAIMS, Does::Answers(403, "Forbidden")),
-        ("services", Does::Takes(Duration::from_millis(600))),
+    let takes = Does::Takes(Duration::from_millis(600));
+    for (what, left) in [
+        ((CLAIMS, Does::Answers(403, "Forbidden")), LONG),
+        (("services", takes), Duration::from_millis(500)),
     ] {
-        let durably = (true, Duration::from_millis(500));
-        let (asked, acted) = started_with(what, (State::Join, again()), durably).await;
+        let (asked, acted) = started_with(what, (State::Join, again()), (true, left)).await;
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
         marks.extend(asked.into_iter().filter(|one| one.starts_with("services")));
     }

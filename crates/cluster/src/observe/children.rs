@@ -122,11 +122,13 @@ pub(super) fn member_service(
     if *member != name || owner.is_some_and(|owner| owner != uid) {
         return None;
     }
+    let mark = annotation(&service.metadata, names::ANNOTATION_STARTED);
     Some(observed::Service {
         uid: service.uid().unwrap_or_default(),
         resource_version: service.resource_version().unwrap_or_default(),
         owned: owner == Some(uid),
-        started: annotation(&service.metadata, names::ANNOTATION_STARTED).is_some(),
+        started: mark.is_some(),
+        renewed: mark.is_some_and(|mark| mark != "true"),
         drifted: drifted(&member::member_service(members, member), service),
         closed: member::is_closed(service),
         created: service

@@ -58,8 +58,8 @@ pub(super) async fn status(
         Either::Right((pulse, mut own)) => {
             let pulse = heard(pulse);
             let until = match pulse {
-                Some(_) => deadline.min(tokio::time::Instant::now() + BESIDE),
-                None => deadline,
+                Some(_) if !has_served(pod) => deadline.min(tokio::time::Instant::now() + BESIDE),
+                _ => deadline,
             };
             (tokio::time::timeout_at(until, &mut own).await, own, pulse)
         }
@@ -77,6 +77,11 @@ pub(super) async fn status(
 /// A learner, or a voter that the client Service passes by because it has not served yet.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
+}
+
+/// A voter that was set aside for a while serves: its answer may wait for the disk.
+fn has_served(pod: &Pod) -> bool {
+    pod.ready && pod.role != Some(Role::Learner)
 }
 
 #[cfg(test)]

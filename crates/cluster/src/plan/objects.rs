@@ -190,11 +190,12 @@ pub(super) fn mark(name: &str, service: &Service) -> Write {
 }
 
 /// The mark once more, before a member is started whose start somebody else has begun and may mean to take back.
-pub(super) fn mark_again(name: &str, service: &Service) -> Write {
-    Write::RenewMark {
+/// Once: each is a change, which would be looked at at once where what follows it is refused.
+pub(super) fn mark_again(name: &str, service: &Service) -> Option<Write> {
+    (!service.renewed).then(|| Write::RenewMark {
         member: name.to_owned(),
         over: service.resource_version.clone(),
-    }
+    })
 }
 
 /// The last two writes of a start: the disk, where there is one, then the pod.

@@ -57,9 +57,8 @@ pub(super) fn start_added(
             vec![Write::CreatePod(start)]
         } else {
             // Invariant 6: whoever has marked it may have slept since.
-            let mut writes = vec![objects::mark_again(&seat.name, service)];
-            writes.extend(objects::disk_and_pod(start));
-            writes
+            let mark = objects::mark_again(&seat.name, service).into_iter();
+            mark.chain(objects::disk_and_pod(start)).collect()
         };
         draft.say(format!("start new member {}", seat.name));
         draft.order(Order::Writes(writes));
@@ -188,6 +187,12 @@ mod tests {
             // What is marked again was marked before by others: nobody takes that back.
             assert!(writes.iter().all(|write| write.marks().is_none()));
             assert!(!added(durable).writes().iter().any(again));
+            // Once: where the claim is refused, each look would bring the next at once.
+            let mut renewed = added(durable).marked("d");
+            renewed.observed.services.get_mut("d").unwrap().renewed = true;
+            let writes = renewed.writes();
+            assert!(writes.iter().any(|write| scene::makes_pod(write, "d")));
+            assert!(!writes.iter().any(again), "{writes:?}");
         }
     }
 

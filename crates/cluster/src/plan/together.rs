@@ -34,8 +34,9 @@ pub(super) fn may_be_reached(
     seat: &Seat,
 ) -> bool {
     let is_old = |pod: &Pod| objects::age(pod.created, now) >= CLOSED;
-    seat.pod.is_none_or(is_old) || { view.seats.iter() }
-        .filter(|seat| begins_apart(seat))
+    // Who votes is found: only learners begin apart, and first members, of which enough run by now.
+    seat.votes() || seat.pod.is_none_or(is_old) || { view.seats.iter() }
+        .filter(|seat| begins_apart(seat) && !seat.votes())
         .all(|seat| has_asked((observed, now), seat))
 }
 
@@ -50,7 +51,8 @@ pub(super) fn begins_apart(seat: &Seat) -> bool {
 fn has_asked((observed, now): (&Observed, Timestamp), seat: &Seat) -> bool {
     let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
     let has_had_time = |pod: &Pod| {
-        let runs = |since| objects::age(since, now) >= ASKING;
+        // By a clock that is behind it has not begun yet.
+        let runs = |since| since > now || objects::age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };
     heard || seat.pod.is_some_and(has_had_time)

@@ -20,6 +20,7 @@ impl World {
                 resource_version: service.version.to_string(),
                 owned: service.owned,
                 started: service.started,
+                renewed: service.renewed,
                 drifted: service.drifted,
                 closed: service.closed,
                 created: seconds(service.created),

@@ -115,6 +115,7 @@ pub(crate) struct WorldService {
     pub(crate) version: u64,
     pub(crate) owned: bool,
     pub(crate) started: bool,
+    pub(crate) renewed: bool,
     pub(crate) drifted: bool,
     pub(crate) closed: bool,
     pub(crate) created: u64,

@@ -159,6 +159,7 @@ impl World {
             uid,
             version,
             started,
+            renewed: false,
             drifted,
             closed,
             created,
@@ -203,7 +204,7 @@ impl World {
                 {
                     return Answer::Failed;
                 }
-                (service.version, service.started) = (version, *started);
+                (service.version, service.started, service.renewed) = (version, *started, false);
                 if !started {
                     self.judge_taken_back(member);
                 }
@@ -215,7 +216,7 @@ impl World {
                 let Some(service) = service.filter(|seen| seen.version.to_string() == *over) else {
                     return Answer::Failed;
                 };
-                (service.version, service.started) = (version, true);
+                (service.version, service.started, service.renewed) = (version, true, true);
                 Answer::Done(None)
             }
             Write::DeleteService { member, uid } => match self.services.get(member) {

@@ -182,7 +182,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
         }),
         Some(service) if !service.started => writes.push(objects::mark(name, service)),
         // Invariant 6: whoever has marked it may have slept since.
-        Some(service) if !disk => writes.push(objects::mark_again(name, service)),
+        Some(service) if !disk => writes.extend(objects::mark_again(name, service)),
         Some(_) => {}
     }
     if disk {

@@ -382,6 +382,7 @@ impl Scene {
             resource_version: "5".into(),
             owned: true,
             started: false,
+            renewed: false,
             drifted: false,
             closed: false,
             created: at(i64::from(member.as_bytes()[0])),
