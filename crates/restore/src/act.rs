@@ -43,7 +43,11 @@ pub enum Error {
     #[error("{0}")]
     Missing(String),
     /// The process stood still, or the API server took long: what the step was planned from is too old to act upon.
-    #[error("the step is older than {} seconds and is planned again", late::LONGEST.as_secs())]
+    #[error(
+        "what the step was planned from took longer than {} seconds to read, and it is planned again: the API server or \
+         etcd answers slowly, or the operator has too little CPU",
+        late::LONGEST.as_secs()
+    )]
     TooOld,
 }
 

@@ -169,6 +169,10 @@ impl Reconcile for Restorer {
             &desired,
         )
         .await;
+        // It is said in the status, and nothing has failed: what was read took too long.
+        if matches!(acted, Err(act::Error::TooOld)) {
+            return Ok(requeue(SOON));
+        }
         acted?;
         match written {
             Err(error) if error.reason() == apply::DEFINITION_OUTDATED => {

@@ -22,7 +22,7 @@ use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::observed::{Cluster, ClusterFacts, Observed, Pod, Serving, Source, Trouble};
+use crate::observed::{Another, Cluster, ClusterFacts, Observed, Pod, Serving, Source, Trouble};
 use crate::plan::in_place;
 use crate::{choice, made_of, naming, plan, started};
 
@@ -158,11 +158,17 @@ async fn look_around(
         seen.observed.found = backup::begun_with(restore, seen);
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         let pod = seen.children.pod.as_ref();
-        if !turned || members::is_asked(restore, &seen.observed) {
+        // Who gives it up asks nothing: what is slow to answer would make its steps too old, over and over.
+        let asked = if turned {
+            members::is_asked(restore, &seen.observed)
+        } else {
+            !in_place::gives_up(restore)
+        };
+        if asked {
             seen.observed.serving =
                 members::seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
         }
-        if !turned && !plan::is_verified(restore) {
+        if asked && !turned && !plan::is_verified(restore) && !holds_another(&seen.observed) {
             let serving = std::mem::replace(&mut seen.observed.serving, Serving::NotAsked);
             let at = members::seed_url(&namespace, cluster, pod);
             seen.observed.serving = members::compared(eyes, &seen.observed.seed, at, serving).await;
@@ -175,6 +181,14 @@ async fn look_around(
         seen.backup = backup::choose(eyes, restore, &namespace, false).await;
         look_at_backup(eyes, restore, Some(&cluster.spec), seen).await;
     }
+}
+
+/// The seed goes, whatever it answers.
+fn holds_another(observed: &Observed) -> bool {
+    let Pod::Present(facts) = &observed.seed.pod else {
+        return false;
+    };
+    matches!(facts.another, Some(Another::Holds(_)))
 }
 
 /// Before anything is made of it.
