@@ -27,8 +27,9 @@ use crate::observe::Means;
 use crate::of_cluster::ClusterBackups;
 use crate::workers::{Limits, Workers};
 
-/// As long as a slow API server may take for a record.
-const UNCOUNTED: Duration = Duration::from_secs(30);
+/// As long as a slow API server may take for a record, and a queue of looks at hundreds of EtcdBackups until it is this
+/// one's turn: a look at a store that does not answer takes half a minute.
+const UNCOUNTED: Duration = Duration::from_mins(5);
 
 /// Transfers that move bytes at the same time: each takes 32 MiB of memory. One store gets half of them at most.
 const TRANSFERS: Limits = Limits {

@@ -534,16 +534,24 @@ fn attempt(backup: &EtcdBackup, begun: Timestamp, observed: &Observed, now: Time
     if let Work::Running(moved) = *work {
         return wait(Verdict::Running(moved), PROGRESS);
     }
+    // One that is seen to have ended.
+    let uncount = || match work {
+        Work::Ended(Err(_)) => without_ours(&observed.transfer),
+        _ => None,
+    };
+    let uncount = || uncount().map_or(Step::Nothing, Step::RecordAttempts);
     let early = observed.transfer.not_before.filter(|time| *time > now);
     if let (Work::Ended(Err(trouble)), Some(time)) = (work, early) {
-        // This one is seen to have ended.
-        let step = without_ours(&observed.transfer).map_or(Step::Nothing, Step::RecordAttempts);
+        let step = uncount();
         let verdict = Verdict::Waiting(trouble.clone());
         return Plan::new(step, verdict, Some(until(time, now)));
     }
     match &observed.place {
         // Invariant 1: what the store holds is unknown, so nothing is written to it.
-        Place::Unknown(trouble) => wait(Verdict::Waiting(trouble.clone()), look(begun, now)),
+        Place::Unknown(trouble) => {
+            let verdict = Verdict::Waiting(trouble.clone());
+            Plan::new(uncount(), verdict, Some(look(begun, now)))
+        }
         Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
         Place::Free | Place::Written(_) => {
             if let Some(trouble) = cut_off(backup, work) {

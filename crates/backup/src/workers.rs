@@ -271,7 +271,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.uncounted) => Err(Trouble::new(
                 Reason::StepFailed,
-                "the API server did not take the record that the attempt begins: see its log and the operator's",
+                "the attempt could not be recorded in the status in time: the API server does not take it, or the operator has \
+                 too much to look at; see the operator's log",
             )),
         }
     }

@@ -129,6 +129,11 @@ fn attempts_that_fail_by_themselves_are_not_counted_against_a_backup() {
         let mut failed = known(Work::Ended(Err(refused())), Place::NotAsked);
         failed.transfer.counted = Some(1);
         failed.transfer.not_before = Some(now + SignedDuration::from_secs(30));
+        // Also where the pause was over before anybody looked, and the store is away by then.
+        if process % 2 == 1 {
+            failed.transfer.not_before = Some(now - SignedDuration::from_secs(1));
+            failed.place = Place::Unknown(refused());
+        }
         let waits = plan(&backup, &failed, now);
         backup = after(backup, &waits, now);
         assert_eq!(unfinished(&backup), None);
