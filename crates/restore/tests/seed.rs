@@ -24,6 +24,8 @@ use tempfile::TempDir;
 #[path = "common/on_disk.rs"]
 mod on_disk;
 
+#[path = "seed/minors.rs"]
+mod minors;
 #[path = "seed/start.rs"]
 mod start;
 
@@ -38,6 +40,8 @@ struct World {
     secret: TempDir,
     programs: Programs,
     tool: PathBuf,
+    /// What the backup is of.
+    minor: &'static str,
     revision: i64,
     snapshot: Bytes,
     hash: KeyHash,
@@ -76,7 +80,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
 }
 
 impl World {
-    async fn new(minor: &str) -> Self {
+    async fn new(minor: &'static str) -> Self {
         let programs = Programs::find(minor);
         let (snapshot, revision, hash) = take_snapshot(&programs).await;
         let server = S3Server::start(&["bucket"]);
@@ -91,6 +95,7 @@ impl World {
             server,
             secret,
             programs,
+            minor,
             revision,
             snapshot,
             hash,
@@ -98,6 +103,12 @@ impl World {
         world.put("a/backup", &world.snapshot).await;
         world.put_manifest(&world.manifest()).await;
         world
+    }
+
+    /// The cluster to make is of this minor version.
+    fn goes_into(&mut self, minor: &str) {
+        self.programs = Programs::find(minor);
+        self.tool = tool(&self.programs, minor);
     }
 
     async fn store(&self) -> S3Store {
@@ -115,7 +126,8 @@ impl World {
 
     fn manifest(&self) -> Value {
         json!({
-            "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "00000000000000ab", "revision": self.revision,
+            "formatVersion": 1, "etcdVersion": format!("{}.16", self.minor), "clusterID": "00000000000000ab",
+            "revision": self.revision,
             "size": self.snapshot.len(), "sha256": format!("{:x}", Sha256::digest(&self.snapshot)),
             "compression": "none", "createdAt": "2026-01-01T00:00:00Z", "hash": self.hash.hash,
         })
@@ -149,6 +161,14 @@ impl World {
         self.fetch_from("bucket/a/backup")
     }
 
+    /// The same, for a cluster of this version.
+    fn fetch_into(&self, version: &str) -> Fetch {
+        Fetch {
+            etcd_version: Some(version.to_owned()),
+            ..self.fetch()
+        }
+    }
+
     fn prepare(&self, peer_url: &str) -> Prepare {
         Prepare {
             making: Making {
@@ -174,9 +194,16 @@ impl World {
     }
 }
 
-async fn brings_every_key_back(minor: &str) {
-    let world = World::new(minor).await;
-    let fetched = fetch(&world.fetch()).await.unwrap();
+async fn brings_every_key_back(minor: &'static str) {
+    brings_every_key_into(minor, minor).await;
+}
+
+/// Into a cluster of another minor version, with the tool of that.
+async fn brings_every_key_into(of: &'static str, minor: &str) {
+    let mut world = World::new(of).await;
+    world.goes_into(minor);
+    let asked = world.fetch_into(&format!("{minor}.0"));
+    let fetched = Box::pin(fetch(&asked)).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
     assert!(
         !world.data().exists(),
