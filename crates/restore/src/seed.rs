@@ -221,3 +221,29 @@ fn hexadecimal(bytes: &[u8]) -> String {
         text
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_with_the_volume_names_what_helps_where_something_does() {
+        use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
+        let larger = Some("give the members larger volumes");
+        for (kind, helps) in [
+            (StorageFull, larger),
+            (QuotaExceeded, larger),
+            (PermissionDenied, Some("spec.pod.securityContext.fsGroup")),
+            (NotFound, None),
+        ] {
+            let told = volume_trouble("write", Path::new("/data/x"), &io::Error::from(kind));
+            assert_eq!(told.reason, Reason::SeedFailed);
+            let plain = format!("cannot write /data/x: {}", io::Error::from(kind));
+            let remedy = told.message.strip_prefix(&plain).unwrap();
+            match helps {
+                Some(helps) => assert!(remedy.contains(helps), "{}", told.message),
+                None => assert_eq!(remedy, ""),
+            }
+        }
+    }
+}

@@ -251,6 +251,7 @@ fn restore_in_place(restore: &EtcdRestore) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use api::restore::ReplacesStatus;
     use runtime::progress::Moved;
 
     use super::*;
@@ -390,6 +391,80 @@ mod tests {
             let told = status.progress.as_ref().unwrap();
             assert_eq!((told.bytes, told.total_bytes), (5, Some(10)));
         }
+    }
+
+    #[test]
+    fn events_tell_each_step_that_people_ask_about() {
+        let fresh = restore();
+        let mut over = restore();
+        over.status.get_or_insert_default().replaces = Some(ReplacesStatus::default());
+        let formed = || Step::RecordFormed {
+            cluster_id: "ab".into(),
+        };
+        let restored = Step::RecordRestored {
+            cluster_id: "ab".into(),
+            revision: 7,
+            sha256: None,
+        };
+        let create = Step::CreateCluster(Box::default());
+        let evicted = Step::ClearPod("evicted".into());
+        let given_up = Step::Abandon(Trouble::new(Reason::BackupMissing, "no such key"));
+        let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
+        for (restore, step, reason, says) in [
+            (&fresh, create, "ClusterCreated", "EtcdCluster main"),
+            (&over, Step::Claim, "Claimed", "main: it serves until"),
+            (&fresh, Step::CreatePod, "SeedStarted", "seed member"),
+            (&fresh, evicted, "SeedEnded", "evicted"),
+            (&fresh, restored, "SeedServes", "revision 7"),
+            (&over, given_up, "GivenUp", "main: no such key"),
+            (&over, formed(), "Replacing", "members of main"),
+            (&over, Step::ReleaseClaim, "HandedOver", "main over to"),
+        ] {
+            let told = notices(restore, &planned(step, working()));
+            let [told] = &told[..] else {
+                panic!("{reason}: {told:?}")
+            };
+            let is_bad = ["SeedEnded", "GivenUp"].contains(&reason);
+            assert_eq!((told.reason, told.warning), (reason, is_bad));
+            assert!(told.note.contains(says), "{told:?}");
+        }
+        // Where no members are replaced nobody is told that they are.
+        for step in [formed(), Step::Nothing, Step::Guard(true), Step::Join] {
+            let plan = planned(step, working());
+            assert!(notices(&fresh, &plan).is_empty(), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn events_tell_what_it_waits_for_what_failed_and_once_that_it_is_complete() {
+        let told = |restore: &EtcdRestore, step: Step, outlook: Outlook| -> Vec<_> {
+            let told = notices(restore, &planned(step, outlook)).into_iter();
+            told.map(|one| (one.warning, one.reason, one.note))
+                .collect()
+        };
+        let missing = || Trouble::new(Reason::BackupMissing, "no such key");
+        let note = || "BackupMissing: no such key".to_owned();
+        let mut restore = restore();
+        for (outlook, reason) in [
+            (Outlook::Working(missing()), "RestoreWaits"),
+            (Outlook::Stuck(missing()), "RestoreFailed"),
+            (Outlook::Halted(missing()), "RestoreFailed"),
+        ] {
+            let said = told(&restore, Step::Nothing, outlook);
+            assert_eq!(said, [(true, reason, note())]);
+        }
+        // Both, and the step first.
+        let given_up = Step::Abandon(missing());
+        let said = told(&restore, given_up, Outlook::Halted(missing()));
+        let reasons: Vec<_> = said.iter().map(|(_, reason, _)| *reason).collect();
+        assert_eq!(reasons, ["GivenUp", "RestoreFailed"]);
+
+        let serves = "the EtcdCluster main serves".to_owned();
+        let said = told(&restore, Step::Nothing, Outlook::Complete);
+        assert_eq!(said, [(false, "RestoreComplete", serves)]);
+        restore.status.get_or_insert_default().succeeded = true;
+        let said = told(&restore, Step::Nothing, Outlook::Complete);
+        assert!(said.is_empty(), "{said:?}");
     }
 
     #[test]

@@ -117,3 +117,23 @@ impl Download {
         written.map_err(|error| volume_trouble("write", &self.path, &error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's own volume that is always full.
+    #[tokio::test]
+    async fn a_volume_that_is_full_is_told_with_its_remedy() {
+        let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
+        // Whoever has more stops when it is known.
+        while intake.push(Bytes::from_static(&[0; 4096])).await {}
+        let trouble = intake.finish().await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::SeedFailed);
+        assert!(
+            trouble.message.contains("larger volumes"),
+            "{}",
+            trouble.message
+        );
+    }
+}
