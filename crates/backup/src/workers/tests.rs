@@ -408,19 +408,38 @@ async fn a_transfer_moves_nothing_before_its_attempt_is_counted() {
 /// Where the API server takes no record, others get their turn.
 #[tokio::test]
 async fn a_transfer_that_is_not_counted_gives_its_turn_to_others() {
-    let mut case = Case::with(Limits {
-        uncounted: Duration::from_millis(300),
+    let uncounted = Duration::from_millis(300);
+    let case = Case::with(Limits {
+        uncounted,
         ..LIMITS
     });
-    let transfer = case.transfer("slow", "0");
-    case.workers.begin("0", transfer, || true);
-    case.news.recv().await.unwrap();
-    assert_eq!(case.workers.observe("0").work, Work::Called);
-    case.news.recv().await.unwrap();
-    let pace = case.workers.observe("0");
-    let Work::Ended(Err(trouble)) = &pace.work else {
-        panic!("{pace:?}")
+    // One more than have a turn at that store.
+    let all: Vec<String> = (0..=LIMITS.to_one_store)
+        .map(|index| index.to_string())
+        .collect();
+    for uid in &all {
+        let transfer = case.transfer("slow", uid);
+        case.workers.begin(uid, transfer, || true);
+    }
+    // So ends what was called, and nothing else.
+    let is_given_up = |case: &Case, uid: &String| {
+        let pace = case.workers.observe(uid);
+        assert_eq!(pace.counted, None, "{uid}");
+        match pace.work {
+            Work::Queued | Work::Called => false,
+            Work::Ended(Err(trouble)) => trouble.message.contains("API server"),
+            other => panic!("{uid}: {other:?}"),
+        }
     };
-    assert!(trouble.message.contains("API server"), "{trouble:?}");
-    assert_eq!(pace.counted, None);
+    case.until("all had their turn", |case| {
+        all.iter().all(|uid| is_given_up(case, uid))
+    })
+    .await;
+    // The last one had to wait for it.
+    let waited = |uid: &String| case.workers.observe(uid).waited;
+    let (last, before) = all.split_last().unwrap();
+    assert!(waited(last) >= uncounted, "{:?}", waited(last));
+    for uid in before {
+        assert!(waited(uid) < waited(last), "{uid}: {:?}", waited(uid));
+    }
 }
