@@ -61,6 +61,13 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
+/// Whether the object has failed, and for this reason.
+#[must_use]
+pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
+    condition(object, "Failed")
+        .is_some_and(|found| found["status"] == "True" && found["reason"] == reason)
+}
+
 /// The names in `status.members.ready`.
 #[must_use]
 pub fn ready_members(object: &DynamicObject) -> Vec<String> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{
-    Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
+    Kind, await_complete, await_object, conditions_line, field, has_condition, has_failed_for,
     ready_members,
 };
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::member_loss::await_one_volume_a_member;
+use crate::restore_in_place::pods_of;
 
 const KEYS: usize = 2_000;
 
@@ -178,6 +179,7 @@ async fn a_restore_over_a_living_cluster_is_refused() {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
         let before = sandbox.await_members("c", 1).await?;
+        let pods = pods_of(sandbox).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 10, |_| ()).await?;
         sandbox
@@ -194,11 +196,13 @@ async fn a_restore_over_a_living_cluster_is_refused() {
             PATIENCE,
             |object| {
                 has_condition(object, "Complete", "False")
-                    && condition(object, "Complete").is_some()
-                    && conditions_line(object).contains("exists")
+                    && has_failed_for(object, "ClusterExists")
             },
         )
         .await?;
+        let text = conditions_line(&refused);
+        ensure!(text.contains("nothing was changed"), "{text}");
+        ensure!(field(&refused, "/status/phase") == "Failed", "{text}");
         ensure!(field(&refused, "/status/succeeded") != true);
         let after = sandbox.await_members("c", 1).await?;
         ensure!(
@@ -206,6 +210,9 @@ async fn a_restore_over_a_living_cluster_is_refused() {
             "the cluster was replaced"
         );
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        ensure!(field(&after, "/spec") == field(&before, "/spec"));
+        let now = pods_of(sandbox).await?;
+        ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
         keys.verify("kept/", 10).await?;
         Ok(())
     })
@@ -241,7 +248,7 @@ async fn a_damaged_backup_is_found_out_before_it_serves() {
             "back",
             "SnapshotUnreadable",
             PATIENCE,
-            |object| conditions_line(object).contains("SnapshotUnreadable"),
+            |object| has_failed_for(object, "SnapshotUnreadable"),
         )
         .await?;
         ensure!(field(&found, "/status/succeeded") != true);

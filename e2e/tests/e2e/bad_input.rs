@@ -169,7 +169,8 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
             source(&format!("{}/nothing-there", bucket.name), "aws")
         );
         sandbox.apply(&spec("absent", &absent)).await?;
-        said(sandbox, Kind::EtcdRestore, "absent", &["nothing-there"]).await?;
+        let said_of_it = ["Failed=True(BackupMissing: ", "nothing-there"];
+        said(sandbox, Kind::EtcdRestore, "absent", &said_of_it).await?;
         let secretless = format!(
             "{{etcdCluster: {{name: d}}, backupStorageType: S3, {}}}",
             source(&format!("{}/etcd.backup", bucket.name), "no-such-secret")
@@ -179,7 +180,7 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
             sandbox,
             Kind::EtcdRestore,
             "secretless",
-            &["no-such-secret"],
+            &["Failed=True(SecretMissing: ", "no-such-secret"],
         )
         .await?;
         let clusters = sandbox
@@ -224,7 +225,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         sandbox,
         Kind::EtcdRestore,
         "older",
-        &["InvalidSpec", &newest, &oldest, "version"],
+        &["Failed=True(InvalidSpec: ", &newest, &oldest, "version"],
     )
     .await?;
 
@@ -246,7 +247,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         sandbox,
         Kind::EtcdRestore,
         "cut",
-        &["SnapshotUnreadable", "cut off"],
+        &["Failed=True(SnapshotUnreadable: ", "cut off"],
     )
     .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -270,7 +271,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         sandbox,
         Kind::EtcdRestore,
         "over",
-        &["SnapshotUnreadable", "cut off"],
+        &["Failed=True(SnapshotUnreadable: ", "cut off"],
     )
     .await?;
     let living = sandbox.await_members("c", 1).await?;
@@ -291,7 +292,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         sandbox,
         Kind::EtcdRestore,
         "nowhere",
-        &["PodNotStarting", "finds no node"],
+        &["Complete=False(PodNotStarting: ", "finds no node"],
     )
     .await
 }

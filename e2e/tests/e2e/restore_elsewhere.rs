@@ -1,11 +1,13 @@
 //! Restores under another name, in another namespace, and of snapshots that no operator made.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
+use e2e::kubectl::PortForward;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, field};
 use e2e::picture::Picture;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use tokio::process::Command;
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{cluster, newest_version};
@@ -84,12 +86,34 @@ async fn restore_other_namespace_makes_a_cluster_there() {
     .await;
 }
 
-/// What `etcdctl snapshot save` stores, as a backup of the operator before: no manifest lies beside it.
+/// By `etcdctl snapshot save`. The testbed brings etcdctl along; a user who has none is given what it stores.
+async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
+    if sandbox.env.xtask.is_none() {
+        return keys.snapshot().await;
+    }
+    let (service, folder) = ("service/c-client", tempfile::tempdir()?);
+    let forward = PortForward::open(&sandbox.env, &sandbox.namespace, service, 2379).await?;
+    let file = folder.path().join("by-hand.db");
+    let saved = Command::new("etcdctl")
+        .arg(format!("--endpoints=http://127.0.0.1:{}", forward.port))
+        .args(["snapshot", "save"])
+        .arg(&file)
+        .kill_on_drop(true)
+        .output()
+        .await
+        .context("etcdctl cannot be started: is it on PATH?")?;
+    let why = String::from_utf8_lossy(&saved.stderr);
+    ensure!(saved.status.success(), "etcdctl: {why}");
+    std::fs::read(&file).context("read what etcdctl has saved")
+}
+
+/// As a backup of the operator before: no manifest lies beside it.
 #[tokio::test]
 async fn restore_hand_made_snapshot_with_a_template() {
     scenario("restore_hand_made", async |sandbox| {
         let (bucket, keys, before) = filled(sandbox).await?;
-        bucket.write("by-hand.db", keys.snapshot().await?).await?;
+        let saved = save(sandbox, &keys).await?;
+        bucket.write("by-hand.db", saved).await?;
         let version = newest_version(&sandbox.env)?;
         let target =
             format!("{{name: d, template: {{spec: {{size: 3, version: \"{version}\"}}}}}}");

@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams};
 
+use crate::all_pods_lost::same_members;
 use crate::backup_restore_s3::backup;
 use crate::backup_schedule::{fail_at, restarts};
 use crate::fixtures::{DURABLE, cluster, cluster_with, newest_version};
@@ -92,9 +93,30 @@ async fn backup_s3_and_restore_without_cluster_object_bring_everything_back() {
         let is = sandbox.await_members("c", 3).await?;
         ensure!(field(&is, "/spec") == field(&was, "/spec"));
         ensure!(field(&is, "/status/clusterID") != field(&was, "/status/clusterID"));
-        Ok(())
+        seed_comes_back(sandbox, &done, &is, &before).await
     })
     .await;
+}
+
+/// The seed's pod is lost when the Secret is gone with which the backup was fetched: it is the member it was, with its
+/// data. It alone is asked.
+async fn seed_comes_back(
+    sandbox: &Sandbox,
+    done: &DynamicObject,
+    cluster: &DynamicObject,
+    before: &Picture,
+) -> Result<()> {
+    let seed = field(done, "/status/seed/member").as_str();
+    let seed = seed.context("no seed is recorded")?;
+    let pods = sandbox.api::<Pod>();
+    let lost = pods.get(seed).await?.metadata.uid;
+    sandbox.kubectl(&["delete", "secret", "aws"]).await?;
+    sandbox.lose_pod("c", seed).await?;
+    let is = sandbox.await_members("c", 3).await?;
+    same_members(cluster, &is)?;
+    ensure!(pods.get(seed).await?.metadata.uid != lost);
+    let keys = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, seed).await?;
+    before.is_of(&Picture::at(&keys, before.revision).await?)
 }
 
 /// Of the operator before: the name tells path, revision and time, and nothing lies beside it.

@@ -5,11 +5,15 @@ use e2e::bucket::Bucket;
 use e2e::leaks::discreet;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
+use e2e::picture::Picture;
 use e2e::tls::{self, Authority};
 use e2e::{Keyspace, PATIENCE, Sandbox};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::DynamicObject;
 
 use crate::certificates::{STATIC, arguments, client, make_secrets, of_pods};
 use crate::fixtures::cluster_with;
+use crate::restore_in_place::await_replaced;
 
 const KEYS: usize = 500;
 
@@ -61,6 +65,24 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
+/// UIDs and versions of the Secrets the cluster is run with: nobody replaces them, and nobody writes to them.
+async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
+    let mut found = Vec::new();
+    for name in ["peer", "server", "operator"] {
+        let secret = sandbox.api::<Secret>().get(name).await?.metadata;
+        found.push((secret.uid, secret.resource_version));
+    }
+    Ok(found)
+}
+
+/// All that was backed up is there, and it is what the restore says.
+async fn is_back(keys: &Keyspace, before: &Picture, restored: &DynamicObject) -> Result<()> {
+    let revision = field(restored, "/status/restoredRevision").as_i64();
+    ensure!(revision == Some(before.revision), "{revision:?}");
+    ensure!(keys.verify("kept/", KEYS).await? >= before.revision);
+    before.is_of(&Picture::at(keys, before.revision).await?)
+}
+
 #[tokio::test]
 async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates() {
     discreet("tls_backup_restore", async |sandbox| {
@@ -74,7 +96,9 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         let identity = client(&authority, sandbox, "c")?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
-        let written = keys.fill("kept/", KEYS, |_| ()).await?;
+        keys.fill("kept/", KEYS, |_| ()).await?;
+        keys.paint("painted/", 40).await?;
+        let before = Picture::now(&keys).await?;
         back_up(sandbox, &bucket, &authority).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -88,23 +112,28 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         sandbox.apply(&restore).await?;
         let them = sandbox.objects(Kind::EtcdRestore);
         let restored = await_complete(&them, "back", PATIENCE).await?;
-        ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
-        sandbox.await_members("c", 3).await?;
+        let there = sandbox.await_members("c", 3).await?;
         let plain = arguments(sandbox).await?;
         ensure!(!plain.iter().any(|one| one.starts_with("--listen-client-urls=http://")));
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
-        ensure!(keys.verify("kept/", KEYS).await? >= written);
+        is_back(&keys, &before, &restored).await?;
+        keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
+        let secrets_before = secrets(sandbox).await?;
 
         // And over the living one, from the spec recorded beside the backup by name.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);
         sandbox.apply(&over).await?;
-        await_complete(&them, "over", PATIENCE).await?;
-        sandbox.await_members("c", 3).await?;
+        let restored = await_complete(&them, "over", PATIENCE).await?;
+        await_replaced(sandbox, &restored).await?;
+        let after = sandbox.await_members("c", 3).await?;
+        ensure!(after.metadata.uid == there.metadata.uid, "the EtcdCluster was replaced");
+        ensure!(secrets(sandbox).await? == secrets_before, "a Secret was replaced or changed");
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
-        ensure!(keys.verify("kept/", KEYS).await? >= written);
+        is_back(&keys, &before, &restored).await?;
+        keys.verify("later/", 0).await?;
         Ok(())
     })
     .await;
