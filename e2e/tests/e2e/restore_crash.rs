@@ -5,16 +5,20 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::{backup_with, restore_with};
-use e2e::objects::{Kind, await_complete, await_object, conditions_line, field, has_condition};
+use e2e::objects::{
+    Kind, await_complete, await_object, conditions_line, field, has_condition, has_failed_for,
+    ready_members,
+};
 use e2e::picture::Picture;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 
 use crate::fixtures::{cluster, root};
-use crate::restore_in_place::{CLAIM, Living, living, living_on, over};
+use crate::member_loss::await_one_volume_a_member;
+use crate::restore_in_place::{CLAIM, Living, await_gone, await_replaced, living, living_on, over};
 use crate::restore_sources::{compare, painted};
 
 const OPERATOR: &str = "etcd-restore-operator";
@@ -49,6 +53,9 @@ const GIVEN_UP: &[&str] = &[
     "restore-before-let-go",
 ];
 
+/// When the cluster that is there names the seed's as its own already.
+const TURNED: &[&str] = &["restore-before-stop-former"];
+
 /// With a seed that is lost when it is there and recorded in the EtcdRestore alone.
 const ENDED: &[&str] = &["restore-before-record-formed", CLEAR];
 
@@ -74,21 +81,28 @@ async fn restart_with(sandbox: &Sandbox, variable: &str) -> Result<()> {
     sandbox.kubectl(&delete).await.map(drop)
 }
 
+/// Waits until the operator has died at that point, and not of something else.
 async fn dies(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
     let told = format!("FAILPOINTS={point}=panic");
+    let last_words = format!("failpoint {point} panic");
     until(
         &format!("the operator dies {point}"),
         PATIENCE,
         async || {
             let pods = sandbox.api::<Pod>().list(&selector).await?;
             let told: Vec<&Pod> = pods.iter().filter(|pod| is_told(pod, &told)).collect();
-            Ok(if told.iter().any(|pod| has_died(pod)) {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{} pods of it live", told.len()))
-            })
+            let mut seen = format!("{} pods of it", told.len());
+            for pod in told.into_iter().filter(|pod| has_died(pod)) {
+                let name = pod.name_any();
+                let log = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
+                if log.contains(&last_words) {
+                    return Ok(Look::Done(()));
+                }
+                seen = format!("{name} died of something else: {log}");
+            }
+            Ok(Look::NotYet(seen))
         },
     )
     .await
@@ -203,6 +217,35 @@ async fn operator_crash_restore_gives_up_or_makes_a_new_cluster_all_the_same() {
     .await;
 }
 
+/// From the turn on it is the seed's cluster that goes on, also for who has changed their mind.
+#[tokio::test]
+async fn restore_deleted_midway_after_the_turn_leaves_the_restored_cluster() {
+    scenario("restore_deleted_late", async |sandbox| {
+        let living = living(sandbox, 1).await?;
+        drop(living.keys);
+        let manifest = over(sandbox, &living.bucket, "")?;
+        dies_at_each(sandbox, TURNED, &manifest).await?;
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        let begun = restores.get("over").await?;
+        restores.delete("over", &DeleteParams::default()).await?;
+        restart_with(sandbox, "FAILPOINTS-").await?;
+        await_gone(sandbox, "over").await?;
+
+        await_replaced(sandbox, &begun).await?;
+        let after = sandbox.await_members("c", 1).await?;
+        ensure!(after.metadata.uid == living.before.metadata.uid);
+        ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        let is = Picture::at(&keys, living.picture.revision).await?;
+        living.picture.is_of(&is)?;
+        keys.verify("later/", 0)
+            .await
+            .context("keys newer than the backup")?;
+        await_one_volume_a_member(sandbox, &ready_members(&after)).await
+    })
+    .await;
+}
+
 /// Without a volume its data is gone with it. The cluster that is there serves all along.
 #[tokio::test]
 async fn restore_seed_ended_for_good_is_made_again_beside_the_cluster_that_serves() {
@@ -298,7 +341,7 @@ async fn gives_up(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let failed = |object: &_| field(object, "/status/phase") == "Failed";
     let failed = await_object(&restores, "over", "a failure for good", PATIENCE, failed).await?;
     let text = conditions_line(&failed);
-    ensure!(text.contains("SnapshotUnreadable"), "{text}");
+    ensure!(has_failed_for(&failed, "SnapshotUnreadable"), "{text}");
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
     let annotations = after.metadata.annotations.unwrap_or_default();
@@ -312,14 +355,7 @@ async fn makes_a_new_cluster(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let more = "  ttlSecondsAfterFinished: 1\n";
     let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, more);
     dies_at(sandbox, NEW, &manifest).await?;
-    let restores = sandbox.objects(Kind::EtcdRestore);
-    until("the EtcdRestore is gone", PATIENCE, async || {
-        Ok(match restores.get_opt("new").await? {
-            None => Look::Done(()),
-            Some(object) => Look::NotYet(conditions_line(&object)),
-        })
-    })
-    .await?;
+    await_gone(sandbox, "new").await?;
     let made = sandbox.await_members("d", 1).await?;
     ensure!(has_condition(&made, "Available", "True"));
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
