@@ -18,7 +18,8 @@ mod alone {
             .collect())
     }
 
-    /// Two nodes for three members, so that one node holds two: drained at once, they would take the quorum along.
+    /// Two nodes for three members with disks, so that one node holds two; and that one holds all that have none. Drained at
+    /// once, they would take the quorum along.
     #[tokio::test]
     async fn a_drained_node_never_takes_the_quorum_along() {
         scenario("drain", async |sandbox| {
@@ -26,19 +27,27 @@ mod alone {
                 let nodes = testbed.nodes();
                 let spare = nodes.last().context("no nodes")?;
                 sandbox.kubectl(&["cordon", spare]).await?;
-                sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
                 let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&durable).await?;
-                sandbox.await_members("plain", 3).await?;
                 let before = sandbox.await_members("durable", 3).await?;
-                sandbox.kubectl(&["uncordon", spare]).await?;
+                let crowded = crowded(sandbox, "durable").await?;
+                let others: Vec<&str> = nodes.iter().map(String::as_str).collect();
+                let others: Vec<&str> = others.into_iter().filter(|it| *it != crowded).collect();
+                sandbox
+                    .kubectl(&[&["cordon"][..], &others[..]].concat())
+                    .await?;
+                sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
+                sandbox.await_members("plain", 3).await?;
+                sandbox
+                    .kubectl(&[&["uncordon"][..], &others[..]].concat())
+                    .await?;
 
                 let writers = [
                     Writer::start(sandbox, "plain").await?,
                     Writer::start(sandbox, "durable").await?,
                 ];
-                let crowded = crowded(sandbox, "durable").await?;
                 let gone = members_on(sandbox, "plain", &crowded).await?;
+                ensure!(gone.len() == 3, "only {gone:?} are on {crowded}");
                 let moved = members_on(sandbox, "durable", &crowded).await?;
                 let ends = [
                     (OneByOne::begin(sandbox, "plain", 3).await?, gone.len()),
