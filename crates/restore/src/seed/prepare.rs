@@ -5,6 +5,7 @@
 //! of both only the few pages are that tell the revision.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -22,6 +23,9 @@ use crate::observed::Trouble;
 
 /// How much of the tool's output is reported, in bytes.
 const OUTPUT_LIMIT: usize = 1000;
+
+/// What the tool says where the volume has no room for what it makes.
+const FULL: &str = "no space left on device";
 
 /// With what the data directory is made, and where.
 #[derive(Clone, Debug)]
@@ -140,7 +144,7 @@ fn revisions(path: &Path) -> Result<Revisions, Trouble> {
 
 fn remove_dir(path: &Path) -> Result<(), Trouble> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(volume_trouble("remove", path, &error))
         }
         _ => Ok(()),
@@ -196,6 +200,10 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         return Err(Trouble::new(Reason::PodNotStarting, text));
     }
     let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains(FULL) {
+        let full = io::ErrorKind::StorageFull.into();
+        return Err(volume_trouble("make", made, &full));
+    }
     let start = said.ceil_char_boundary(said.len().saturating_sub(OUTPUT_LIMIT));
     Err(unreadable(&format!(
         "{} ended with {}: {}",
