@@ -1,0 +1,39 @@
+//! etcd's own tool ends for a reason that is not the backup's.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use restore::observed::Trouble;
+
+use super::*;
+
+/// What is told of a tool that does this.
+async fn told_of_a_tool(does: &str) -> Trouble {
+    let world = World::new("3.6").await;
+    fetch(&world.fetch()).await.unwrap();
+    let mut arguments = world.prepare("http://127.0.0.1:1");
+    let tool = world.volume.path().join("tool");
+    std::fs::write(&tool, format!("#!/bin/sh\n{does}\n")).unwrap();
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+    arguments.making.tool = tool;
+    prepare(&arguments).unwrap_err()
+}
+
+#[tokio::test]
+async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
+    let trouble = told_of_a_tool("kill -9 $$").await;
+    assert_eq!(trouble.reason, Reason::PodNotStarting);
+    assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
+}
+
+/// As every minor version's tool says it, of its copy and of the log it begins.
+#[tokio::test]
+async fn a_tool_that_finds_no_room_says_nothing_of_the_backup() {
+    let full = "echo Error: write db: no space left on device >&2; exit 1";
+    let trouble = told_of_a_tool(full).await;
+    assert_eq!(trouble.reason, Reason::SeedFailed);
+    assert!(
+        trouble.message.contains("larger volumes"),
+        "{}",
+        trouble.message
+    );
+}
