@@ -105,21 +105,24 @@ mod tests {
         pod
     }
 
+    fn alive() -> Pulse {
+        Pulse {
+            member_id: MemberId(1),
+            has_leader: true,
+            raft_applied_index: 7,
+            peers: [].into(),
+        }
+    }
+
     async fn asked(up: bool, pod: &Pod) -> (bool, bool) {
         asked_slowly((up, Duration::ZERO), pod).await
     }
 
     async fn asked_slowly((up, slow): (bool, Duration), pod: &Pod) -> (bool, bool) {
         let etcd = FakeEtcd::formed(1, &["a"], url);
-        let pulse = Pulse {
-            member_id: MemberId(1),
-            has_leader: true,
-            raft_applied_index: 7,
-            peers: [].into(),
-        };
         etcd.with(|state| {
             (state.members[0].up, state.slow) = (up, slow);
-            state.pulses.insert(HEALTH.to_owned(), pulse);
+            state.pulses.insert(HEALTH.to_owned(), alive());
         });
         let asked = (pod, scene::at(1000));
         let (answer, pulse) = status(&etcd, &url("a"), asked, Some(HEALTH)).await;
@@ -173,15 +176,9 @@ mod tests {
     async fn who_has_told_its_health_is_not_waited_for_as_long_as_who_has_not() {
         let asked = async |tells: bool| {
             let etcd = FakeEtcd::formed(1, &["a"], url);
-            let pulse = Pulse {
-                member_id: MemberId(1),
-                has_leader: true,
-                raft_applied_index: 7,
-                peers: [].into(),
-            };
             etcd.with(|state| {
                 state.slow = Duration::from_hours(1);
-                let told = tells.then(|| (HEALTH.to_owned(), pulse));
+                let told = tells.then(|| (HEALTH.to_owned(), alive()));
                 state.pulses.extend(told);
             });
             let mut learner = pod(Role::Learner);
