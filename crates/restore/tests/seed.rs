@@ -24,6 +24,8 @@ use tempfile::TempDir;
 #[path = "common/on_disk.rs"]
 mod on_disk;
 
+#[path = "seed/coreos.rs"]
+mod coreos;
 #[path = "seed/minors.rs"]
 mod minors;
 #[path = "seed/start.rs"]

@@ -1,0 +1,183 @@
+//! Backups as coreos/etcd-operator made them, of the etcd it ran: 3.2 and 3.3 themselves have written these
+//! (`e2e/fixtures/coreos`), and beside each is what they said was in it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use etcd_client::{Client, GetOptions, LeaseTimeToLiveOptions};
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+
+use super::*;
+
+/// Every generation of a key is in it from here on; what was before is compacted.
+const BETWEEN: i64 = 40;
+/// What was compacted.
+const COMPACTED: i64 = 20;
+
+/// A key as etcd tells of it.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+struct Stored {
+    key: ByteString,
+    value: ByteString,
+    create_revision: i64,
+    mod_revision: i64,
+    version: i64,
+    lease: i64,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    revision: i64,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    header: Header,
+    kvs: Vec<Stored>,
+}
+
+#[derive(Deserialize)]
+struct Lease {
+    id: i64,
+    #[serde(rename = "granted-ttl")]
+    granted: i64,
+    keys: Option<Vec<ByteString>>,
+}
+
+/// What the old etcd said, as its `etcdctl -w json` printed it.
+#[derive(Deserialize)]
+struct Said {
+    all: Answer,
+    revision40: Answer,
+    leases: Vec<Lease>,
+}
+
+fn fixture(file: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/fixtures/coreos");
+    std::fs::read(folder.join(file)).unwrap()
+}
+
+async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
+    let options = GetOptions::new().with_all_keys().with_revision(revision);
+    let answer = client.kv_client().get("", Some(options)).await.unwrap();
+    let told = answer.kvs().iter().map(|pair| Stored {
+        key: ByteString(pair.key().to_vec()),
+        value: ByteString(pair.value().to_vec()),
+        create_revision: pair.create_revision(),
+        mod_revision: pair.mod_revision(),
+        version: pair.version(),
+        lease: pair.lease(),
+    });
+    told.collect()
+}
+
+/// Each lease with the time it was granted for and its keys.
+async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
+    let list = client.lease_client().leases().await.unwrap();
+    let mut leases = BTreeMap::new();
+    for lease in list.leases() {
+        let options = LeaseTimeToLiveOptions::new().with_keys();
+        let told = client
+            .lease_client()
+            .time_to_live(lease.id(), Some(options))
+            .await
+            .unwrap();
+        let mut keys: Vec<_> = told.keys().iter().cloned().map(ByteString).collect();
+        keys.sort();
+        leases.insert(lease.id(), (told.granted_ttl(), keys));
+    }
+    leases
+}
+
+/// Everything the old etcd said is what this one says.
+async fn serves_what_was_said(member: &Member, said: Said) {
+    let client = Client::connect([&member.client_url], None).await.unwrap();
+    assert_eq!(keys_at(&client, 0).await, said.all.kvs);
+    // History, too: what was deleted or had another value then.
+    let between = keys_at(&client, BETWEEN).await;
+    assert_eq!(between, said.revision40.kvs);
+    let options = GetOptions::new().with_revision(COMPACTED - 1);
+    let compacted = client.kv_client().get("painted/", Some(options)).await;
+    let refused = compacted.unwrap_err().to_string();
+    assert!(refused.contains("compacted"), "{refused}");
+    let granted = said.leases.into_iter().map(|lease| {
+        let mut keys = lease.keys.unwrap_or_default();
+        keys.sort();
+        (lease.id, (lease.granted, keys))
+    });
+    assert_eq!(leases(&client).await, granted.collect());
+    // It goes on from there, and a lease of old takes its keys with it.
+    let held = said.all.kvs.iter().find(|stored| stored.lease != 0);
+    let held = held.expect("a key with a lease");
+    let revoked = client.lease_client().revoke(held.lease).await.unwrap();
+    let now = revoked.header().unwrap().revision();
+    assert_eq!(now, said.all.header.revision + 1);
+    let left = keys_at(&client, 0).await;
+    assert!(!left.is_empty() && left.iter().all(|stored| stored.lease == 0));
+}
+
+async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
+    for old in ["3.2.32", "3.3.27"] {
+        let world = World::new(minor).await;
+        let backup: Bytes = fixture(&format!("etcd-{old}.db")).into();
+        let said: Said = serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
+        // As the old operator named it, with nothing beside it.
+        let key = format!(
+            "a/etcd.backup_v{}_2019-03-01-12:00:00",
+            said.all.header.revision
+        );
+        world.put(&key, &backup).await;
+        let asked = Fetch {
+            etcd_version: Some(format!("{minor}.0")),
+            ..world.fetch_from(&format!("bucket/{key}"))
+        };
+        let fetched = Box::pin(fetch(&asked)).await.unwrap();
+        assert_eq!(fetched.revision, said.all.header.revision);
+        let peer_url = format!("http://127.0.0.1:{}", free_port());
+        let restored = prepare(&world.prepare(&peer_url)).unwrap();
+        assert_eq!(restored, fetched);
+        let mut member = Member::start(&world.programs, &world.data(), &peer_url);
+        let status = member.serves().await;
+        let status = status.unwrap_or_else(|| panic!("etcd {minor} does not start on {old}"));
+        assert_eq!(status.revision, said.all.header.revision);
+        serves_what_was_said(&member, said).await;
+    }
+}
+
+#[tokio::test]
+async fn etcd_3_4_takes_backups_of_3_2_and_3_3() {
+    takes_backups_of_3_2_and_3_3("3.4").await;
+}
+
+#[tokio::test]
+async fn etcd_3_5_takes_backups_of_3_2_and_3_3() {
+    takes_backups_of_3_2_and_3_3("3.5").await;
+}
+
+#[tokio::test]
+async fn etcd_3_6_takes_backups_of_3_2_and_3_3() {
+    takes_backups_of_3_2_and_3_3("3.6").await;
+}
+
+#[tokio::test]
+async fn etcd_3_7_takes_backups_of_3_2_and_3_3() {
+    takes_backups_of_3_2_and_3_3("3.7").await;
+}
+
+/// One byte of it, in a value: it is what its own etcd put at the end that finds it out.
+#[tokio::test]
+async fn a_damaged_backup_of_3_2_or_3_3_is_refused() {
+    let world = World::new("3.7").await;
+    for old in ["3.2.32", "3.3.27"] {
+        let mut damaged = fixture(&format!("etcd-{old}.db"));
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        world.put("a/old", &damaged.into()).await;
+        let asked = world.fetch_from("bucket/a/old");
+        world
+            .refuses(&asked, &Reason::SnapshotUnreadable, "SHA-256")
+            .await;
+    }
+}
