@@ -4,6 +4,8 @@
 //! the blob. Blocks that no list names are seen by nobody; Azure removes them after a week and has no call for it
 //! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
+use std::ops::Range;
+
 use async_trait::async_trait;
 use azure_core::Context;
 use azure_core::CustomHeaders;
@@ -14,13 +16,13 @@ use azure_storage_blobs::prelude::{BlobClient, BlockId, ContainerClient};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use md5::{Digest as _, Md5};
 
 use crate::failure::{Place, chain};
 use crate::parts::{PART, Parts, Sink, Written};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
-use crate::resume::{Body, Version, resumed};
+use crate::resume::{Body, Version, read};
 
 mod access;
 mod identity;
@@ -234,20 +236,19 @@ struct AbsVersion {
     store: AbsStore,
     key: String,
     tag: String,
-    size: u64,
 }
 
 #[async_trait]
 impl Version for AbsVersion {
-    async fn body(&self, from: u64) -> Result<Body, Error> {
-        // One request for all the rest. For less than this the client asks for a checksum that few services compute.
-        let rest = self.size.saturating_sub(from).max(4 << 20);
+    async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
+        // One request. For less than this the client asks for a checksum that few services compute.
+        let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store
             .blob(&self.key)
             .get()
-            .range(from..)
-            .chunk_size(rest)
+            .range(part.start..)
+            .chunk_size(wanted.max(4 << 20))
             .if_match(IfMatchCondition::Match(self.tag.clone()))
             .into_stream();
         let page = Box::pin(pages).next().await;
@@ -256,15 +257,28 @@ impl Version for AbsVersion {
             .map_err(|error| self.store.explain(&self.key, &error))?;
         let store = self.store.clone();
         let key = self.key.clone();
-        Ok(page
-            .data
-            .map_err(move |error| store.explain(&key, &error))
-            .boxed())
+        let body = page.data.map_err(move |error| store.explain(&key, &error));
+        Ok(up_to(wanted, body).boxed())
     }
 
     fn endpoint(&self) -> String {
         self.store.place.endpoint.clone()
     }
+}
+
+/// No more than this many bytes of a body.
+fn up_to(
+    wanted: u64,
+    body: impl Stream<Item = Result<Bytes, Error>> + Send,
+) -> impl Stream<Item = Result<Bytes, Error>> + Send {
+    body.scan(wanted, |left, chunk| {
+        let chunk = chunk.map(|mut chunk| {
+            chunk.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+            *left -= chunk.len() as u64;
+            chunk
+        });
+        futures::future::ready(Some(chunk))
+    })
 }
 
 #[async_trait]
@@ -296,9 +310,8 @@ impl Store for AbsStore {
             store: self.clone(),
             key: key.to_owned(),
             tag: blob.properties.etag.to_string(),
-            size,
         };
-        Ok(resumed(version, size, None))
+        Ok(read(version, size, None))
     }
 
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {

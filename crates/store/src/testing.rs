@@ -76,6 +76,7 @@ pub enum Leftovers {
 pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
     nothing_is_there_before(store).await;
     objects_come_back_as_they_were(store).await;
+    what_is_replaced_midway_is_not_mixed(store).await;
     before_the_commit_nothing_is_visible(store).await;
     what_a_dead_process_left_is_removed(store, leftovers).await;
     a_listing_has_all_pages(store).await;
@@ -127,6 +128,32 @@ async fn objects_come_back_as_they_were(store: &dyn Store) {
     }
     store.put("a/b/small", content(70)).await.unwrap();
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
+}
+
+/// More than is asked for at once: the old content or an error, and nothing of the new one.
+async fn what_is_replaced_midway_is_not_mixed(store: &dyn Store) {
+    let before = content(80 << 20);
+    let after: Bytes = before.iter().map(|byte| !byte).collect();
+    upload(store, "a/replaced", &before, 1 << 20).await.unwrap();
+    let mut object = store.get("a/replaced").await.unwrap();
+    let mut read = object.chunks.try_next().await.unwrap().unwrap().to_vec();
+    upload(store, "a/replaced", &after, 1 << 20).await.unwrap();
+    let outcome = loop {
+        match object.chunks.try_next().await {
+            Ok(Some(chunk)) => read.extend_from_slice(&chunk),
+            other => break other,
+        }
+    };
+    assert!(
+        before.starts_with(&read),
+        "{} bytes are of both",
+        read.len()
+    );
+    assert!(
+        outcome.is_err() || read.len() == before.len(),
+        "it ends early"
+    );
+    store.delete("a/replaced").await.unwrap();
 }
 
 /// And what was there stays; after an abortion and after an upload that was dropped too.
