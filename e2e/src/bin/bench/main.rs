@@ -50,6 +50,10 @@ enum What {
         /// Rounds of each size; the median is reported.
         #[arg(long, default_value_t = 2)]
         rounds: usize,
+        /// The command line of AWS, the store's own tool, to fetch with by hand: `python3 -m venv aws; aws/bin/pip
+        /// install awscli==1.46.3` makes `aws/bin/aws`. Without it by hand means one bare request.
+        #[arg(long, value_name = "FILE")]
+        aws: Option<PathBuf>,
         /// Write the figures to this file as JSON.
         #[arg(long)]
         json: Option<PathBuf>,
@@ -94,8 +98,9 @@ async fn main() -> Result<()> {
         What::Restore {
             sizes,
             rounds,
+            aws,
             json,
-        } => restore::bench(&sizes, rounds, json.as_deref()).await,
+        } => restore::bench(&sizes, rounds, aws.as_deref(), json.as_deref()).await,
         What::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
     }
 }

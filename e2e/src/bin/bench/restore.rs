@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
+use e2e::env::S3;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
 use e2e::wait::Look;
@@ -33,8 +34,11 @@ const GOAL_DOWNTIME: f64 = 5.0;
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
-    /// Download, `etcdutl snapshot restore`, start of etcd.
-    by_hand: f64,
+    /// Download with the store's own tool, `etcdutl snapshot restore`, start of etcd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by_hand: Option<f64>,
+    /// The same with a download that is one request and a file, as no tool has it.
+    by_hand_bare: f64,
     /// From the EtcdRestore to a seed that serves and is verified.
     ours: f64,
     /// From there to three members that vote: they take part in Raft, so one of them may be lost.
@@ -49,10 +53,20 @@ struct Round {
 }
 
 /// Measures, prints, and writes the figures where wanted.
-pub(crate) async fn bench(sizes: &[usize], rounds: usize, json: Option<&Path>) -> Result<()> {
+pub(crate) async fn bench(
+    sizes: &[usize],
+    rounds: usize,
+    aws: Option<&Path>,
+    json: Option<&Path>,
+) -> Result<()> {
+    if aws.is_none() {
+        println!(
+            "without --aws: by hand the backup is fetched in one request, and with no tool of the store"
+        );
+    }
     let sandbox = Sandbox::create("bench-restore").await?;
     let mut measured = Vec::new();
-    let outcome = measure(&sandbox, sizes, rounds, &mut measured).await;
+    let outcome = measure(&sandbox, (sizes, rounds), aws, &mut measured).await;
     if outcome.is_err() {
         sandbox.print_state().await;
     }
@@ -67,8 +81,9 @@ pub(crate) async fn bench(sizes: &[usize], rounds: usize, json: Option<&Path>) -
 
 fn print(sizes: &[usize], measured: &[Round]) {
     println!(
-        "| database | ours | by hand | ratio (goal {GOAL_RATIO}) | to three voters (goal {GOAL_VOTERS} s at 1 GiB) | \
-              all of them serve | downtime in place (goal {GOAL_DOWNTIME} s at 1 GiB) |\n|---|---|---|---|---|---|---|"
+        "| database | ours | by hand, with aws s3 cp | ratio (goal {GOAL_RATIO}) | by hand, one bare request | ratio | \
+              to three voters (goal {GOAL_VOTERS} s at 1 GiB) | all of them serve | downtime in place (goal \
+              {GOAL_DOWNTIME} s at 1 GiB) |\n|---|---|---|---|---|---|---|---|---|"
     );
     for size in sizes {
         let median = |figure: fn(&Round) -> Option<f64>| {
@@ -78,13 +93,16 @@ fn print(sizes: &[usize], measured: &[Round]) {
             all.get(all.len() / 2).copied()
         };
         let text = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-        let (ours, by_hand) = (median(|r| Some(r.ours)), median(|r| Some(r.by_hand)));
-        let ratio = ours.zip(by_hand).map(|(ours, by_hand)| ours / by_hand);
+        let ours = median(|r| Some(r.ours));
+        let (by_hand, bare) = (median(|r| r.by_hand), median(|r| Some(r.by_hand_bare)));
+        let ratio = |to: Option<f64>| ours.zip(to).map(|(ours, to)| ours / to);
         println!(
-            "| {size} MiB | {} s | {} s | {} | {} s | {} s | {} s |",
+            "| {size} MiB | {} s | {} s | {} | {} s | {} | {} s | {} s | {} s |",
             text(ours),
             text(by_hand),
-            text(ratio),
+            text(ratio(by_hand)),
+            text(bare),
+            text(ratio(bare)),
             text(median(|r| Some(r.voters))),
             text(median(|r| Some(r.serving))),
             text(median(|r| r.downtime)),
@@ -94,8 +112,8 @@ fn print(sizes: &[usize], measured: &[Round]) {
 
 async fn measure(
     sandbox: &Sandbox,
-    sizes: &[usize],
-    rounds: usize,
+    (sizes, rounds): (&[usize], usize),
+    aws: Option<&Path>,
     measured: &mut Vec<Round>,
 ) -> Result<()> {
     sandbox.install_operators().await?;
@@ -108,10 +126,17 @@ async fn measure(
         for _ in 0..rounds {
             // Alternating, so that what else the machine does falls on both alike; and what the disk still owes the
             // step before is written first.
+            let mut by_hand_with_tool = None;
+            if let Some(aws) = aws {
+                settle().await?;
+                let took = by_hand(sandbox, &bucket, Some(aws)).await;
+                by_hand_with_tool = Some(took.context("by hand")?);
+            }
             settle().await?;
-            let by_hand = by_hand(&bucket).await.context("by hand")?;
+            let bare = by_hand(sandbox, &bucket, None).await;
+            let bare = bare.context("by hand, without a tool")?;
             settle().await?;
-            let round = ours(sandbox, &bucket, *size, by_hand).await?;
+            let round = ours(sandbox, &bucket, *size, (by_hand_with_tool, bare)).await?;
             println!("{round:?}");
             measured.push(round);
         }
@@ -237,14 +262,17 @@ async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
 }
 
 /// What one would do: download, `etcdutl snapshot restore`, start etcd.
-async fn by_hand(bucket: &Bucket) -> Result<f64> {
+async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let (file, data) = (
         folder.path().join("snapshot.db"),
         folder.path().join("data"),
     );
     let begun = Instant::now();
-    bucket.download(KEY, &file).await?;
+    match aws {
+        Some(aws) => fetch_with(aws, sandbox.env.s3()?, bucket, &file)?,
+        None => bucket.download(KEY, &file).await?,
+    }
     let restored = Command::new(program("etcdutl")?)
         .args(["snapshot", "restore"])
         .arg(&file)
@@ -260,7 +288,38 @@ async fn by_hand(bucket: &Bucket) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64) -> Result<Round> {
+/// With the command line of AWS, as it comes.
+fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
+    let fetched = Command::new(aws)
+        .args([
+            "--endpoint-url",
+            &s3.endpoint,
+            "s3",
+            "cp",
+            "--only-show-errors",
+        ])
+        .arg(format!("s3://{}/{KEY}", bucket.name))
+        .arg(file)
+        .env("AWS_ACCESS_KEY_ID", &s3.access_key)
+        .env("AWS_SECRET_ACCESS_KEY", &s3.secret_key)
+        .env("AWS_DEFAULT_REGION", &s3.region)
+        .output()
+        .with_context(|| aws.display().to_string())?;
+    ensure!(
+        fetched.status.success(),
+        "{}: {}",
+        aws.display(),
+        String::from_utf8_lossy(&fetched.stderr)
+    );
+    Ok(())
+}
+
+async fn ours(
+    sandbox: &Sandbox,
+    bucket: &Bucket,
+    mebibytes: usize,
+    (by_hand, by_hand_bare): (Option<f64>, f64),
+) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
     // A pod that asks for no processor gets what all others leave, and the way by hand is no pod.
     let target = format!(
@@ -296,6 +355,7 @@ async fn ours(sandbox: &Sandbox, bucket: &Bucket, mebibytes: usize, by_hand: f64
     Ok(Round {
         mebibytes,
         by_hand,
+        by_hand_bare,
         ours,
         voters: voters - ours,
         serving: serving - ours,
