@@ -449,9 +449,13 @@ where
     Ok(())
 }
 
-/// What a failed step means for the status.
+/// What a step that was not made means for the status.
 pub fn trouble(error: &Error) -> Trouble {
-    Trouble::new(Reason::StepFailed, Chain(error).to_string())
+    let reason = match error {
+        Error::TooOld => Reason::InProgress,
+        Error::Write(_) | Error::Missing(_) => Reason::StepFailed,
+    };
+    Trouble::new(reason, Chain(error).to_string())
 }
 
 #[cfg(test)]

@@ -125,7 +125,13 @@ impl Reconcile for Restorer {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdRestore>) -> Result<Done, Error> {
-        let since = Instant::now();
+        Box::pin(self.round(object, Instant::now())).await
+    }
+}
+
+impl Restorer {
+    /// What is read is as old as `since`.
+    async fn round(&self, object: Arc<EtcdRestore>, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
         // The watch may lag behind our own last write; what was recorded must be seen.
@@ -217,6 +223,9 @@ fn now() -> Time {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use api::conditions::{self, ConditionType};
     use api::names::FINALIZER_CLAIM;
     use prometheus_client::registry::Registry;
     use runtime::controller::Scope;
@@ -234,6 +243,20 @@ mod tests {
             &mut Registry::default(),
         );
         OwnImage::new(&operator, Some("operator".to_owned()))
+    }
+
+    fn restorer(client: Client, writer: Client) -> Restorer {
+        Restorer {
+            image: image(&client),
+            client,
+            writer,
+            etcd: EtcdClient::new(Access::default()),
+            grants: Grants {
+                operator: "restore operator",
+                own: "prod".into(),
+                others: Vec::new(),
+            },
+        }
     }
 
     /// Invariant 11: what repeats a request that was refused for now does so for minutes.
@@ -257,22 +280,94 @@ mod tests {
             };
             let (client, read) = fake::server(answer.clone());
             let (writer, wrote) = fake::server(answer);
-            let restorer = Restorer {
-                image: image(&client),
-                client,
-                writer,
-                etcd: EtcdClient::new(Access::default()),
-                grants: Grants {
-                    operator: "restore operator",
-                    own: "prod".into(),
-                    others: Vec::new(),
-                },
-            };
+            let restorer = restorer(client, writer);
             let reconciled = Box::pin(restorer.reconcile(Arc::new(restore))).await;
             reconciled.unwrap();
             let read = read.lock().unwrap();
             assert!(read.iter().all(|one| one.starts_with("GET")), "{read:?}");
             assert_eq!(*wrote.lock().unwrap(), [written]);
+        }
+    }
+
+    /// A restore over a living cluster that was deleted; of the seed its Service is left.
+    fn given_up() -> (EtcdRestore, Value, Value) {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
+        let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        restore.metadata.namespace = Some("prod".into());
+        restore.metadata.uid = Some("restore-uid".into());
+        restore.metadata.resource_version = Some("7".into());
+        restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
+        restore.metadata.deletion_timestamp = Some(now());
+        let seed = naming::seed(&restore);
+        let status =
+            json!({ "seed": seed, "replaces": { "uid": "cluster-uid", "clusterID": "aa" } });
+        restore.status = serde_json::from_value(status).unwrap();
+        let cluster = json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+            "metadata": { "name": "main", "namespace": "prod", "uid": "cluster-uid", "resourceVersion": "7",
+                          "annotations": { ANNOTATION_RESTORE: "restore-uid" } },
+            "spec": { "size": 3, "version": "3.6.16" }, "status": { "clusterID": "aa" },
+        });
+        let owner = json!({ "apiVersion": "v", "kind": "EtcdCluster", "name": "main", "uid": "cluster-uid" });
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "name": seed.member, "namespace": "prod", "uid": "service", "ownerReferences": [owner] },
+        });
+        (restore, cluster, service)
+    }
+
+    /// A failure would be counted, and waited out for longer each time.
+    #[tokio::test]
+    async fn a_look_that_took_too_long_is_no_failure_and_is_followed_by_another_soon() {
+        for (age, late) in [(0, false), (11, true)] {
+            let (restore, cluster, service) = given_up();
+            let there = json!(restore);
+            let (client, _) = fake::server(move |what, _| match what {
+                "GET etcdrestores" => (200, there.clone()),
+                "GET etcdclusters" => (200, cluster.clone()),
+                "GET services" => (200, service.clone()),
+                _ => (404, Value::Null),
+            });
+            let (told, there, claimed) = (
+                Arc::<Mutex<Option<Value>>>::default(),
+                json!(restore),
+                given_up().1,
+            );
+            let kept = Arc::clone(&told);
+            let (writer, wrote) = fake::told(move |what, body| match what {
+                "PATCH etcdrestores/status" => {
+                    *kept.lock().unwrap() = Some(body.clone());
+                    (200, there.clone())
+                }
+                "GET etcdclusters" => (200, claimed.clone()),
+                _ => (200, fake::success()),
+            });
+            let since = Instant::now().checked_sub(Duration::from_secs(age));
+            let restorer = restorer(client, writer);
+            let round = Box::pin(restorer.round(Arc::new(restore), since.unwrap()));
+            let done = round.await.unwrap();
+            let deleted = wrote
+                .lock()
+                .unwrap()
+                .contains(&"DELETE services".to_owned());
+            assert_eq!(deleted, !late);
+            let status: api::restore::EtcdRestoreStatus =
+                serde_json::from_value(told.lock().unwrap().take().unwrap()["status"].clone())
+                    .unwrap();
+            for condition in &status.conditions {
+                assert_ne!(condition.reason, "StepFailed", "{condition:?}");
+            }
+            let complete = conditions::find(&status.conditions, &ConditionType::Complete).unwrap();
+            assert_eq!(complete.reason, "InProgress");
+            assert_eq!(
+                complete.message.contains("took longer than 10 seconds"),
+                late,
+                "{complete:?}"
+            );
+            if late {
+                assert_eq!(done.requeue, SOON);
+                assert!(done.notices.is_empty(), "{:?}", done.notices);
+            }
         }
     }
 }

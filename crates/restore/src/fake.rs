@@ -17,6 +17,19 @@ pub(crate) type Asked = Arc<Mutex<Vec<String>>>;
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Asked) {
+    serve(move |what, before, _| answer(what, before))
+}
+
+/// As [`server`]; `answer` is told what is asked and what comes with it.
+pub(crate) fn told(
+    answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
+) -> (Client, Asked) {
+    serve(move |what, _, body| answer(what, body))
+}
+
+fn serve(
+    answer: impl Fn(&str, usize, &Value) -> (u16, Value) + Send + Sync + 'static,
+) -> (Client, Asked) {
     let (asked, answer) = (Asked::default(), Arc::new(answer));
     let service = service_fn({
         let asked = Arc::clone(&asked);
@@ -30,7 +43,9 @@ pub(crate) fn server(
                     asked.push(what.clone());
                     before
                 };
-                Ok::<_, Infallible>(response(answer(&what, before)))
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                Ok::<_, Infallible>(response(answer(&what, before, &body)))
             }
         }
     });

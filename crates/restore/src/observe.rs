@@ -246,4 +246,6 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
 }
 
 #[cfg(test)]
+mod asked;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,126 @@
+//! What a seed that runs is asked: the look at one that goes anyway must not wait for its answers, for what is planned
+//! from an old look is not done.
+
+use std::collections::VecDeque;
+
+use api::names::FINALIZER_CLAIM;
+use api::restore::ChosenBackup;
+use etcd::KeyHash;
+use etcd::fake::FakeEtcd;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fake;
+
+const URL: &str = "http://10.0.0.7:2379";
+const SHA: &str = "abcd";
+
+/// A restore over a living cluster, claimed.
+fn restore() -> EtcdRestore {
+    let spec =
+        json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
+    let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+    restore.metadata.namespace = Some("prod".into());
+    restore.metadata.uid = Some("restore-uid".into());
+    restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
+    let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
+    let chosen = ChosenBackup {
+        sha256: Some(SHA.into()),
+        ..choice::at(&restore, serde_json::from_value(source).unwrap())
+    };
+    let seed = naming::seed(&restore);
+    let status = restore.status.get_or_insert_default();
+    (status.seed, status.backup) = (Some(seed), Some(chosen));
+    let replaces = json!({ "uid": "cluster-uid", "clusterID": "aa" });
+    status.replaces = serde_json::from_value(replaces).unwrap();
+    restore
+}
+
+fn cluster() -> Value {
+    json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "main", "namespace": "prod", "uid": "cluster-uid",
+                      "annotations": { ANNOTATION_RESTORE: "restore-uid" } },
+        "spec": { "size": 3, "version": "3.6.16" },
+        "status": { "clusterID": "aa" },
+    })
+}
+
+/// The seed's pod, whose etcd runs and holds this.
+fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
+    let chosen = choice::recorded(restore).unwrap();
+    let source = serde_json::to_string(&chosen.source).unwrap();
+    let told = json!({ "result": "done", "revision": 1, "size": 100, "sha256": sha256,
+                       "hash": { "hash": 5, "compacted": 0 } });
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": naming::seed(restore).member, "namespace": "prod", "uid": "pod",
+            "ownerReferences": [{ "apiVersion": "v", "kind": "EtcdCluster", "name": "main", "uid": "cluster-uid" }] },
+        "spec": { "containers": [], "initContainers": [{ "name": "fetch",
+            "args": ["seed", "fetch", format!("--source={source}")] }] },
+        "status": { "podIP": "10.0.0.7",
+            "initContainerStatuses": [{ "name": "fetch", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": { "terminated": { "exitCode": 0, "message": told.to_string() } } }],
+            "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": { "running": {} } }] },
+    })
+}
+
+/// Looks; says how often etcd was asked, and what was seen of it.
+async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Seen) {
+    const ENOUGH: usize = 10;
+    let pod = pod(restore, held);
+    let (client, _) = fake::server(move |what, _| match what {
+        "GET etcdclusters" => (200, cluster()),
+        "GET pods" => (200, pod.clone()),
+        _ => (404, Value::Null),
+    });
+    let etcd = FakeEtcd::formed(7, &["seed"], |_| URL.to_owned());
+    etcd.with(|state| {
+        state.script = VecDeque::from(vec![None; ENOUGH]);
+        let (hash, compacted) = (5, 0);
+        state.hash = Some(KeyHash { hash, compacted });
+    });
+    let eyes = Eyes {
+        client: &client,
+        etcd: &etcd,
+        grants: &Grants::default(),
+        fault: None,
+    };
+    let seen = Box::pin(observe(&eyes, restore)).await;
+    (ENOUGH - etcd.with(|state| state.script.len()), seen)
+}
+
+#[tokio::test]
+async fn who_gives_a_restore_up_asks_the_seed_nothing() {
+    let (asked, seen) = looked(&restore(), SHA).await;
+    let serves = matches!(seen.observed.serving, Serving::Serves { .. });
+    assert!(serves, "{:?}", seen.observed);
+    // Members, status and the hash of its keys.
+    assert_eq!(asked, 3);
+    let mut deleted = restore();
+    deleted.metadata.deletion_timestamp =
+        Some(serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap());
+    let mut abandoned = restore();
+    let why = json!({ "reason": "BackupMissing", "message": "no such key" });
+    abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
+    for given_up in [deleted, abandoned] {
+        let (asked, seen) = looked(&given_up, SHA).await;
+        // There is one that would answer.
+        assert!(matches!(seen.observed.seed.pod, Pod::Present(_)));
+        assert_eq!(asked, 0);
+        assert_eq!(seen.observed.serving, Serving::NotAsked);
+        let step = plan::plan(&given_up, &seen.observed).step;
+        assert_eq!(step, plan::Step::DiscardSeed);
+    }
+}
+
+/// A hash takes the member half a second for each GiB.
+#[tokio::test]
+async fn a_seed_of_another_backup_is_not_asked_for_the_hash_of_its_keys() {
+    for (held, expected) in [(SHA, 3), ("ffff", 2)] {
+        let (asked, seen) = looked(&restore(), held).await;
+        assert_eq!(holds_another(&seen.observed), held != SHA);
+        assert_eq!(asked, expected, "{held}");
+    }
+}
