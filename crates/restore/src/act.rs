@@ -92,7 +92,7 @@ pub async fn act(
         Step::Guard(set) => guard(hands, restore, *set).await,
         Step::CreateCluster(spec) => {
             let cluster = cluster_with_claim(restore, &namespace, spec.as_ref().clone());
-            create(hands, &namespace, &cluster).await
+            late::create_cluster(hands, restore, &cluster, Instant::now()).await
         }
         Step::Claim => late::claim(hands, restore, known_cluster(seen)?).await,
         Step::CreateService | Step::CreateClaim | Step::CreatePod => {

@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt};
 use runtime::apply::{self, Created};
 use runtime::outcome::Failure;
 
-use super::{Error, Hands, STOP_SECONDS, known_cluster, release};
+use super::{Error, Hands, STOP_SECONDS, create, known_cluster, release};
 use crate::observe::{Seen, members};
 use crate::observed::Former;
 use crate::plan::in_place;
@@ -78,6 +78,28 @@ pub(super) async fn confirm_seed(
     }
     let why = "the seed's pod has gone, or changed, since it was read";
     Err(Error::Missing(why.to_owned()))
+}
+
+/// Makes the EtcdCluster, unless the EtcdRestore has changed since it was read: another operator may have made it, and
+/// people have deleted it since. Another one would be claimed by a restore that is done, and nobody would give it members.
+/// The look may be older than that of other steps, for a store may take its time to show the backup: so it is `begun` anew.
+/// What is made all the same, by a request that was under way for long, goes with the EtcdRestore: to delete an EtcdCluster
+/// the operator has no right.
+pub(super) async fn create_cluster(
+    hands: &Hands<'_>,
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+    begun: Instant,
+) -> Result<(), Error> {
+    let namespace = restore.namespace().unwrap_or_default();
+    let now: Option<EtcdRestore> = hands.read(&namespace, &restore.name_any()).await?;
+    let is = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
+    if now.as_ref().map(is) != Some(is(restore)) {
+        let why = "the EtcdRestore has changed, or is gone, since it was read";
+        return Err(Error::Missing(why.to_owned()));
+    }
+    in_time(begun)?;
+    create(hands, &namespace, cluster).await
 }
 
 /// The EtcdCluster, where it is still claimed, and the same cluster is recorded.

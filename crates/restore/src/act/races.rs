@@ -276,6 +276,67 @@ async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
     }
 }
 
+/// Invariant 11: another operator has made it, the restore went to its end, and people have deleted it since.
+#[tokio::test]
+async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read() {
+    let version = |uid: &str, version: &str| {
+        let mut restore = restore();
+        restore.metadata.uid = Some(uid.into());
+        restore.metadata.resource_version = Some(version.into());
+        restore
+    };
+    let read = version("restore-uid", "7");
+    let step = Step::CreateCluster(Box::default());
+    // A store may take longer to show the backup than a look may be old.
+    for age in [0, 30].map(Duration::from_secs) {
+        for (now, said) in [
+            (Some(version("restore-uid", "7")), None),
+            (Some(version("restore-uid", "8")), Some("has changed")),
+            (Some(version("another-uid", "7")), Some("has changed")),
+            (None, Some("or is gone")),
+        ] {
+            let answered = move |what: &str, _: usize| match (what, &now) {
+                ("GET etcdrestores", Some(now)) => (200, json!(now)),
+                ("GET etcdrestores", None) => (404, Value::Null),
+                _ => (201, json!(cluster(Some("restore-uid")))),
+            };
+            let (asked, became) = made_for(&read, age, (&seen(), &step), answered).await;
+            let made: &[&str] = if said.is_none() {
+                &["POST etcdclusters"]
+            } else {
+                &[]
+            };
+            assert_eq!(asked, made, "{said:?}");
+            let told = became.err().map(|error| trouble(&error).message);
+            assert_eq!(told.is_some(), said.is_some(), "{told:?}");
+            assert!(told.unwrap_or_default().contains(said.unwrap_or_default()));
+        }
+    }
+    // It stood still after that look.
+    for (age, posted) in [(0, 1), (11, 0)] {
+        let there = json!(read);
+        let (client, asked) = fake::server(move |what, _| match what {
+            "GET etcdrestores" => (200, there.clone()),
+            _ => (201, json!(cluster(Some("restore-uid")))),
+        });
+        let hands = Hands {
+            client: &client,
+            image: Err(String::new()),
+            since: Instant::now(),
+        };
+        let begun = Instant::now().checked_sub(Duration::from_secs(age));
+        let became = late::create_cluster(&hands, &read, &cluster(None), begun.unwrap()).await;
+        assert_eq!(
+            matches!(became, Err(Error::TooOld)),
+            posted == 0,
+            "{became:?}"
+        );
+        let mut asked = asked.lock().unwrap().clone();
+        asked.retain(|one| one.starts_with("POST"));
+        assert_eq!(asked.len(), posted);
+    }
+}
+
 /// Invariants 9 and 11: what it turns to was lost, or given up by another operator.
 #[tokio::test]
 async fn nothing_turns_to_a_seed_that_has_gone_since_it_was_seen() {
