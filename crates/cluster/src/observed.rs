@@ -109,6 +109,9 @@ pub struct Pod {
     pub created: Timestamp,
 }
 
+/// What a pod's note about a change of its image ends with, where the version before could not read the data.
+const UNREADABLE: &str = "unreadable";
+
 /// A change of a pod's image in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
@@ -116,6 +119,28 @@ pub struct Changed {
     pub from: String,
     /// How often its container had been started again by then.
     pub restarts: i32,
+    /// That version could not read its data, either.
+    pub unreadable: bool,
+}
+
+impl Changed {
+    /// From the note on a pod.
+    pub(crate) fn read(note: &str) -> Option<Self> {
+        let mut words = note.split('/');
+        Some(Self {
+            from: words.next()?.to_owned(),
+            restarts: words.next()?.parse().ok()?,
+            unreadable: words.any(|word| word == UNREADABLE),
+        })
+    }
+
+    /// The note on a pod.
+    pub(crate) fn note(&self) -> String {
+        let Self { from, restarts, .. } = self;
+        let unreadable = if self.unreadable { UNREADABLE } else { "" };
+        let note = format!("{from}/{restarts}/{unreadable}");
+        note.trim_end_matches('/').to_owned()
+    }
 }
 
 impl Pod {
@@ -435,4 +460,28 @@ pub struct Desired {
     pub invalid: Option<String>,
     /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
     pub refused: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_of_a_change_is_read_again_also_as_earlier_operators_noted_it() {
+        for (note, from, restarts, unreadable) in [
+            ("3.6.16/2", "3.6.16", 2, false),
+            ("3.6.16/-1/unreadable", "3.6.16", -1, true),
+            ("/0", "", 0, false),
+        ] {
+            let changed = Changed {
+                from: from.to_owned(),
+                restarts,
+                unreadable,
+            };
+            assert_eq!(changed.note(), note);
+            assert_eq!(Changed::read(note), Some(changed));
+        }
+        assert_eq!(Changed::read("3.6.16"), None);
+        assert_eq!(Changed::read("3.6.16/often"), None);
+    }
 }

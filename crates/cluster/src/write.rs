@@ -16,7 +16,7 @@ use runtime::member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
-use crate::observed::{Intent, Role};
+use crate::observed::{Changed, Intent, Role};
 use crate::switch::Way;
 use words::{alarm_of, record_of, recorded};
 
@@ -211,10 +211,8 @@ pub enum Write {
         uid: String,
         /// The version to run.
         version: String,
-        /// The version that ran until now.
-        from: String,
-        /// How often its container was started again until now.
-        restarts: i32,
+        /// What ran until now.
+        changed: Changed,
     },
     /// Notes on a pod that its member is back from a change of its image.
     SettleImage {
@@ -552,9 +550,9 @@ impl fmt::Display for Write {
             Self::PatchImage {
                 member,
                 version,
-                from,
+                changed,
                 ..
-            } => write!(f, "change {member} from etcd {from} to {version}"),
+            } => write!(f, "change {member} from etcd {} to {version}", changed.from),
             Self::SettleImage { member, .. } => write!(f, "note that {member} is back"),
             Self::NoteVersion {
                 member, version, ..

@@ -53,13 +53,8 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         image: annotation(&pod.metadata, names::ANNOTATION_IMAGE)
             .or_else(|| container.and_then(|one| one.image.clone()))
             .unwrap_or_default(),
-        changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED).and_then(|text| {
-            let (from, restarts) = text.split_once('/')?;
-            Some(Changed {
-                from: from.to_owned(),
-                restarts: restarts.parse().ok()?,
-            })
-        }),
+        changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED)
+            .and_then(|note| Changed::read(&note)),
         flags: container.map(flags).unwrap_or_default(),
         readyz: container.is_some_and(probes_readyz),
         spec_hash: recorded_hash(spec, pod),

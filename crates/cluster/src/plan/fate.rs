@@ -116,11 +116,13 @@ fn unusable(
     // It has not come back from another image: that is put right by setting the version back, not by a new member.
     // One that was set back already has nothing more to wait for.
     // Nor has one whose data etcd itself calls damaged, and goes on to: no release of the same minor reads it
-    // otherwise.
+    // otherwise. Nor one whose data neither minor release can read: no image mends that, and it may not be able to go
+    // back (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts >= changed.restarts + DAMAGED_RESTARTS;
-        begun && matches!(cause, Cause::Data(_)) && is_same_minor(pod, &changed.from)
+        let same = changed.unreadable || is_same_minor(pod, &changed.from);
+        begun && matches!(cause, Cause::Data(_)) && same
     };
     // Nor a learner: it had failed before it was changed (`roll`), and the next one begins with what the others run.
     let to_blame = |changed: &Changed| seat.votes() && other(changed) && !again(changed);

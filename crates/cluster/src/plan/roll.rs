@@ -14,7 +14,7 @@ use api::version::path::Way;
 use etcd::MemberId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Pod, Seen, Trouble};
+use crate::observed::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
 use crate::plan::fate::Fate;
 use crate::plan::membership::{decide, move_leader};
 use crate::plan::versions::{self, Course, Downgrade};
@@ -410,9 +410,22 @@ fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) ->
         member: member.to_owned(),
         uid: pod.uid.clone(),
         version,
-        from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // Where nothing runs, what is started next is what is waited for, whether it counts as a restart or not.
-        restarts: pod.restarts - i32::from(!pod.running),
+        changed: Changed {
+            from: from.map(|from| from.to_string()).unwrap_or_default(),
+            // Where nothing runs, what is started next is what is waited for, whether it counts as a restart or not.
+            restarts: pod.restarts - i32::from(!pod.running),
+            unreadable: is_unreadable(pod),
+        },
+    }
+}
+
+/// Whether the version that a pod was made for could not read its data. What it was changed to since does not count: that
+/// may be the image's fault.
+fn is_unreadable(pod: &Pod) -> bool {
+    let says_so = |ending: &Ending| !pod.ready && matches!(ending.cause, Cause::Data(_));
+    match &pod.changed {
+        Some(changed) => changed.unreadable,
+        None => pod.ending.as_ref().is_some_and(says_so),
     }
 }
 

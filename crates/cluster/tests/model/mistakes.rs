@@ -1,6 +1,6 @@
 //! Deliberate mistakes about what the user wishes and what etcd complains of.
 
-use cluster::observed::{Desired, Observed, Pod, Role, Seen};
+use cluster::observed::{Changed, Desired, Observed, Pod, Role, Seen};
 use cluster::plan::{Plan, View};
 use cluster::write::{Label, Order, Write};
 use etcd::AlarmKind;
@@ -110,8 +110,11 @@ impl Mutation {
             member: name.clone(),
             uid: pod.uid.clone(),
             version: desired.version.clone(),
-            from: pod.version.clone().unwrap_or_default(),
-            restarts: pod.restarts,
+            changed: Changed {
+                from: pod.version.clone().unwrap_or_default(),
+                restarts: pod.restarts,
+                unreadable: false,
+            },
         };
         let is_patch = |write: &Write| matches!(write, Write::PatchImage { .. });
         let changes = planned.step.orders.iter().any(|order| match order {

@@ -45,7 +45,7 @@ struct Image {
     version: String,
     /// What its process is, while there is one.
     runs: Option<String>,
-    changed: Option<(String, i32)>,
+    changed: Option<Changed>,
 }
 
 /// What a cluster has agreed upon.
@@ -95,7 +95,7 @@ impl World {
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
-        let ran = from.and_then(|(from, _)| EtcdVersion::parse(&from).ok());
+        let ran = from.and_then(|changed| EtcdVersion::parse(&changed.from).ok());
         let ran = ran.filter(|_| spoken.downgrade.is_some());
         let wanted = ran.map_or(spoken.version, |version| version.minor());
         let first = self.setup.version;
@@ -270,8 +270,7 @@ impl World {
                 member,
                 uid,
                 version,
-                from,
-                restarts,
+                changed,
             } => {
                 let pod = self.pods.get(member);
                 if pod.is_none_or(|pod| pod.uid.to_string() != *uid) {
@@ -279,7 +278,7 @@ impl World {
                 }
                 let image = self.image_mut(member);
                 image.version.clone_from(version);
-                image.changed = Some((from.clone(), *restarts));
+                image.changed = Some(changed.clone());
             }
             Write::SettleImage { member, uid } => {
                 let pod = self.pods.get(member);
@@ -320,7 +319,7 @@ impl World {
             seen.trouble = Some(Trouble::Image("ImagePullBackOff".to_owned()));
         }
         seen.version = Some(version);
-        seen.changed = changed.map(|(from, restarts)| Changed { from, restarts });
+        seen.changed = changed;
     }
 
     pub(crate) fn see_versions(&self, observed: &mut Observed) {

@@ -40,8 +40,7 @@ impl Actor<'_> {
             member,
             uid,
             version,
-            from,
-            restarts,
+            changed,
         } = write
         else {
             return Ok(None);
@@ -57,7 +56,7 @@ impl Actor<'_> {
                 "annotations": {
                     names::ANNOTATION_VERSION: version,
                     names::ANNOTATION_IMAGE: image,
-                    names::ANNOTATION_CHANGED: format!("{from}/{restarts}"),
+                    names::ANNOTATION_CHANGED: changed.note(),
                 },
             },
             "spec": { "containers": [{ "name": names::CONTAINER_ETCD, "image": image }] },

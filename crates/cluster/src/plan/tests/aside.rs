@@ -141,6 +141,7 @@ fn a_member_is_out_until_it_is_back_from_its_change() {
     pod.changed = Some(Changed {
         from: "3.6.15".into(),
         restarts: 0,
+        unreadable: false,
     });
     assert_eq!(roles(&scene), []);
     scene.observed.pods.get_mut("b").unwrap().changed = None;

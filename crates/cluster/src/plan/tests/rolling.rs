@@ -86,6 +86,7 @@ impl Scene {
         pod.changed = Some(Changed {
             from: from.to_owned(),
             restarts: 0,
+            unreadable: false,
         });
         self.observed.statuses.remove(member);
         self
@@ -260,6 +261,7 @@ fn a_member_that_is_back_is_noted_as_such() {
     pod.changed = Some(Changed {
         from: "3.5.35".into(),
         restarts: 0,
+        unreadable: false,
     });
     assert!(scene.writes().is_empty(), "{:?}", scene.writes());
     scene.observed.pods.get_mut("b").unwrap().restarts = 1;
@@ -402,7 +404,7 @@ fn a_member_that_is_set_back_before_it_started_is_not_waited_for_forever() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
-        Write::PatchImage { restarts, .. } => Some(*restarts),
+        Write::PatchImage { changed, .. } => Some(changed.restarts),
         _ => None,
     });
     assert_eq!(back, Some(-1));
@@ -488,6 +490,55 @@ fn a_member_that_was_set_back_and_cannot_read_its_data_is_replaced() {
     // No release of the same minor reads it otherwise.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
+}
+
+/// Found by the model: its data was damaged before it was set back, to the minor release that the others run.
+#[test]
+fn a_member_whose_data_neither_of_two_minor_releases_can_read_is_replaced() {
+    let damaged = || Cause::Data("walpb: crc mismatch".into());
+    let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
+    let scene = scene.crashes("b", damaged(), 1, 20);
+    // The image is put right all the same: it may be what cannot read the data.
+    assert_eq!(patched(&scene), one("b", "3.5.35"));
+    let noted = |scene: &Scene| {
+        let writes = scene.writes();
+        writes.iter().find_map(|write| match write {
+            Write::PatchImage { changed, .. } => Some(changed.unreadable),
+            _ => None,
+        })
+    };
+    assert_eq!(noted(&scene), Some(true));
+    let failed = |cause: Cause| {
+        let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
+        noted(&scene.crashes("b", cause, 1, 20))
+    };
+    assert_eq!(failed(Cause::Failed("exit code 1".into())), Some(false));
+    let set_back = |unreadable: bool, restarts: i32| {
+        let mut scene = towards("3.5.35", "3.5.35").changed("b", "3.6.16", "3.5.35");
+        let pod = scene.observed.pods.get_mut("b").unwrap();
+        let changed = pod.changed.as_mut().unwrap();
+        (changed.restarts, changed.unreadable) = (1, unreadable);
+        scene.crashes("b", damaged(), restarts, 20).changes()
+    };
+    assert_eq!(set_back(true, 2), [], "it has read it once");
+    assert_eq!(set_back(true, 3), [scene::remove("b")]);
+    assert_eq!(set_back(false, 9), [], "it may be the image");
+}
+
+/// What an image cannot read that a member was changed to says nothing of what ran before.
+#[test]
+fn a_member_that_another_image_keeps_away_is_set_back_and_not_replaced() {
+    let damaged = Cause::Data("walpb: crc mismatch".into());
+    let scene = towards("3.5.35", "3.6.17").changed("b", "3.5.35", "3.6.16");
+    let scene = scene.crashes("b", damaged, 2, 20);
+    let writes = scene.writes();
+    let noted = writes.iter().find_map(|write| match write {
+        Write::PatchImage {
+            version, changed, ..
+        } => Some((version.as_str(), changed.unreadable)),
+        _ => None,
+    });
+    assert_eq!(noted, Some(("3.6.17", false)));
 }
 
 /// Found by the model: a learner is changed only when it has failed already, so it does not wait for another image.
