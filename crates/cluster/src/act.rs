@@ -23,6 +23,7 @@ use runtime::member::Operators;
 use runtime::outcome::Failure;
 
 use crate::observed::Observed;
+use crate::refusals::Refusals;
 use crate::upkeep::Calls;
 use crate::write::{Change, Draw, Step, Write, chains};
 
@@ -97,6 +98,16 @@ pub enum Error {
         #[source]
         source: crate::authority::Error,
     },
+    /// It was refused a moment ago, and is tried again later.
+    #[error("{said}")]
+    Held {
+        /// The kind of the refusal.
+        reason: &'static str,
+        /// What was said then.
+        said: String,
+        /// How long it waits yet.
+        left: Duration,
+    },
     /// The version a pod should run is none.
     #[error("cannot build the pod of {member}")]
     Version {
@@ -120,6 +131,7 @@ impl Error {
             Self::Version { .. }
             | Self::Certificate { .. }
             | Self::Missing(_)
+            | Self::Held { .. }
             | Self::NotGrown { .. } => false,
         }
     }
@@ -140,6 +152,7 @@ impl Error {
             | Self::Missing(_)
             | Self::Certificate { .. }
             | Self::Version { .. }
+            | Self::Held { .. }
             | Self::NotGrown { .. } => true,
             // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
             Self::Api(error) => matches!(
@@ -173,6 +186,7 @@ impl Failure for Error {
             Self::Missing(_) => "Missing",
             Self::Certificate { .. } => "CertificateNotMade",
             Self::NotGrown { .. } => "VolumeNotGrown",
+            Self::Held { reason, .. } => reason,
         }
     }
 }
@@ -207,6 +221,8 @@ pub struct Actor<'a> {
     pub client: &'a Client,
     /// Talks to the members.
     pub etcd: &'a Arc<dyn Etcd>,
+    /// Which members' starts were refused.
+    pub refusals: &'a Refusals,
     /// The calls to members that nobody waits for.
     pub calls: &'a Calls,
     /// What the operator logs in with. In memory only.
@@ -247,11 +263,34 @@ impl Actor<'_> {
         orders.into_iter().fold(change, Acted::merge)
     }
 
-    /// One write after the other; the first that fails ends the chain.
+    /// One write after the other; the first that fails ends the chain. A start that was refused is not tried again yet.
     async fn chain(&self, writes: Vec<Write>) -> Acted {
+        let starts = writes.iter().find_map(Write::starts).map(str::to_owned);
+        let acted = self.begun(writes).await;
+        if let Some(member) = starts {
+            match acted.failed.last() {
+                None => self.refusals.allowed(self.cluster, &member),
+                Some(Error::Held { .. }) => {}
+                Some(error) => {
+                    let now = Instant::now();
+                    self.refusals.refused(self.cluster, &member, error, now);
+                }
+            }
+        }
+        acted
+    }
+
+    async fn begun(&self, writes: Vec<Write>) -> Acted {
         let mut acted = Acted::default();
         let mut marked = None;
         for write in writes {
+            let now = Instant::now();
+            let held = write.starts();
+            let held = held.and_then(|member| self.refusals.holds(self.cluster, member, now));
+            if let Some(held) = held {
+                acted.failed.push(held);
+                break;
+            }
             interrupt(&write);
             match self.send(&write, marked.is_some()).await {
                 Ok(version) if write.marks().is_some() => {

@@ -24,6 +24,7 @@ use crate::observed::{Desired, Observed};
 use crate::outcome::{Error, notices, turns};
 use crate::plan::{Plan, plan, urgent};
 use crate::recall::Recall;
+use crate::refusals::Refusals;
 use crate::status::Report;
 use crate::upkeep::Calls;
 use crate::write::Step;
@@ -49,6 +50,7 @@ pub struct ClusterOperator {
     figures: Figures,
     reads: Semaphore,
     operators: Operators,
+    refusals: Refusals,
     calls: Calls,
     endings: Arc<Endings>,
 }
@@ -81,6 +83,7 @@ impl ClusterOperator {
             figures,
             reads: Semaphore::new(READS),
             operators: Operators::default(),
+            refusals: Refusals::default(),
             calls: Calls::default(),
             endings: Arc::default(),
         }
@@ -111,6 +114,7 @@ impl ClusterOperator {
         self.recall.forget(now);
         self.clients.forget(now);
         self.calls.forget(now);
+        self.refusals.forget(now);
         self.figures.forget();
     }
 
@@ -208,6 +212,7 @@ impl ClusterOperator {
         let actor = Actor {
             client: &self.writer,
             etcd,
+            refusals: &self.refusals,
             calls: &self.calls,
             auth: &look.auth,
             operators: &self.operators,
@@ -248,7 +253,10 @@ impl ClusterOperator {
             POSTPONED
         };
         let notices = notices(&round.plan, &acted);
-        match acted.failed.into_iter().find(|error| !error.is_passing()) {
+        let failed = acted.failed.into_iter();
+        let lasting = failed.filter(|error| !error.is_passing());
+        // What is only held back comes after what has failed now.
+        match lasting.min_by_key(|error| error.held().is_some()) {
             Some(source) => Err(Error::Act {
                 source,
                 told: notices,

@@ -22,6 +22,7 @@ pub mod outcome;
 pub mod plan;
 pub mod quantity;
 pub mod recall;
+pub mod refusals;
 pub mod status;
 pub mod switch;
 pub mod tls;

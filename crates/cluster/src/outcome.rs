@@ -1,5 +1,7 @@
 //! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
 
+use std::time::Duration;
+
 use api::cluster::RecoveryPhase;
 use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
 use api::conditions::{ConditionType, Reason, find};
@@ -46,6 +48,13 @@ impl Failure for Error {
         match self {
             Self::Act { told, .. } => told,
             _ => &[],
+        }
+    }
+
+    fn again_in(&self) -> Option<Duration> {
+        match self {
+            Self::Act { source, .. } => source.held(),
+            _ => None,
         }
     }
 }

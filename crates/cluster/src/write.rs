@@ -344,6 +344,14 @@ impl Write {
         }
     }
 
+    /// Whose start it announces on the Service, by a mark or by another one.
+    pub fn starts(&self) -> Option<&str> {
+        match self {
+            Self::RenewMark { member, .. } => Some(member),
+            _ => self.marks(),
+        }
+    }
+
     /// What takes the mark back that the same chain has set, when this write failed and there surely is nothing of the
     /// member yet: that is no reason to give it up. `not_done`: it surely was not carried out, because it was refused or
     /// never sent. `marked` tells the version of the member's Service with that mark.

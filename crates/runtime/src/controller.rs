@@ -35,7 +35,8 @@ pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 /// [`all_at_once`].
 const CONCURRENCY: u16 = 64;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-const LAST_BACKOFF: Duration = Duration::from_mins(2);
+/// The longest pause after what has failed.
+pub const LAST_BACKOFF: Duration = Duration::from_mins(2);
 
 /// Which objects an operator takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,7 +230,10 @@ impl Key {
 }
 
 impl Backoff {
-    fn next_action<K: Resource, E: Failure>(&self, object: &Arc<K>, _error: &E) -> Action {
+    fn next_action<K: Resource, E: Failure>(&self, object: &Arc<K>, error: &E) -> Action {
+        if let Some(pause) = error.again_in() {
+            return Action::requeue(pause);
+        }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         // Objects that are gone leave no trace for ever.
@@ -249,7 +253,8 @@ impl Backoff {
     }
 }
 
-fn delay(failures_before: u32) -> Duration {
+/// The pause after what has failed so often before.
+pub fn delay(failures_before: u32) -> Duration {
     FIRST_BACKOFF
         .saturating_mul(1 << failures_before.min(16))
         .min(LAST_BACKOFF)
@@ -308,6 +313,34 @@ mod tests {
         );
         assert_eq!(
             backoff.next_action(&good, &Failed),
+            Action::requeue(FIRST_BACKOFF)
+        );
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it waits")]
+    struct Waits(Duration);
+
+    impl Failure for Waits {
+        fn reason(&self) -> &'static str {
+            "Waits"
+        }
+
+        fn again_in(&self) -> Option<Duration> {
+            Some(self.0)
+        }
+    }
+
+    #[test]
+    fn what_knows_when_it_is_tried_again_is_tried_then_and_counts_for_nothing() {
+        let (backoff, bad) = (Backoff::default(), object("bad", None));
+        let pause = Duration::from_secs(7);
+        for _ in 0..3 {
+            let action = backoff.next_action(&bad, &Waits(pause));
+            assert_eq!(action, Action::requeue(pause));
+        }
+        assert_eq!(
+            backoff.next_action(&bad, &Failed),
             Action::requeue(FIRST_BACKOFF)
         );
     }

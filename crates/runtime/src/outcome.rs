@@ -93,6 +93,11 @@ pub trait Failure: StdError + Send + Sync + 'static {
     fn notices(&self) -> &[Notice] {
         &[]
     }
+
+    /// When it is worth another try, where the failure itself knows; it does not count as another one then.
+    fn again_in(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Prints an error with its causes, each once.

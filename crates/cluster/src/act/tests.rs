@@ -96,10 +96,21 @@ async fn started_as(
 }
 
 async fn started_with(
+    what: (&'static str, Does),
+    start: (State, Write),
+    durably: (bool, Duration),
+) -> (Vec<String>, Acted) {
+    let (asked, mut acted) = Box::pin(started_again(what, start, durably, 1)).await;
+    (asked, acted.remove(0))
+}
+
+/// With so many looks, each of which leads to the same step.
+async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Write),
     (durable, left): (bool, Duration),
-) -> (Vec<String>, Acted) {
+    looks: usize,
+) -> (Vec<String>, Vec<Acted>) {
     let server = Arc::new(Server {
         kind,
         does,
@@ -124,6 +135,7 @@ async fn started_with(
     let actor = Actor {
         client: &client,
         etcd: &etcd,
+        refusals: &Refusals::default(),
         calls: &Calls::default(),
         auth: &look.auth,
         operators: &Operators::default(),
@@ -150,7 +162,10 @@ async fn started_with(
         orders: vec![Order::Writes(writes)],
         change: None,
     };
-    let acted = Box::pin(actor.act(&step)).await;
+    let mut acted = Vec::new();
+    for _ in 0..looks {
+        acted.push(Box::pin(actor.act(&step)).await);
+    }
     let asked = server.asked.lock().unwrap().clone();
     (asked, acted)
 }
@@ -274,6 +289,39 @@ async fn a_mark_that_cannot_be_taken_back_for_now_is_taken_back_a_little_later()
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
+}
+
+/// The mark, and that it is taken back, are events of the cluster's own objects: the next look follows at once.
+#[tokio::test]
+async fn a_start_that_is_refused_is_not_tried_again_at_the_next_look() {
+    let mark = || Write::MarkService {
+        member: MEMBER.to_owned(),
+        started: true,
+        over: Some("7".to_owned()),
+    };
+    let renew = || Write::RenewMark {
+        member: MEMBER.to_owned(),
+        over: "7".to_owned(),
+    };
+    let refused = Does::Answers(403, "Forbidden");
+    for (kind, mark, requests) in [
+        (CLAIMS, mark(), 3),
+        (CLAIMS, renew(), 2),
+        ("services", mark(), 1),
+    ] {
+        let start = (State::Join, mark);
+        let (asked, acted) = started_again((kind, refused), start, (true, LONG), 4).await;
+        assert_eq!(asked.len(), requests, "{asked:?}");
+        for again in &acted[1..] {
+            assert_eq!(again.in_words(), acted[0].in_words(), "told as before");
+            let left = again.failure().and_then(Error::held);
+            assert!(left.is_some_and(|left| left <= Duration::from_secs(1)));
+        }
+    }
+    // A race that was lost is no refusal.
+    let race = Does::Answers(409, "AlreadyExists");
+    let (asked, _) = started_again((CLAIMS, race), (State::Join, mark()), (true, LONG), 2).await;
+    assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
 /// Invariants 6 and 11: an object that is not changed keeps its version, and whoever has marked it before would take that

@@ -1,0 +1,141 @@
+//! Starts of members that were refused, and when each is tried again.
+//!
+//! A start sets a mark on the member's Service, and takes it back when what follows is refused. Both are events of the
+//! cluster's own objects, which lead to the next look at once: without a memory of the refusal the API server would be
+//! asked again as fast as it answers. In memory only: another process tries once more.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::EtcdCluster;
+use kube::ResourceExt;
+use runtime::controller::{LAST_BACKOFF, delay};
+use runtime::outcome::{Chain, Failure};
+
+use crate::act::Error;
+
+/// By the cluster's UID and the member.
+#[derive(Default)]
+pub struct Refusals(Mutex<HashMap<(String, String), Refusal>>);
+
+struct Refusal {
+    /// Of the object: what is refused may be allowed under another spec.
+    generation: Option<i64>,
+    times: u32,
+    until: Instant,
+    reason: &'static str,
+    said: String,
+}
+
+impl Refusals {
+    fn all(&self) -> MutexGuard<'_, HashMap<(String, String), Refusal>> {
+        // Nothing is left half done under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why a member is not started yet, in the words of the refusal, so that it is told once.
+    pub fn holds(&self, cluster: &EtcdCluster, member: &str, now: Instant) -> Option<Error> {
+        let all = self.all();
+        let refusal = all.get(&key(cluster, member))?;
+        let holds = refusal.generation == cluster.metadata.generation && now < refusal.until;
+        holds.then(|| Error::Held {
+            reason: refusal.reason,
+            said: refusal.said.clone(),
+            left: refusal.until.duration_since(now),
+        })
+    }
+
+    /// A member's start was refused. One that lost a race is tried again soon.
+    pub fn refused(&self, cluster: &EtcdCluster, member: &str, error: &Error, now: Instant) {
+        if error.is_passing() {
+            return;
+        }
+        let mut all = self.all();
+        let before = all.get(&key(cluster, member));
+        let same = before.filter(|one| one.generation == cluster.metadata.generation);
+        let times = same.map_or(0, |one| one.times);
+        let refusal = Refusal {
+            generation: cluster.metadata.generation,
+            times: times.saturating_add(1),
+            until: now + delay(times),
+            reason: error.reason(),
+            said: Chain(error).to_string(),
+        };
+        all.insert(key(cluster, member), refusal);
+    }
+
+    /// The member was started.
+    pub fn allowed(&self, cluster: &EtcdCluster, member: &str) {
+        self.all().remove(&key(cluster, member));
+    }
+
+    /// Drops what is of no use any more. A member that is refused is tried again in less time.
+    pub fn forget(&self, now: Instant) {
+        self.all()
+            .retain(|_, refusal| now < refusal.until + LAST_BACKOFF * 5);
+    }
+}
+
+fn key(cluster: &EtcdCluster, member: &str) -> (String, String) {
+    (cluster.uid().unwrap_or_default(), member.to_owned())
+}
+
+impl Error {
+    /// How long a start that was refused is held back yet.
+    pub(crate) fn held(&self) -> Option<Duration> {
+        match self {
+            Self::Held { left, .. } => Some(*left),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::tests::look;
+
+    fn refusal() -> Error {
+        Error::Missing("no Secret".to_owned())
+    }
+
+    #[test]
+    fn who_is_refused_again_waits_longer() {
+        let (refusals, cluster) = (Refusals::default(), look().cluster);
+        let mut now = Instant::now();
+        let left = |now| refusals.holds(&cluster, "a", now)?.held();
+        assert_eq!(left(now), None);
+        for seconds in [1, 2, 4, 8, 16, 32, 64, 120, 120] {
+            let pause = Duration::from_secs(seconds);
+            refusals.refused(&cluster, "a", &refusal(), now);
+            assert_eq!(left(now), Some(pause));
+            assert!(refusals.holds(&cluster, "b", now).is_none());
+            now += pause;
+            assert_eq!(left(now), None, "after {seconds} s");
+        }
+        refusals.allowed(&cluster, "a");
+        refusals.refused(&cluster, "a", &refusal(), now);
+        assert_eq!(left(now), Some(Duration::from_secs(1)));
+        refusals.forget(now + LAST_BACKOFF);
+        assert!(!refusals.all().is_empty());
+        refusals.forget(now + LAST_BACKOFF * 10);
+        assert!(refusals.all().is_empty());
+    }
+
+    #[test]
+    fn another_spec_is_tried_at_once_and_a_lost_race_is_no_refusal() {
+        let (refusals, mut cluster, now) = (Refusals::default(), look().cluster, Instant::now());
+        refusals.refused(&cluster, "a", &Error::TooOld, now);
+        assert!(refusals.holds(&cluster, "a", now).is_none());
+        refusals.refused(&cluster, "a", &refusal(), now);
+        let held = refusals.holds(&cluster, "a", now).unwrap();
+        assert_eq!(
+            (held.reason(), held.to_string()),
+            ("Missing", "no Secret".to_owned())
+        );
+        assert!(!held.is_passing());
+        cluster.metadata.generation = Some(77);
+        assert!(refusals.holds(&cluster, "a", now).is_none());
+    }
+}
