@@ -30,11 +30,13 @@ mod tests {
 
     use http::{Request, Response};
     use jiff::Timestamp;
+    use kube::ResourceExt;
     use kube::client::Body;
     use serde_json::{Value, json};
     use tower::service_fn;
 
     use super::*;
+    use crate::observe::tests::made_durable;
 
     /// An API server whose clock stands at a time long past.
     fn server() -> (Client, Arc<AtomicUsize>) {
@@ -80,5 +82,49 @@ mod tests {
             let told = theirs.map(|theirs| theirs.strftime("%F %H").to_string());
             assert_eq!(told, asks.then(|| "2020-11-21 00".to_owned()));
         }
+    }
+
+    /// An API server with one cluster, whose member's pod is ending and has lost its labels: no list shows it.
+    fn server_without_labels() -> Client {
+        let objects = made_durable();
+        let cluster = serde_json::to_value(&objects.cluster).unwrap();
+        let mut pod = objects.pods[0].clone();
+        let member = pod.name_any();
+        pod.metadata.labels = None;
+        let mut pod = serde_json::to_value(&pod).unwrap();
+        pod["metadata"]["deletionTimestamp"] = json!("2020-11-21T00:00:30Z");
+        let answer = move |request: Request<Body>| {
+            let path = request.uri().path().to_owned();
+            let (kind, name) = match path.split('/').collect::<Vec<_>>()[..] {
+                [.., "prod", kind] => (kind.to_owned(), None),
+                [.., "prod", kind, name] => (kind.to_owned(), Some(name.to_owned())),
+                _ => (path, None),
+            };
+            let (code, body) = match (kind.as_str(), name.as_deref()) {
+                ("etcdclusters", Some("db")) => (200, cluster.clone()),
+                ("pods", Some(name)) if name == member => (200, pod.clone()),
+                (_, Some(_)) => (
+                    404,
+                    json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" }),
+                ),
+                ("/version", None) => (200, json!({})),
+                (_, None) => (200, json!({ "metadata": {}, "items": [] })),
+            };
+            let answer = Response::builder().status(code);
+            let answer = answer.header("date", "Sat, 21 Nov 2020 00:00:00 GMT");
+            let body = Body::from(serde_json::to_vec(&body).unwrap());
+            std::future::ready(Ok::<_, Infallible>(answer.body(body).unwrap()))
+        };
+        Client::new(service_fn(answer), "prod")
+    }
+
+    /// Invariant 5.
+    #[tokio::test]
+    async fn the_api_server_is_asked_for_the_time_also_where_only_a_pod_without_labels_tells_it() {
+        let client = server_without_labels();
+        let read = crate::observe::objects(&client, "prod", "db").await;
+        let objects = read.unwrap().unwrap();
+        assert_eq!(objects.pods.len(), 1, "it is found by its name");
+        assert!(objects.certificates.clock.is_some());
     }
 }
