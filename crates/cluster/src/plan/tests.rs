@@ -17,6 +17,7 @@ mod sidecars;
 mod sizes;
 mod switch;
 mod tls;
+mod under_way;
 mod upkeep;
 
 use std::time::Duration;

@@ -1,14 +1,13 @@
-//! Lost quorums: what is said, what is waited for, and how a new cluster begins with what is left.
+//! Lost quorums: what is said, what is waited for, and who decides that a new cluster begins with what is left.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Intent, Kept, SeedAnswer, Seen};
+use crate::observed::Seen;
 use crate::plan::tests::recovered::recovered;
-use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
-use crate::write::{Order, RecoveryRecord, State, Write};
+use crate::plan::tests::scene::{CLUSTER, Scene, makes_pod};
+use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) const NEW: ClusterId = ClusterId(0xbeef);
 
@@ -17,7 +16,7 @@ pub(super) fn at(seconds: i64) -> Timestamp {
 }
 
 /// No quorum answers, for longer than the spec gives; these members are left, and know no leader.
-fn loss(all: &[&str], left: &[&str]) -> Scene {
+pub(super) fn loss(all: &[&str], left: &[&str]) -> Scene {
     let mut scene = Scene::formed(all);
     for member in all.iter().filter(|member| !left.contains(member)) {
         scene = scene.without_pod(member);
@@ -36,7 +35,7 @@ pub(super) fn leaderless(mut scene: Scene) -> Scene {
     scene
 }
 
-fn one_left() -> Scene {
+pub(super) fn one_left() -> Scene {
     loss(&["a", "b", "c"], &["a"])
 }
 
@@ -87,7 +86,7 @@ pub(super) fn recorded(scene: &Scene) -> Option<RecoveryRecord> {
     })
 }
 
-fn problem(scene: &Scene, code: &str) -> String {
+pub(super) fn problem(scene: &Scene, code: &str) -> String {
     let problems = scene.plan().problems;
     let found = problems.iter().find(|problem| problem.code == code);
     let found = found.map(|problem| problem.message.clone());
@@ -387,8 +386,6 @@ fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
     }
 }
 
-// ---- on the way ----
-
 pub(super) fn record(phase: RecoveryPhase) -> RecoveryStatus {
     RecoveryStatus {
         phase,
@@ -406,198 +403,4 @@ pub(super) fn record(phase: RecoveryPhase) -> RecoveryStatus {
         completion_time: None,
         message: None,
     }
-}
-
-fn under_way() -> Scene {
-    let mut scene = approved(one_left());
-    scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
-    scene
-}
-
-/// With the seed's pod and what it answers.
-fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
-    let mut scene = under_way().leftover("n");
-    let pod = scene.observed.pods.get_mut("n").unwrap();
-    (pod.token, pod.cluster_id) = (Some("new".into()), None);
-    let Some(Seen::Known(status)) = scene.observed.statuses.get("a").cloned() else {
-        panic!("the survivor answers");
-    };
-    let status = etcd::Status {
-        cluster_id,
-        leader: Some(MemberId(1)),
-        revision,
-        ..status
-    };
-    scene.observed.recovery.seed = Some(Seen::Known(SeedAnswer {
-        list: list(cluster_id, &[("n", false)]),
-        status,
-    }));
-    scene
-}
-
-/// Invariant 16: nobody reaches the seed through the client Service.
-#[test]
-fn the_seed_is_made_behind_a_closed_client_service() {
-    let mut scene = under_way();
-    scene.desired.durable = true;
-    let writes = scene.writes();
-    let closed = Write::ApplyClient { open: false };
-    assert_eq!(writes[0], closed);
-    let position = |what: &dyn Fn(&Write) -> bool| writes.iter().rposition(what).unwrap();
-    let pod = position(&|write| makes_pod(write, "n"));
-    let disk = position(&|write| matches!(write, Write::CreateDisk(start) if start.member == "n"));
-    assert!(position(&|write| *write == closed) < disk && disk < pod);
-    let Write::CreatePod(start) = &writes[pod] else {
-        panic!()
-    };
-    assert_eq!(
-        (start.state, start.token.as_str(), start.cluster_id),
-        (State::FromSurvivor, "new", None)
-    );
-    assert!(!destroys(&writes));
-}
-
-/// Invariant 9, and invariant 16: one write makes the new cluster the recorded one.
-/// An operator that has marked its Service and slept through its lease may be about to take that mark back.
-#[test]
-fn invariant_6_a_seed_that_is_marked_and_not_made_is_marked_again_before_its_pod() {
-    let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
-    let order = |scene: &Scene| {
-        let writes = scene.writes();
-        let at = writes.iter().position(again);
-        let pod = writes.iter().position(|write| makes_pod(write, "n"));
-        (at, pod.unwrap())
-    };
-    let marked = under_way().reserved("n").marked("n");
-    let (at, pod) = order(&marked);
-    assert!(at.is_some_and(|at| at < pod));
-    // On its claim it is started by whoever looks next.
-    assert_eq!(order(&marked.with_disk("n")).0, None);
-    assert_eq!(order(&under_way().reserved("n")).0, None);
-    assert_eq!(order(&under_way()).0, None);
-}
-
-#[test]
-fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
-    for revision in [100, 1_000_000_100] {
-        let record = recorded(&answers(NEW, revision)).unwrap();
-        let intent = Intent {
-            token: "new".into(),
-            members: ["n".to_owned()].into(),
-        };
-        assert_eq!(record.formed, Some((intent, NEW)));
-        let recovery = record.recovery.unwrap();
-        assert_eq!(recovery.phase, RecoveryPhase::Complete);
-        assert_eq!(recovery.to_cluster_id.as_deref(), Some("beef"));
-        let text = recovery.message.unwrap();
-        for part in ["b, c", "revision 100", "may be missing", "c0ffee", "beef"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-    }
-    let older = answers(NEW, 99);
-    assert_eq!(recorded(&older), None);
-    assert!(problem(&older, "RecoveryFailed").contains("99"));
-    assert_eq!(
-        recorded(&answers(CLUSTER, 100)),
-        None,
-        "the old cluster's ID"
-    );
-}
-
-/// Invariant 9: what it has goes with its pod, and it may be the last copy before long. Another seed is made beside it.
-#[test]
-fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_never_recorded() {
-    let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
-    let given_up = recorded(&scene).unwrap();
-    assert_eq!(given_up.formed, None);
-    assert_eq!(given_up.recovery.unwrap().phase, RecoveryPhase::Cancelled);
-    assert!(!destroys(&scene.writes()));
-    let gone = scene.down("a");
-    assert_eq!(recorded(&gone), None);
-    assert!(!destroys(&gone.writes()));
-}
-
-/// Invariant 16: clients may find it by the headless Service, and nobody goes on with what it acknowledges. Invariant 9:
-/// what it had is with the survivor, which answers; otherwise it may be the last copy.
-#[test]
-fn a_seed_that_was_given_up_is_stopped_before_another_recovery_begins_if_its_survivor_answers() {
-    let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
-    let given_up = recorded(&scene).unwrap().recovery;
-    scene.observed.recovery.record = given_up;
-    let stops = |scene: &Scene| scene.writes().contains(&scene::delete_pod("n"));
-    let keeps_claim = |scene: &Scene| !scene.writes().contains(&scene::delete_disk("n"));
-    // Whether anybody wants another recovery or not.
-    let mut unwanted = scene.clone();
-    unwanted.observed.recovery.approval = None;
-    for scene in [&scene, &unwanted] {
-        assert!(stops(scene) && keeps_claim(scene));
-        assert_eq!(begun(scene), None);
-        problem(scene, "QuorumLost");
-    }
-    // Its survivor does not answer, and another one does.
-    let five = ["a", "b", "c", "d", "e"];
-    let silent = approved(loss(&five, &["a", "b"])).down("a");
-    let mut other = scene.clone();
-    other.observed.pods.extend(silent.observed.pods);
-    other.observed.statuses = silent.observed.statuses;
-    assert!(!destroys(&other.writes()));
-    // Nobody's but its own.
-    let mut another = scene.clone();
-    another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
-    assert!(!stops(&another));
-    // It is ending, and nobody has to wait for its node.
-    let ending = scene.terminating("n");
-    assert!(!destroys(&ending.writes()));
-    assert_eq!(begun(&ending).unwrap().survivor, "a");
-}
-
-#[test]
-fn a_quorum_that_comes_back_cancels_what_is_under_way() {
-    let back = Scene::formed(&["a", "b", "c"]);
-    let mut scene = answers(NEW, 100);
-    scene.observed.members = back.observed.members;
-    scene.observed.statuses = back.observed.statuses;
-    scene.observed.shared.client = Kept::AsMade(false);
-    let writes = scene.writes();
-    assert!(!destroys(&writes) && !writes.contains(&Write::ApplyClient { open: true }));
-    let cancelled = recorded(&scene).unwrap();
-    assert_eq!(cancelled.formed, None);
-    assert_eq!(cancelled.stale_approval.as_deref(), Some("c0ffee"));
-    let recovery = cancelled.recovery.unwrap();
-    assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
-
-    // Then the seed goes, and clients are let in when it is gone.
-    scene.observed.recovery.record = Some(recovery);
-    scene.observed.recovery.stale_approval = cancelled.stale_approval;
-    let writes = scene.writes();
-    assert!(writes.contains(&scene::delete_pod("n")));
-    assert!(!writes.contains(&Write::ApplyClient { open: true }));
-    scene.observed.pods.remove("n");
-    assert!(scene.writes().contains(&Write::ApplyClient { open: true }));
-}
-
-#[test]
-fn a_survivor_lost_on_the_way_gives_place_to_another() {
-    let five = ["a", "b", "c", "d", "e"];
-    let mut scene = approved(loss(&five, &["b"]));
-    scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
-    let cancelled = recorded(&scene).unwrap().recovery.unwrap();
-    assert_eq!(cancelled.phase, RecoveryPhase::Cancelled);
-    scene.observed.recovery.record = Some(cancelled);
-    assert_eq!(begun(&scene).unwrap().survivor, "b");
-
-    // One that stays silent as well, in its time.
-    let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
-    let mut record_of = record(RecoveryPhase::InProgress);
-    for (began, given_up) in [(990, false), (900, true)] {
-        record_of.start_time = Some(Time(at(began)));
-        silent.observed.recovery.record = Some(record_of.clone());
-        assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
-    }
-
-    // Without another one the seed may hold the last copy.
-    let mut last = approved(loss(&five, &[]));
-    last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
-    assert_eq!(recorded(&last), None);
-    assert!(problem(&last, "SurvivorLost").contains("EtcdRestore"));
 }
