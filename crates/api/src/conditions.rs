@@ -87,6 +87,8 @@ text_enum! {
         PodNotStarting = "PodNotStarting",
         /// The image of the version cannot be pulled.
         ImageNotFound = "ImageNotFound",
+        /// There is no volume for what needs one: the message says what is missing.
+        StorageMissing = "StorageMissing",
         /// The operator's last step failed: the message says why.
         StepFailed = "StepFailed",
         /// Work is under way.

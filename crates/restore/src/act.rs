@@ -28,6 +28,7 @@ use crate::plan::{Step, in_place, joining};
 use crate::{choice, naming, pod as seed_pod, started};
 
 mod late;
+mod refusal;
 
 /// How long members that are replaced may take to end, in seconds: nobody is served meanwhile, and what they hold is
 /// no longer the cluster's.
@@ -451,6 +452,11 @@ where
 
 /// What a step that was not made means for the status.
 pub fn trouble(error: &Error) -> Trouble {
+    if let Error::Write(error) = error
+        && let Some(trouble) = refusal::no_storage(error)
+    {
+        return trouble;
+    }
     let reason = match error {
         Error::TooOld => Reason::InProgress,
         Error::Write(_) | Error::Missing(_) => Reason::StepFailed,

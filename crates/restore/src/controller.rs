@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::conditions::Reason;
 use api::names::{ANNOTATION_RESTORE, MANAGER_RESTORE};
 use api::{EtcdCluster, EtcdRestore};
 use etcd::{Access, EtcdClient};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Controller;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
@@ -21,8 +23,10 @@ use runtime::{Done, Operator, apply};
 use crate::act::{self, Hands, act};
 use crate::metrics::Measures;
 use crate::observe::{Eyes, observe};
+use crate::observed::Observed;
 use crate::plan::expiry::expire;
-use crate::plan::{Step, plan};
+use crate::plan::refused::refused;
+use crate::plan::{Plan, Step, plan};
 use crate::{naming, status};
 
 /// How soon to look again at what somebody else changed meanwhile.
@@ -153,6 +157,7 @@ impl Restorer {
             since,
         };
         let acted = act(&hands, &restore, &seen, &plan.step).await;
+        let (plan, acted) = after(&restore, &seen.observed, (plan, acted), now.0);
         if let Step::Guard(_) | Step::Expire = plan.step {
             // The object is a new version, or gone.
             return match acted {
@@ -206,6 +211,20 @@ impl Restorer {
             notices: status::notices(&restore, &plan),
             ..requeue(plan.requeue)
         })
+    }
+}
+
+/// What the API server refuses for want of storage is told with the remedy, and counts as no failure of the operator.
+fn after(
+    restore: &EtcdRestore,
+    observed: &Observed,
+    (plan, acted): (Plan, Result<(), act::Error>),
+    now: Timestamp,
+) -> (Plan, Result<(), act::Error>) {
+    let trouble = acted.as_ref().err().map(act::trouble);
+    match trouble.filter(|trouble| trouble.reason == Reason::StorageMissing) {
+        Some(trouble) => (refused(restore, observed, trouble, now), Ok(())),
+        None => (plan, acted),
     }
 }
 

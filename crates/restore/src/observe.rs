@@ -156,6 +156,7 @@ async fn look_around(
             }
         }
         seen.observed.found = backup::begun_with(restore, seen);
+        members::look_at_storage(eyes.client, &mut seen.observed.seed, &seen.children).await;
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         let pod = seen.children.pod.as_ref();
         // Who gives it up asks nothing: what is slow to answer would make its steps too old, over and over.
@@ -247,5 +248,7 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
 
 #[cfg(test)]
 mod asked;
+#[cfg(test)]
+mod clocks;
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,7 @@ pub mod in_place;
 pub mod joining;
 #[cfg(test)]
 mod model;
+pub mod refused;
 #[cfg(test)]
 mod scenarios;
 mod unfit;

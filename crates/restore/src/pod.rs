@@ -23,8 +23,10 @@ use crate::made_of::SHA256;
 use crate::observed::{Life, PodFacts, Trouble};
 
 mod life;
+mod storage;
 
 pub use life::{is_young, life};
+pub use storage::no_storage;
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";

@@ -4,16 +4,16 @@ use api::EtcdCluster;
 use api::EtcdRestore;
 use api::names::{self, Addresses};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::member::Members;
 use runtime::outcome::Chain;
-use runtime::progress;
+use runtime::{clock, progress};
 use tokio::time::timeout;
 
 use super::{Children, Eyes, READ, reach, read};
-use crate::observed::{Child, Former, FormerPod, Observed, Pod, PodFacts, Seed, Serving};
+use crate::observed::{Child, Former, FormerPod, Life, Observed, Pod, PodFacts, Seed, Serving};
 use crate::plan::in_place;
 use crate::{naming, pod};
 
@@ -90,6 +90,30 @@ pub(super) fn seed(
         service,
         claim,
         pod,
+    }
+}
+
+/// Whether its volume claim finds no storage. Since when stands on objects, by the control plane's clocks: a clock of ours
+/// that is ahead gives nothing up, and without an answer nothing is said (invariant 1).
+pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: &Children) {
+    let (Pod::Present(facts), Some(pod), Some(claim)) =
+        (&mut seed.pod, &children.pod, &children.claim)
+    else {
+        return;
+    };
+    let now = Timestamp::now();
+    if facts.life != Life::Lives || pod::no_storage(pod, claim, now).is_none() {
+        return;
+    }
+    let Ok(Ok(theirs)) = timeout(READ, clock::difference(client)).await else {
+        return;
+    };
+    let ahead = theirs.map_or(SignedDuration::ZERO, |theirs| {
+        theirs.min(SignedDuration::ZERO)
+    });
+    let now = now.checked_add(ahead).unwrap_or(now);
+    if let Some(trouble) = pod::no_storage(pod, claim, now) {
+        facts.trouble = Some(trouble);
     }
 }
 

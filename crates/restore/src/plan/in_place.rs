@@ -124,7 +124,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &
 }
 
 /// Invariant 10: that it is given up is recorded before anything of the seed is removed.
-fn abandon(trouble: Trouble) -> Plan {
+pub(super) fn abandon(trouble: Trouble) -> Plan {
     let message = trouble.message.clone();
     let trouble = Trouble {
         message: format!("{message}; the cluster that was there is left as it was"),

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use api::names::FINALIZER_CLAIM;
+use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 
@@ -12,6 +13,7 @@ mod late;
 mod look;
 mod mistakes;
 mod properties;
+mod storage;
 
 use look::revision;
 use mistakes::Mistake;
@@ -42,6 +44,12 @@ enum Fate {
     LosePod,
     /// The seed's pod ends for good, and with it what lay in the pod; the object stays.
     EndPod,
+    /// Nobody makes a volume from now on.
+    NoStorage,
+    /// No volume claim is taken from now on.
+    NoQuota,
+    /// Volumes are made for whoever asks.
+    Storage,
     /// The backup cannot be read for now.
     StoreDown,
     /// The backup can be read.
@@ -104,6 +112,8 @@ struct ModelCluster {
     /// These stand for the UIDs.
     service: Option<u32>,
     volume: Option<u32>,
+    /// The claim of which a volume was made.
+    bound: Option<u32>,
     pod: Option<ModelPod>,
     /// The verified data of the seed: on its volume, or in the pod.
     disk: bool,
@@ -150,6 +160,9 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
+    /// Volumes are made, and claims for them taken.
+    storage: bool,
+    quota: bool,
     /// The newest backup, and the oldest that is kept.
     newest: u32,
     oldest: u32,
@@ -198,6 +211,8 @@ impl World {
             durable,
             good_backup,
             store_up: true,
+            storage: true,
+            quota: true,
             newest: 0,
             oldest: 0,
             seeds_of: BTreeSet::new(),
@@ -240,10 +255,13 @@ impl World {
 
     fn kubelet(&mut self) {
         let (durable, good) = (self.durable, self.good_backup && self.store_up);
-        let oldest = self.oldest;
+        let (oldest, storage) = (self.oldest, self.storage);
         let Some(cluster) = &mut self.cluster else {
             return;
         };
+        if storage {
+            cluster.bound = cluster.volume;
+        }
         for member in &mut cluster.old {
             if *member == OldMember::Stops {
                 *member = OldMember::Gone;
@@ -272,8 +290,8 @@ impl World {
         if pod.prepared {
             pod.serving = true;
         } else if !pod.fetched {
-            let mounted = !durable || cluster.volume.is_some();
-            pod.fetched = mounted && (disk || (good && pod.of.0 >= oldest));
+            let bound = cluster.volume.is_some() && cluster.bound == cluster.volume;
+            pod.fetched = (!durable || bound) && (disk || (good && pod.of.0 >= oldest));
         } else {
             pod.prepared = true;
             if !disk && cluster.acknowledged > 0 {
@@ -305,6 +323,9 @@ impl World {
             Fate::CrashAfter => self.reconcile(None, true, false),
             Fate::Blind(mask) => self.reconcile(Some(mask), true, true),
             Fate::Kubelet => self.kubelet(),
+            Fate::NoStorage => self.storage = false,
+            Fate::NoQuota => self.quota = false,
+            Fate::Storage => (self.storage, self.quota) = (true, true),
             Fate::StoreDown => self.store_up = false,
             Fate::StoreUp => self.store_up = true,
             Fate::NewerBackup => self.newest += 1,
@@ -415,7 +436,9 @@ impl World {
     }
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
-        let mut plan = plan(&self.restore, &self.observe(blind));
+        let observed = self.observe(blind);
+        let mut plan = plan(&self.restore, &observed);
+        self.mistake_about_storage(&observed, &mut plan);
         let stopped = |it: &ModelCluster| {
             it.has_turned() && !it.old.is_empty() && it.old.iter().all(|it| *it == OldMember::Gone)
         };
@@ -426,6 +449,11 @@ impl World {
             plan.step = Step::ReleaseClaim;
         }
         if write {
+            if !self.quota && matches!(plan.step, Step::CreateClaim) {
+                let none = Trouble::new(Reason::StorageMissing, "exceeded quota");
+                let now = epoch().0 + SignedDuration::from_mins(1);
+                plan = refused::refused(&self.restore, &observed, none, now);
+            }
             self.act(&plan.step);
             if let Step::Guard(_) = plan.step {
                 self.end_of_restore();
@@ -532,6 +560,11 @@ impl World {
     /// Nothing goes wrong any more; says whether the restore settled.
     fn calm_down(&mut self) {
         self.store_up = true;
+        self.happen(Fate::Storage);
+        self.go_on();
+    }
+
+    fn go_on(&mut self) {
         for _ in 0..40 {
             self.happen(Fate::Reconcile);
             self.happen(Fate::Kubelet);

@@ -119,6 +119,12 @@ impl World {
                 );
                 cluster.claim = true;
             }
+            Step::Abandon(why) if why.reason == Reason::StorageMissing => {
+                assert!(
+                    !cluster.has_turned(),
+                    "given up after the turn, for want of storage (invariant 9)"
+                );
+            }
             Step::StopFormer(pods) => {
                 assert!(
                     cluster.has_turned() && cluster.disk,

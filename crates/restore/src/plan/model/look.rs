@@ -60,26 +60,31 @@ impl World {
         let pod = match &cluster.pod {
             _ if hidden(2) => Pod::Unknown("timeout".into()),
             None => Pod::Absent,
-            Some(pod) => Pod::Present(self.compared(
-                cluster,
-                pod,
-                PodFacts {
-                    life: match (pod.ended, hidden(5)) {
-                        (false, _) => Life::Lives,
-                        (true, true) => Life::EndedAtOnce,
-                        (true, false) => Life::Ended,
+            Some(pod) => Pod::Present(
+                self.compared(
+                    cluster,
+                    pod,
+                    PodFacts {
+                        life: match (pod.ended, hidden(5)) {
+                            (false, _) => Life::Lives,
+                            (true, true) => Life::EndedAtOnce,
+                            (true, false) => Life::Ended,
+                        },
+                        trouble: self
+                            .no_storage(cluster, hidden(6))
+                            .or_else(|| self.fetch_trouble(pod)),
+                        young: hidden(5),
+                        silent: pod.fetched
+                            && pod.silent
+                            && self.mistake != Some(Mistake::TrustsTheMessage),
+                        restored: (pod.fetched && !pod.silent)
+                            .then_some(revision(held(cluster, pod))),
+                        verified: pod.serving && !pod.silent,
+                        joined: pod.joined,
+                        ..PodFacts::default()
                     },
-                    trouble: self.fetch_trouble(pod),
-                    young: hidden(5),
-                    silent: pod.fetched
-                        && pod.silent
-                        && self.mistake != Some(Mistake::TrustsTheMessage),
-                    restored: (pod.fetched && !pod.silent).then_some(revision(held(cluster, pod))),
-                    verified: pod.serving && !pod.silent,
-                    joined: pod.joined,
-                    ..PodFacts::default()
-                },
-            )),
+                ),
+            ),
         };
         Seed {
             service: child(cluster.service.is_some(), 1),

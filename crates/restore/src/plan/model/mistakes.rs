@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use super::properties::fates;
+use super::storage::{around_without_storage, without_storage};
 use super::*;
 
 /// A mistake made on purpose.
@@ -26,10 +27,14 @@ pub(super) enum Mistake {
     CreatesLate,
     /// The turn is made for a seed that has gone since.
     TurnsLate,
+    /// Without storage it is given up whenever that is seen.
+    GivesUpLate,
+    /// Without storage it is waited for some.
+    WaitsForStorage,
 }
 
 /// What else may happen, now and then.
-fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value = Vec<Fate>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
     (fates(people), drawn).prop_map(|(fates, drawn)| {
@@ -59,7 +64,7 @@ const AROUND: &[Fate] = &[
     Fate::LoseMessage,
 ];
 
-fn around() -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn around() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
@@ -262,7 +267,10 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
         };
         world.manifests = mistake != Mistake::SaysNothing;
         world.mistake = Some(mistake);
-        if mistake == Mistake::TakesTheVolumeForData {
+        if matches!(
+            mistake,
+            Mistake::TakesTheVolumeForData | Mistake::GivesUpLate
+        ) {
             world.turn();
         }
         for fate in fates {
@@ -270,9 +278,14 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
                 world.happen(fate);
             }
         }
-        world.calm_down();
+        let for_storage = mistake == Mistake::WaitsForStorage;
+        if for_storage {
+            world.go_on();
+        } else {
+            world.calm_down();
+        }
         let claimed = world.cluster.as_ref().is_some_and(|it| it.claim);
-        let waits = claimed && mistake == Mistake::TrustsTheMessage;
+        let waits = claimed && (for_storage || mistake == Mistake::TrustsTheMessage);
         prop_assert!(!waits, "it waits for ever");
         Ok(())
     });
@@ -300,6 +313,8 @@ fn every_mistake_of_a_restore_is_found() {
             "acknowledged writes were restored over",
         ),
         (Mistake::TurnsLate, "recorded without verified data"),
+        (Mistake::GivesUpLate, "given up after the turn"),
+        (Mistake::WaitsForStorage, "it waits for ever"),
     ] {
         let found = match mistake {
             Mistake::TakesTheVolumeForData => found(mistake, around()),
@@ -307,6 +322,8 @@ fn every_mistake_of_a_restore_is_found() {
             Mistake::SaysNothing => found(mistake, choosing()),
             Mistake::CreatesLate => found(mistake, late()),
             Mistake::TurnsLate => found(mistake, soon()),
+            Mistake::GivesUpLate => found(mistake, around_without_storage()),
+            Mistake::WaitsForStorage => found(mistake, without_storage()),
             _ => found(mistake, fates(false)),
         };
         assert!(found.contains(said), "{mistake:?}: {found:?}");

@@ -4,6 +4,7 @@ use api::restore::AbandonedStatus;
 
 use super::*;
 
+mod storage;
 mod unfit;
 
 const OLD: &str = "00000000000000cd";

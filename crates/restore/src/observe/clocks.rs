@@ -1,0 +1,65 @@
+//! By whose clock it is judged how long the seed's volume claim has waited.
+
+use http::{Request, Response};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::client::Body;
+use serde_json::json;
+use tower::service_fn;
+
+use super::*;
+use crate::observed::PodFacts;
+
+/// An API server whose clock stands at a time, or that does not answer.
+fn server(at: Option<Timestamp>) -> Client {
+    let answer = move |_: Request<Body>| {
+        let answer = at.map(|at| {
+            let date = at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+            let answer = Response::builder().header("date", date);
+            answer.body(Body::empty()).unwrap()
+        });
+        std::future::ready(answer.ok_or_else(|| std::io::Error::other("nobody")))
+    };
+    Client::new(service_fn(answer), "prod")
+}
+
+/// Invariant 1, and over a living cluster a restore would be given up.
+#[tokio::test]
+async fn a_clock_that_is_ahead_finds_no_storage_missing_and_neither_does_one_without_an_answer() {
+    let now = Timestamp::now();
+    let made = now - SignedDuration::from_mins(5);
+    let claim = json!({
+        "metadata": { "name": "main-aaaaaaaaaa", "creationTimestamp": made.to_string() },
+        "spec": { "storageClassName": "nowhere" }, "status": { "phase": "Pending" },
+    });
+    let says =
+        "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
+    let pod = json!({ "status": { "conditions": [
+        { "type": "PodScheduled", "status": "False", "message": says },
+    ] } });
+    let children = Children {
+        pod: serde_json::from_value(pod).unwrap(),
+        claim: serde_json::from_value(claim).unwrap(),
+        service: None,
+    };
+    let soon = made + SignedDuration::from_secs(10);
+    let later = now + SignedDuration::from_mins(5);
+    for (theirs, missing) in [
+        (Some(now), true),
+        (Some(later), true),
+        (Some(soon), false),
+        (None, false),
+    ] {
+        let mut seed = crate::observed::Seed::not_asked();
+        seed.pod = Pod::Present(PodFacts::default());
+        members::look_at_storage(&server(theirs), &mut seed, &children).await;
+        let Pod::Present(facts) = seed.pod else {
+            panic!("{seed:?}")
+        };
+        let reason = facts.trouble.map(|trouble| trouble.reason);
+        assert_eq!(
+            reason,
+            missing.then_some(Reason::StorageMissing),
+            "{theirs:?}"
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! Worlds in which volumes are not made, or claims for them not taken, for a while or for good.
+
+use proptest::prelude::*;
+
+use super::mistakes::{around, with};
+use super::properties::fates;
+use super::*;
+
+const STORAGE: &[Fate] = &[
+    Fate::NoStorage,
+    Fate::NoQuota,
+    Fate::Storage,
+    Fate::LoseVolume,
+];
+
+/// There is none from the beginning.
+pub(super) fn without_storage() -> impl Strategy<Value = Vec<Fate>> {
+    let none = prop::sample::select(vec![Fate::NoStorage, Fate::NoQuota]);
+    (none, fates(false)).prop_map(|(none, fates)| {
+        let mut all = vec![none];
+        all.extend(fates);
+        all
+    })
+}
+
+/// There is none any more, and the seed's volume is lost.
+pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Fate>> {
+    around().prop_map(|around| {
+        let mut all = vec![Fate::NoStorage];
+        all.extend(around);
+        all
+    })
+}
+
+impl World {
+    /// What is told of a claim of which no volume was made, once that has lasted.
+    pub(super) fn no_storage(&self, cluster: &ModelCluster, recent: bool) -> Option<Trouble> {
+        let waits = self.durable && cluster.volume.is_some() && cluster.bound != cluster.volume;
+        (waits && !self.storage && !recent)
+            .then(|| Trouble::new(Reason::StorageMissing, "the StorageClass nowhere"))
+    }
+
+    pub(super) fn mistake_about_storage(&self, observed: &Observed, plan: &mut Plan) {
+        let missing = |it: &Trouble| it.reason == Reason::StorageMissing;
+        let seen = match &observed.seed.pod {
+            Pod::Present(pod) => pod.trouble.clone().filter(missing),
+            _ => None,
+        };
+        match (self.mistake, seen) {
+            (Some(Mistake::GivesUpLate), Some(why)) => plan.step = Step::Abandon(why),
+            (Some(Mistake::WaitsForStorage), _) => {
+                if matches!(&plan.step, Step::Abandon(why) if missing(why)) {
+                    *plan = Plan::wait_for("storage");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn has_failed_for_storage(&self) -> bool {
+        let failed = conditions::find(self.restore.conditions(), &ConditionType::Failed);
+        failed.is_some_and(|it| it.status == "True" && it.reason == "StorageMissing")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    /// Whatever becomes of its storage, there is one whole cluster in the end, and nobody claims it.
+    #[test]
+    fn a_restore_in_place_without_storage_leaves_one_whole_cluster(fates in with(STORAGE, false)) {
+        let mut world = World::replacing(true, true);
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.calm_down();
+        let cluster = world.cluster.clone().unwrap();
+        prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
+        prop_assert!(world.restore.metadata.finalizers.is_none());
+        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_whole());
+    }
+
+    /// What never has any is given up, and says so.
+    #[test]
+    fn a_restore_in_place_that_never_has_storage_leaves_the_cluster_that_was_there(
+        fates in without_storage(),
+    ) {
+        let mut world = World::replacing(true, true);
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.store_up = true;
+        world.go_on();
+        let cluster = world.cluster.clone().unwrap();
+        prop_assert!(cluster.is_old_whole() && !cluster.claim, "{cluster:?}");
+        prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
+        prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
+    }
+
+    /// A new cluster goes on when there is storage, and says what is missing until then.
+    #[test]
+    fn a_new_cluster_waits_for_its_storage_and_completes_when_there_is_some(
+        fates in without_storage(),
+    ) {
+        let mut world = World::new(true, true);
+        for fate in fates {
+            world.happen(fate);
+        }
+        world.store_up = true;
+        world.go_on();
+        prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
+        world.calm_down();
+        prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
+    }
+}

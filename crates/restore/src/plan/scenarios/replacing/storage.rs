@@ -1,0 +1,99 @@
+//! No storage for the seed: over a living cluster it is given up, before the turn and not after it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::*;
+use crate::plan::refused::refused;
+
+fn none() -> Trouble {
+    Trouble::new(Reason::StorageMissing, "the StorageClass nowhere")
+}
+
+/// The seed's pod waits for its volume.
+fn waits() -> Pod {
+    Pod::Present(PodFacts {
+        trouble: Some(none()),
+        ..PodFacts::default()
+    })
+}
+
+#[test]
+fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_some() {
+    let plan = check(
+        &intended(),
+        &claimed_with(waits(), Serving::NotAsked),
+        &Step::Nothing,
+    );
+    assert_eq!(plan.outlook, Outlook::Stuck(none()));
+    assert_eq!(plan.requeue, Some(LATER));
+    let bound = claimed_with(Pod::Present(PodFacts::default()), Serving::NotAsked);
+    let plan = check(&intended(), &bound, &Step::Nothing);
+    assert_eq!(reason(&plan), Reason::InProgress);
+}
+
+/// Invariant 9.
+#[test]
+fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_after_it() {
+    let given_up = plan(&recorded(), &beside(waits(), Serving::NotAsked));
+    let Step::Abandon(trouble) = &given_up.step else {
+        panic!("{given_up:?}")
+    };
+    assert_eq!(trouble.reason, Reason::StorageMissing);
+    for said in ["nowhere", "left as it was"] {
+        assert!(trouble.message.contains(said), "{}", trouble.message);
+    }
+    // The seed's volume was deleted since.
+    for former in [&[old("a", false, true)][..], &[]] {
+        let mut observed = turned(former, waits());
+        observed.seed.claim = Child::Present;
+        let plan = check(&verified_seed(), &observed, &Step::Nothing);
+        let Outlook::Stuck(trouble) = &plan.outlook else {
+            panic!("{plan:?}")
+        };
+        assert_eq!(trouble.reason, Reason::StorageMissing);
+    }
+}
+
+/// A restore that says since when there is no storage.
+fn told(mut restore: EtcdRestore, kind: &ConditionType, why: &Reason) -> EtcdRestore {
+    let failed = conditions::Finding::new(kind.clone(), true, why.clone(), "no");
+    let status = restore.status.get_or_insert_default();
+    let at = Time(Timestamp::UNIX_EPOCH);
+    conditions::set(&mut status.conditions, &failed, Some(1), &at);
+    restore
+}
+
+#[test]
+fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_given_up() {
+    let observed = beside(Pod::Absent, Serving::NotAsked);
+    let after = |restore: &EtcdRestore, observed: &Observed, seconds: i64| {
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+        refused(restore, observed, none(), now)
+    };
+    let (failed, complete) = (ConditionType::Failed, ConditionType::Complete);
+    let missing = Reason::StorageMissing;
+    let since = told(recorded(), &failed, &missing);
+    let others = [
+        recorded(),
+        told(recorded(), &failed, &Reason::BackupMissing),
+        told(recorded(), &complete, &missing),
+    ];
+    for (restore, seconds) in others.iter().map(|it| (it, 86_400)).chain([(&since, 29)]) {
+        let plan = after(restore, &observed, seconds);
+        assert_eq!(plan.step, Step::Nothing, "{plan:?}");
+        assert!(matches!(&plan.outlook, Outlook::Stuck(it) if it.message.contains("given up")));
+    }
+    let plan = after(&since, &observed, 30);
+    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+    // A new cluster goes on whenever there is room, and after the turn nothing is given up (invariant 9).
+    let new = told(intended(), &failed, &missing);
+    let made = claimed_with(Pod::Absent, Serving::NotAsked);
+    let turned_since = told(verified_seed(), &failed, &missing);
+    let turned = turned(&[old("a", false, true)], Pod::Absent);
+    for (restore, observed) in [(&new, &made), (&turned_since, &turned)] {
+        let plan = after(restore, observed, 86_400);
+        assert_eq!(plan.step, Step::Nothing);
+        assert_eq!(plan.outlook, Outlook::Stuck(none()));
+    }
+}

@@ -1,0 +1,352 @@
+//! Whether there is no storage for the seed: what its volume claim and its pod tell. Pure; the clock is passed in.
+//!
+//! The operator may read neither storage classes nor Events. Who makes the volume stands on the claim as soon as
+//! Kubernetes knows it, and that nothing but the volume keeps the pod from a node is said by the scheduler. A pod that
+//! finds no node for another reason is not told here: nodes come and go.
+
+use api::conditions::Reason;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+
+use crate::observed::Trouble;
+
+/// How long a claim may be without anybody who makes its volume. Kubernetes' controller names him at once, or when
+/// another one has taken its place; and the class may be applied a moment after what asks for it.
+const UNNAMED: SignedDuration = SignedDuration::from_mins(1);
+/// How long whoever makes the volume may take. The scheduler waits for as long, too (`bindTimeoutSeconds`).
+const SLOW: SignedDuration = SignedDuration::from_mins(10);
+
+/// Who makes a claim's volume (`AnnStorageProvisioner` of component-helpers), and what that was called before.
+const PROVISIONER: [&str; 2] = [
+    "volume.kubernetes.io/storage-provisioner",
+    "volume.beta.kubernetes.io/storage-provisioner",
+];
+/// The node the scheduler has found, where a volume is made for a node.
+const SELECTED: &str = "volume.kubernetes.io/selected-node";
+/// The scheduler's words (`volumebinding` in kubernetes/pkg/scheduler).
+const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
+const FAILED: [&str; 2] = ["provisioning failed for PVC", "binding volumes: "];
+const NO_VOLUME: [&str; 2] = [
+    "didn't find available persistent volumes to bind",
+    "did not have enough free storage",
+];
+/// Why a node is not the seed's, whatever room there is.
+const NOT_FOR_IT: [&str; 2] = [
+    "untolerated taint",
+    "didn't match Pod's node affinity/selector",
+];
+/// Taints of these nodes pass: they are not ready, or full for a while.
+const PASSING: &str = "node.kubernetes.io/";
+
+/// What a person can do.
+const REMEDY: &str = "put that right, or name another one in spec.pod.persistentVolumeClaimSpec.storageClassName of the \
+                      EtcdCluster (for a new one: in spec.etcdCluster.template, in a new EtcdRestore)";
+
+/// Why the seed's volume claim is not bound, and will not be by waiting.
+pub fn no_storage(pod: &Pod, claim: &PersistentVolumeClaim, now: Timestamp) -> Option<Trouble> {
+    let phase = claim.status.as_ref()?.phase.as_deref()?;
+    if phase != "Pending" {
+        return None;
+    }
+    let (why, since, patience) = lack(pod, claim, unscheduled(pod)?)?;
+    if now.duration_since(since?) < patience {
+        return None;
+    }
+    let message = format!(
+        "no storage for the seed: its volume claim {} is not bound: {why}; {REMEDY}",
+        claim.name_any()
+    );
+    Some(Trouble::new(Reason::StorageMissing, message))
+}
+
+/// What is missing, since when, and how long that may last.
+fn lack(
+    pod: &Pod,
+    claim: &PersistentVolumeClaim,
+    scheduler: &str,
+) -> Option<(String, Option<Timestamp>, SignedDuration)> {
+    let made = claim.creation_timestamp().map(|made| made.0);
+    let changed = changed(claim).or(made);
+    let maker = PROVISIONER
+        .iter()
+        .find_map(|key| claim.annotations().get(*key));
+    let class = class(claim);
+    let selected = claim.annotations().contains_key(SELECTED);
+    if scheduler.contains(UNBOUND) && maker.is_none() {
+        // Which of them is meant is not said.
+        let others = others(pod, &claim.name_any());
+        return Some(if others.is_empty() {
+            (nobody(claim), changed, UNNAMED)
+        } else {
+            let others = others.join(", ");
+            let why = format!(
+                "it is of {class}; or the claim {others} of the seed's pod is not ({scheduler})"
+            );
+            (why, changed, SLOW)
+        });
+    }
+    // Each attempt changes the claim.
+    if FAILED.iter().any(|said| scheduler.contains(said)) {
+        let why = format!("no volume of {class} is made for it ({scheduler})");
+        return Some((why, made, SLOW));
+    }
+    if let Some(maker) = maker.filter(|_| scheduler.contains(UNBOUND) || selected) {
+        let why = format!("{maker}, which makes the volumes of {class}, has made none for 10 min");
+        return Some((why, changed, SLOW));
+    }
+    if of_volumes_alone(scheduler) {
+        let why = format!("no node has a volume of {class} for it ({scheduler})");
+        return Some((why, changed, SLOW));
+    }
+    None
+}
+
+/// The other claims of the pod, such as that of the backup.
+fn others<'a>(pod: &'a Pod, own: &str) -> Vec<&'a str> {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    let volumes = volumes.into_iter().flatten();
+    volumes
+        .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.as_str()))
+        .filter(|name| *name != own)
+        .collect()
+}
+
+fn class(claim: &PersistentVolumeClaim) -> String {
+    match named(claim) {
+        Some(name) if !name.is_empty() => format!("the StorageClass {name}"),
+        _ => "no StorageClass".to_owned(),
+    }
+}
+
+fn named(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+fn nobody(claim: &PersistentVolumeClaim) -> String {
+    match named(claim) {
+        None => "it names no StorageClass, and there is no default one".to_owned(),
+        Some("") => "its storageClassName is empty, which asks for a volume that was made by hand, and none fits".to_owned(),
+        Some(name) => format!(
+            "the StorageClass {name} does not exist, or makes no volumes, and none that was made by hand fits"
+        ),
+    }
+}
+
+/// When anybody changed it last, as far as that is told.
+fn changed(claim: &PersistentVolumeClaim) -> Option<Timestamp> {
+    let managers = claim.metadata.managed_fields.iter().flatten();
+    managers
+        .filter_map(|one| one.time.as_ref().map(|time| time.0))
+        .max()
+}
+
+/// Why the scheduler has not placed it; nothing where it has said nothing yet, as while it waits for the volume.
+fn unscheduled(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    match conditions.find(|condition| condition.type_ == "PodScheduled") {
+        None => Some(""),
+        Some(it) if it.status == "False" => Some(it.message.as_deref().unwrap_or_default()),
+        Some(_) => None,
+    }
+}
+
+/// Whether every node that could have the pod lacks a volume, and nothing else: `0/3 nodes are available: 1 node(s) had
+/// untolerated taint {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
+fn of_volumes_alone(scheduler: &str) -> bool {
+    let Some((_, reasons)) = scheduler.split_once("nodes are available: ") else {
+        return false;
+    };
+    let reasons = reasons.split_once(". ").map_or(reasons, |it| it.0);
+    let is = |reason: &str, known: &[&str]| known.iter().any(|one| reason.contains(one));
+    let passes = |reason: &str| reason.contains(PASSING);
+    reasons.split(", ").any(|one| is(one, &NO_VOLUME))
+        && reasons
+            .split(", ")
+            .all(|one| is(one, &NO_VOLUME) || (is(one, &NOT_FOR_IT) && !passes(one)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const OWN: &str = "main-aaaaaaaaaa";
+    const MADE: i64 = 1_000;
+    const BY: &str = "volume.kubernetes.io/storage-provisioner";
+    /// As a scheduler of Kubernetes 1.36 says it.
+    const WAITS: &str =
+        "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn claim(class: Option<&str>, annotations: &Value) -> PersistentVolumeClaim {
+        serde_json::from_value(json!({
+            "metadata": { "name": OWN, "creationTimestamp": at(MADE).to_string(), "annotations": annotations },
+            "spec": { "storageClassName": class },
+            "status": { "phase": "Pending" },
+        }))
+        .unwrap()
+    }
+
+    fn pod(scheduled: &str, says: &str) -> Pod {
+        serde_json::from_value(json!({
+            "spec": { "containers": [], "volumes": [
+                { "name": "etcd-data", "persistentVolumeClaim": { "claimName": OWN } },
+            ] },
+            "status": { "conditions": [{ "type": "PodScheduled", "status": scheduled, "message": says }] },
+        }))
+        .unwrap()
+    }
+
+    /// After how many seconds it is said, and what.
+    fn said(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<(i64, String)> {
+        let told = |after: i64| no_storage(pod, claim, at(MADE + after));
+        let first = [0, 59, 60, 599, 600, 86_400].into_iter();
+        let (after, trouble) = first.filter_map(|it| Some((it, told(it)?))).next()?;
+        assert_eq!(trouble.reason, Reason::StorageMissing);
+        let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
+        assert!(trouble.message.contains(field), "{}", trouble.message);
+        assert!(trouble.message.contains(OWN), "{}", trouble.message);
+        Some((after, trouble.message))
+    }
+
+    #[test]
+    fn a_claim_nobody_makes_a_volume_for_is_told_with_its_class_after_a_minute() {
+        let waits = pod("False", WAITS);
+        for (class, says) in [
+            (Some("nowhere"), "the StorageClass nowhere does not exist"),
+            (None, "names no StorageClass, and there is no default one"),
+            (Some(""), "its storageClassName is empty"),
+        ] {
+            let (after, message) = said(&waits, &claim(class, &json!({}))).unwrap();
+            assert_eq!(after, 60, "{class:?}");
+            assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn who_makes_the_volume_has_ten_minutes() {
+        let (waits, silent) = (pod("False", WAITS), Pod::default());
+        let by = |more: Value| {
+            let mut annotations = json!({ BY: "csi.example.com" });
+            if let (Some(all), Some(more)) = (annotations.as_object_mut(), more.as_object()) {
+                all.extend(more.clone());
+            }
+            claim(Some("slow"), &annotations)
+        };
+        let (after, message) = said(&waits, &by(json!({}))).unwrap();
+        assert_eq!(after, 600);
+        assert!(
+            message.contains("csi.example.com") && message.contains("slow"),
+            "{message}"
+        );
+        // Before 1.23 under another name.
+        let old = claim(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
+        assert_eq!(said(&waits, &old).unwrap().0, 600);
+        // For a node that is found the scheduler says nothing while it waits.
+        let selected = by(json!({ SELECTED: "node-1" }));
+        assert_eq!(said(&silent, &selected).unwrap().0, 600);
+        // It has not been asked yet.
+        assert_eq!(said(&silent, &claim(Some("slow"), &json!({}))), None);
+    }
+
+    #[test]
+    fn how_long_it_takes_counts_from_the_last_change_of_the_claim() {
+        let mut late = claim(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
+        let managed = json!([
+            { "manager": "etcd-restore-operator", "time": at(MADE).to_string() },
+            { "manager": "kube-scheduler", "time": at(MADE + 3_600).to_string() },
+        ]);
+        late.metadata.managed_fields = serde_json::from_value(managed).unwrap();
+        let told = |after| no_storage(&Pod::default(), &late, at(MADE + after)).is_some();
+        assert!(!told(3_600 + 599) && told(3_600 + 600));
+        // An attempt that fails changes it each time.
+        let failed = pod(
+            "False",
+            &format!(
+                "running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"{OWN}\""
+            ),
+        );
+        let told = |after| no_storage(&failed, &late, at(MADE + after)).is_some();
+        assert!(!told(599) && told(600));
+    }
+
+    #[test]
+    fn a_pod_that_finds_no_node_is_not_told_as_one_without_storage() {
+        let waits = claim(Some("local"), &json!({}));
+        let none = "2 node(s) didn't find available persistent volumes to bind";
+        let tail =
+            "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.";
+        let control = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }";
+        for (says, told) in [
+            (
+                format!("0/3 nodes are available: {control}, {none}. {tail}"),
+                true,
+            ),
+            (format!("0/2 nodes are available: {none}."), true),
+            (
+                format!(
+                    "0/2 nodes are available: 2 node(s) did not have enough free storage. {tail}"
+                ),
+                true,
+            ),
+            (
+                format!("0/3 nodes are available: 1 Insufficient memory, {none}. {tail}"),
+                false,
+            ),
+            (
+                format!("0/3 nodes are available: 1 node(s) were unschedulable, {none}. {tail}"),
+                false,
+            ),
+            (
+                format!(
+                    "0/3 nodes are available: 1 node(s) had untolerated taint {{node.kubernetes.io/not-ready: }}, {none}. {tail}"
+                ),
+                false,
+            ),
+            (
+                format!("0/3 nodes are available: 3 Insufficient cpu. {tail}"),
+                false,
+            ),
+            (format!("0/1 nodes are available: {control}. {tail}"), false),
+            ("no nodes available to schedule pods".to_owned(), false),
+        ] {
+            let found = said(&pod("False", &says), &waits);
+            assert_eq!(found.map(|it| it.0), told.then_some(600), "{says}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_bound_or_a_pod_that_has_a_node_lacks_no_storage() {
+        let waits = claim(Some("nowhere"), &json!({}));
+        assert_eq!(said(&pod("True", ""), &waits), None);
+        for phase in ["Bound", "Lost"] {
+            let mut claim = waits.clone();
+            claim.status.get_or_insert_default().phase = Some(phase.to_owned());
+            assert_eq!(said(&pod("False", WAITS), &claim), None, "{phase}");
+        }
+    }
+
+    /// Such as that with the backup: which of them the scheduler means it does not say.
+    #[test]
+    fn where_the_pod_has_another_claim_it_is_named_after_ten_minutes() {
+        let mut both = pod("False", WAITS);
+        let volumes = both.spec.as_mut().and_then(|spec| spec.volumes.as_mut());
+        let backup =
+            json!({ "name": "restore-claim", "persistentVolumeClaim": { "claimName": "backups" } });
+        volumes
+            .unwrap()
+            .push(serde_json::from_value(backup).unwrap());
+        let (after, message) = said(&both, &claim(Some("nowhere"), &json!({}))).unwrap();
+        assert_eq!(after, 600);
+        assert!(
+            message.contains("nowhere") && message.contains("backups"),
+            "{message}"
+        );
+    }
+}
