@@ -46,6 +46,7 @@ mod restore_crash;
 mod restore_elsewhere;
 mod restore_in_place;
 mod restore_sources;
+mod restore_storage;
 mod restricted_namespace;
 mod rollout;
 mod scale_edges;
