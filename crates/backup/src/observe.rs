@@ -145,6 +145,7 @@ async fn place(
     let whose = Whose {
         uid: &uid,
         cluster: backup.spec.etcd_cluster.as_ref().map(|of| of.name.as_str()),
+        reads: false,
     };
     let name = match written(store.as_ref(), name, whose, begun).await? {
         Written::Whole(stored) => return Ok((Place::Written(stored), Ready::Nothing)),

@@ -25,6 +25,7 @@ use crate::observed::{Moved, Stored, Trouble};
 use crate::workers::Job;
 
 mod adoption;
+mod reading;
 mod vouch;
 
 pub use adoption::{Whose, Written, written};

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 const ALONE: Whose<'_> = Whose {
     uid: "uid",
     cluster: None,
+    reads: true,
 };
 
 /// What happens to a connection.

@@ -21,6 +21,7 @@ const PATH: &str = "deep/etcd";
 const ALONE: Whose<'_> = Whose {
     uid: "uid",
     cluster: None,
+    reads: true,
 };
 
 async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {

@@ -40,6 +40,8 @@ enum Meddling {
     GivenUp,
     /// A whole backup of the other comes while ours is being written.
     WholeBeforeCommit,
+    /// It comes when we have looked for what is there, just before our data.
+    WholeAtCommit,
     /// It comes when our data is there.
     WholeBeforeManifest,
     /// It comes when our manifest has been seen.
@@ -129,6 +131,9 @@ impl Upload for SharedUpload {
     }
     async fn commit(self: Box<Self>) -> Result<Committed, Error> {
         let Self { inner, store } = *self;
+        if store.meddles(Meddling::WholeAtCommit) {
+            store.other_whole().await;
+        }
         let committed = inner.commit().await?;
         store.writings.fetch_add(1, Ordering::SeqCst);
         let tag = store.tag();
@@ -258,28 +263,37 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_data_and_manifest_of_two_writers_are_no_success() {
     let snapshot = recorded().await;
-    for meddling in [
-        Meddling::DataBeforeManifest,
-        Meddling::DataAfterManifest,
-        Meddling::Manifest,
-        Meddling::Swallowed,
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Shared::new(&dir, meddling);
-        let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
-        let trouble = run(&ours, &store).await.unwrap_err();
-        assert_eq!(trouble.reason, Reason::BackupMissing, "{meddling:?}");
-        assert!(trouble.message.contains("a path of its own"), "{trouble:?}");
-        // No manifest vouches for data it does not describe.
-        if meddling == Meddling::DataBeforeManifest || meddling == Meddling::DataAfterManifest {
-            assert_eq!(store.list(&manifest_key(KEY)).await.unwrap(), []);
+    // In a directory, which does not tell one writing from another, all of it is read.
+    for (tells, compress) in [(true, false), (false, false), (false, true)] {
+        for meddling in [
+            Meddling::DataBeforeManifest,
+            Meddling::DataAfterManifest,
+            Meddling::Manifest,
+            Meddling::Swallowed,
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Shared {
+                tells,
+                ..Shared::new(&dir, meddling)
+            };
+            let ours = Transfer {
+                compress,
+                ..transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()))
+            };
+            let trouble = run(&ours, &store).await.unwrap_err();
+            assert_eq!(trouble.reason, Reason::BackupMissing, "{meddling:?}");
+            assert!(trouble.message.contains("a path of its own"), "{trouble:?}");
+            // No manifest vouches for data it does not describe.
+            if meddling == Meddling::DataBeforeManifest || meddling == Meddling::DataAfterManifest {
+                assert_eq!(store.list(&manifest_key(KEY)).await.unwrap(), []);
+            }
+            // The next attempt is whole.
+            let stored = run(&ours, &store).await.unwrap();
+            let (data, manifest) = pair(&store, KEY).await;
+            assert!(compress || data == snapshot.concat(), "{meddling:?}");
+            assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
+            assert_eq!(manifest.sha256, stored.sha256);
         }
-        // The next attempt is whole.
-        let stored = run(&ours, &store).await.unwrap();
-        let (data, manifest) = pair(&store, KEY).await;
-        assert!(data == snapshot.concat(), "{meddling:?}");
-        assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
-        assert_eq!(manifest.sha256, stored.sha256);
     }
 }
 
@@ -327,7 +341,7 @@ async fn two_of_one_path_that_begin_in_the_same_second_have_names_of_their_own()
 
 /// Invariant 12. Where writings are not told apart, as in directories, equal sizes say nothing.
 #[tokio::test]
-async fn invariant_12_in_a_directory_the_others_manifest_tells_of_the_others_data() {
+async fn invariant_12_in_a_directory_what_lies_there_is_read_where_another_manifest_has_come() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {
@@ -342,7 +356,11 @@ async fn invariant_12_in_a_directory_the_others_manifest_tells_of_the_others_dat
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
     // The next attempt replaces it, as one does that was whole before ours was.
-    for meddling in [Meddling::None, Meddling::WholeBeforeCommit] {
+    for meddling in [
+        Meddling::None,
+        Meddling::WholeBeforeCommit,
+        Meddling::WholeAtCommit,
+    ] {
         *store.meddling.lock().unwrap() = meddling;
         run(&ours, &store).await.unwrap();
         let (data, manifest) = pair(&store, KEY).await;
@@ -357,11 +375,18 @@ async fn invariant_12_in_a_directory_the_others_manifest_tells_of_the_others_dat
 async fn what_somebody_else_has_written_over_is_not_adopted() {
     let snapshot = recorded().await;
     let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
-    let whose = Whose {
-        uid: "ours",
-        cluster: None,
-    };
-    for (numbered, tells) in [(false, true), (true, true), (false, false)] {
+    for (numbered, tells, reads) in [
+        (false, true, false),
+        (true, true, true),
+        (false, false, true),
+        (true, false, true),
+        (false, false, false),
+    ] {
+        let whose = Whose {
+            uid: "ours",
+            cluster: None,
+            reads,
+        };
         let dir = tempfile::tempdir().unwrap();
         let store = Shared {
             tells,
@@ -385,7 +410,7 @@ async fn what_somebody_else_has_written_over_is_not_adopted() {
         let key = stored.location.split_once(KEY).unwrap().1;
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
-        if !tells {
+        if !tells && !reads {
             // A directory does not show it.
             assert_eq!(find().await, Written::Whole(stored));
             continue;

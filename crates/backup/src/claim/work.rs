@@ -164,6 +164,7 @@ async fn stored(
     let whose = Whose {
         uid: &order.uid,
         cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
+        reads: true,
     };
     let name = match written(store.as_ref(), name, whose, begun).await? {
         Written::Whole(stored) => return Ok(Report::Stored(stored)),

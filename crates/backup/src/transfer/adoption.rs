@@ -7,6 +7,7 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use store::{Object, Store};
 
+use super::reading::is_described;
 use super::{Name, in_store, stored};
 use crate::observed::{Stored, Trouble};
 
@@ -27,6 +28,9 @@ pub struct Whose<'a> {
     /// The name of the EtcdCluster it is to be of, if its spec names one; it is of the same namespace. Times are whole
     /// seconds: what was made by the spec before may seem to be made since the spec was changed.
     pub cluster: Option<&'a str>,
+    /// Whether all of it is read where the store does not tell one writing from another. A look that has to be over soon
+    /// cannot do that.
+    pub reads: bool,
 }
 
 impl Whose<'_> {
@@ -46,7 +50,7 @@ pub async fn written(
 ) -> Result<Written, Trouble> {
     let (path, time) = match &name {
         Name::Exact(key) => {
-            let found = untouched(store, key, |manifest| {
+            let found = untouched(store, key, whose, |manifest| {
                 whose.is(manifest) && manifest.created_at.0 >= begun
             });
             return Ok(found.await?.map_or(Written::Not(name), Written::Whole));
@@ -64,7 +68,7 @@ pub async fn written(
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
-        let found = untouched(store, &object.key, |manifest| whose.is(manifest));
+        let found = untouched(store, &object.key, whose, |manifest| whose.is(manifest));
         match found.await? {
             Some(stored) => return Ok(Written::Whole(stored)),
             // Without a manifest, or with ours beside what somebody else has written over it. The manifest of another
@@ -84,15 +88,18 @@ pub async fn written(
 async fn untouched(
     store: &dyn Store,
     key: &str,
+    whose: Whose<'_>,
     ours: impl FnOnce(&BackupManifest) -> bool,
 ) -> Result<Option<Stored>, Trouble> {
-    let found = pair(store, key, ours).await?.filter(|(manifest, held)| {
-        match (&manifest.store_tag, &held.tag) {
-            (Some(written), Some(held)) => written == held,
-            _ => true,
-        }
-    });
-    Ok(found.map(|(manifest, _)| stored(store, key, &manifest)))
+    let Some((manifest, held)) = pair(store, key, ours).await? else {
+        return Ok(None);
+    };
+    let is_it = match (&manifest.store_tag, &held.tag) {
+        (Some(written), Some(held)) => written == held,
+        (_, None) if whose.reads => is_described(store, key, &manifest).await?,
+        _ => true,
+    };
+    Ok(is_it.then(|| stored(store, key, &manifest)))
 }
 
 /// The backup under a key, if it has a manifest and the store holds all of what that says.

@@ -4,8 +4,9 @@
 //! the manifest of one backup would lie beside the data of another, which nothing restores. And a proxy may answer for
 //! a store that holds nothing. So a backup is a success when the store has shown both as they were written.
 //!
-//! Some stores (directories) do not tell one writing of a key from another. There the manifest tells: if another one
-//! has come since just before the commit, its writer may have written the data, too.
+//! Some stores (directories) do not tell one writing of a key from another. There what lies under the key is read, all of
+//! it: that another manifest has come since just before the commit tells only that somebody else writes, and nobody can
+//! tell of data that has no manifest yet.
 
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use api::manifest::{BackupManifest, manifest_key};
 use store::{Committed, Store};
 use tokio_util::sync::CancellationToken;
 
+use super::reading::is_described;
 use super::{given_up, in_store, manifest_of};
 use crate::observed::Trouble;
 
@@ -73,8 +75,12 @@ async fn written(ends: &Ends<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let beside = manifest_key(key);
-    // Invariant 12.
-    if committed.tag.is_none() && lying(store, key).await?.as_ref() != before {
+    // Invariant 12. Who writes there may have written the data, too, or only before us.
+    let blind = committed.tag.is_none();
+    if blind
+        && lying(store, key).await?.as_ref() != before
+        && !is_described(store, key, manifest).await?
+    {
         return Err(replaced(store, key));
     }
     let put = store.put(&beside, text.into()).await;
@@ -84,7 +90,9 @@ async fn written(ends: &Ends<'_>) -> Result<(), Trouble> {
     if !shows(store, key, manifest).await? {
         return Err(replaced(store, key));
     }
-    if is_there(store, key, committed).await? {
+    if is_there(store, key, committed).await?
+        && (!blind || is_described(store, key, manifest).await?)
+    {
         return Ok(());
     }
     // Ours would vouch for somebody else's data; theirs, if it has come by now, does so rightly.

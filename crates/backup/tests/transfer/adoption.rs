@@ -66,6 +66,7 @@ async fn what_was_made_of_another_cluster_is_not_adopted() {
             let whose = Whose {
                 uid: "uid-1",
                 cluster,
+                reads: true,
             };
             let found = written(store.as_ref(), name.clone(), whose, begun).await;
             assert_eq!(found.unwrap(), expected, "{cluster:?}");

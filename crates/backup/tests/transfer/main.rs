@@ -40,7 +40,11 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
 
 /// An EtcdBackup that names no EtcdCluster.
 fn alone(uid: &str) -> Whose<'_> {
-    Whose { uid, cluster: None }
+    Whose {
+        uid,
+        cluster: None,
+        reads: true,
+    }
 }
 
 /// The backup under the key, if it is one of this EtcdBackup's that began then or later.
