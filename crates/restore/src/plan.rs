@@ -196,9 +196,9 @@ pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
         Cluster::Present(cluster) => match &cluster.claim {
             Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, observed),
             _ if gives_up => let_go(),
-            Some(_) => refuse(restore, "is being restored by another EtcdRestore"),
+            Some(_) => let_go_of_refused(restore, too_late(restore)),
             None if is_ours(restore, cluster) => handed_over(restore, cluster, &observed.serving),
-            None => in_place::begin(restore, cluster, observed),
+            None => let_go_of_refused(restore, in_place::begin(restore, cluster, observed)),
         },
     }
 }
@@ -206,6 +206,14 @@ pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
 /// Nothing of the restore is left to settle.
 fn let_go() -> Plan {
     Plan::step(Step::Guard(false), "letting the EtcdRestore go")
+}
+
+/// What is refused has nothing to carry through: it goes whenever it is deleted, also without an operator.
+fn let_go_of_refused(restore: &EtcdRestore, plan: Plan) -> Plan {
+    match plan.outlook {
+        Outlook::Halted(_) if in_place::is_held(restore) => let_go(),
+        _ => plan,
+    }
 }
 
 /// What no look at the world changes any more, or what the spec alone decides.
@@ -236,7 +244,8 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
             && failed.observed_generation == generation
     });
     if let Some(refused) = refused {
-        return Some(Plan::halt(Reason::ClusterExists, refused.message.clone()));
+        let refused = Plan::halt(Reason::ClusterExists, refused.message.clone());
+        return Some(let_go_of_refused(restore, refused));
     }
     // From here on it goes to its end by what was recorded.
     if held || is_verified(restore) {
@@ -274,15 +283,33 @@ fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
 }
 
 /// Invariant 9: a cluster that is not this restore's is not touched.
-fn refuse(restore: &EtcdRestore, why: &str) -> Plan {
+fn refuse(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     Plan::halt(
         Reason::ClusterExists,
         format!(
-            "spec.etcdCluster.name: the EtcdCluster {name} {why}; nothing was changed. Create a new EtcdRestore under \
+            "spec.etcdCluster.name: the EtcdCluster {name} exists; nothing was changed. Create a new EtcdRestore under \
              another name, or one with spec.overwrite: true, which replaces what that cluster holds"
         ),
     )
+}
+
+/// Invariant 9: nor one of which another restore makes something. That one goes to its end, whichever was made first.
+fn too_late(restore: &EtcdRestore) -> Plan {
+    let name = naming::target(restore);
+    let message = if is_verified(restore) {
+        format!(
+            "another EtcdRestore has begun to restore the EtcdCluster {name} before this one was complete, and goes on: \
+             wait for its end"
+        )
+    } else {
+        format!(
+            "spec.etcdCluster.name: the EtcdCluster {name} is being restored by another EtcdRestore; nothing was changed. \
+             Create a new EtcdRestore under another name; or, when that one has ended, one with spec.overwrite: true, \
+             which replaces what that one has restored"
+        )
+    };
+    Plan::halt(Reason::ClusterExists, message)
 }
 
 fn without_cluster(restore: &EtcdRestore, observed: &Observed) -> Plan {

@@ -47,6 +47,7 @@ mod restore_elsewhere;
 mod restore_in_place;
 mod restore_sources;
 mod restore_storage;
+mod restore_together;
 mod restricted_namespace;
 mod rollout;
 mod scale_edges;

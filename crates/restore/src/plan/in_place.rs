@@ -53,7 +53,7 @@ pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
 /// Before the claim: everything that can be known to fail fails here, where nothing has been touched.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
     if !restore.spec.overwrite {
-        return refuse(restore, "exists");
+        return refuse(restore);
     }
     // A seed was verified for the cluster that was there. This is another one: it was made anew since, or it is what this
     // restore has made already and became another one, as a lost quorum is recovered. It is not replaced again.
@@ -109,6 +109,10 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &
         let message =
             "the EtcdCluster's status names another cluster ID than when the restore began";
         return abandon(Trouble::new(Reason::SeedFailed, message));
+    }
+    // Invariant 11: an operator that stood still may have let it go, when another restore had the cluster.
+    if !is_held(restore) {
+        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
     }
     let plan = prepare_seed(cluster, verified(restore), observed);
     // Invariant 9: after the turn the old members stop only for a seed that is ready, and one that answers and never is

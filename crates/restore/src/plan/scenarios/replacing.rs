@@ -158,8 +158,47 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
         ..there(false)
     });
     observed.source = Source::Ready(Box::default());
-    let plan = check(&recorded(), &observed, &Step::Nothing);
-    assert_eq!(reason(&plan), Reason::ClusterExists);
+    let told = |restore: EtcdRestore| {
+        // It was about to claim it as well. Nothing of it is left to be carried through.
+        check(&held(restore.clone()), &observed, &Step::Guard(false));
+        let refused = check(&let_go(restore), &observed, &Step::Nothing);
+        let Outlook::Halted(trouble) = refused.outlook else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(trouble.reason, Reason::ClusterExists);
+        trouble.message
+    };
+    let begun = told(recorded());
+    assert!(begun.contains("nothing was changed"), "{begun}");
+    // It says `overwrite: true` itself, and is told when that helps.
+    assert!(begun.contains("when that one has ended"), "{begun}");
+    // This one has handed it over, and was not complete yet.
+    let late = told(verified_seed());
+    assert!(!late.contains("nothing was changed"), "{late}");
+    assert!(late.contains("another EtcdRestore"), "{late}");
+}
+
+#[test]
+fn what_is_refused_is_held_back_from_no_deletion() {
+    let mut observed = present(there(false));
+    observed.source = Source::Ready(Box::default());
+    // Taken back before the claim.
+    let mut restore = recorded();
+    restore.spec.overwrite = false;
+    check(&restore, &observed, &Step::Guard(false));
+    let refused = check(&let_go(restore.clone()), &observed, &Step::Nothing);
+    assert_eq!(reason(&refused), Reason::ClusterExists);
+    // As earlier builds have left it.
+    let failed =
+        conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+    );
+    let status = restore.status.get_or_insert_default();
+    conditions::set(&mut status.conditions, &failed, Some(1), &now);
+    check(&restore, &Observed::not_asked(), &Step::Guard(false));
+    let settled = check(&let_go(restore), &Observed::not_asked(), &Step::Nothing);
+    assert_eq!(reason(&settled), Reason::ClusterExists);
 }
 
 /// Invariant 9: also a seed that answers and never gets ready leaves the old cluster whole.
@@ -167,6 +206,8 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
 fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     let preparing = beside(Pod::Absent, Serving::NotAsked);
     check(&recorded(), &preparing, &Step::CreatePod);
+    // Whatever came in between: while it is claimed it does not go halfway.
+    check(&let_go(recorded()), &preparing, &Step::Guard(true));
     let unverified = Pod::Present(PodFacts::default());
     check(
         &recorded(),
