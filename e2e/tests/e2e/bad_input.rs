@@ -3,8 +3,10 @@
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, restore_with};
-use e2e::objects::{Kind, await_complete, await_object, conditions_line};
+use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line};
 use e2e::{PATIENCE, Sandbox, scenario};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::cluster;
@@ -34,6 +36,26 @@ async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> 
         },
     )
     .await?;
+    warned(sandbox, kind, name).await
+}
+
+/// The EtcdBackup waits for this reason, which its message explains with all the fragments, and there is a Warning Event.
+async fn waits(sandbox: &Sandbox, name: &str, reason: &str, fragments: &[&str]) -> Result<()> {
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let what = format!("Complete=False for {reason}, with {fragments:?}");
+    await_object(&backups, name, &what, PATIENCE, |object| {
+        condition(object, "Complete").is_some_and(|found| {
+            let message = found["message"].as_str().unwrap_or_default();
+            found["status"] == "False"
+                && found["reason"] == reason
+                && fragments.iter().all(|fragment| message.contains(fragment))
+        })
+    })
+    .await?;
+    warned(sandbox, Kind::EtcdBackup, name).await
+}
+
+async fn warned(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
     e2e::until(
         &format!("a Warning Event about {name}"),
         PATIENCE,
@@ -109,38 +131,48 @@ async fn backups_that_cannot_work_are_refused_or_explained() {
 
         // The Secret is missing, then lacks a key, then names a wrong identity, then is right: the same object ends well.
         sandbox.apply(&backup(sandbox, "secret", &bucket.name, "one")?).await?;
-        said(sandbox, Kind::EtcdBackup, "secret", &["awsSecret", "aws"]).await?;
+        waits(sandbox, "secret", "SecretMissing", &["spec.s3.awsSecret", "no Secret aws"]).await?;
         sandbox.apply("apiVersion: v1\nkind: Secret\nmetadata: {name: aws}\nstringData: {config: \"[default]\"}\n").await?;
-        said(sandbox, Kind::EtcdBackup, "secret", &["credentials"]).await?;
+        waits(sandbox, "secret", "SecretMissing", &["spec.s3.awsSecret", "credentials"]).await?;
         let mut wrong = s3.clone();
         wrong.secret_key = "wrong".to_owned();
         sandbox.apply(&aws_secret(&wrong, "aws")).await?;
-        said(sandbox, Kind::EtcdBackup, "secret", &["access denied"]).await?;
+        waits(sandbox, "secret", "AccessDenied", &["spec.s3.awsSecret", "access denied"]).await?;
+        holds(&bucket, &[]).await?;
         sandbox.apply(&aws_secret(&s3, "aws")).await?;
-        await_object(&sandbox.objects(Kind::EtcdBackup), "secret", "Complete", PATIENCE, |object| {
-            e2e::objects::has_condition(object, "Complete", "True")
-        })
-        .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "secret", PATIENCE).await?;
+        holds(&bucket, &["one"]).await?;
 
         sandbox.apply(&backup(sandbox, "bucket", "no-such-bucket-anywhere", "one")?).await?;
-        said(sandbox, Kind::EtcdBackup, "bucket", &["no-such-bucket-anywhere", "does not exist"]).await?;
+        waits(sandbox, "bucket", "BucketMissing", &["no-such-bucket-anywhere", "does not exist"]).await?;
         let nobody = format!(
             "{{etcdEndpoints: [\"http://nobody.{}.svc:2379\"], storageType: S3, s3: {{path: {}/two, awsSecret: aws, \
              endpoint: \"{}\", forcePathStyle: true}}}}",
             sandbox.namespace, bucket.name, s3.endpoint
         );
         sandbox.apply(&spec("nobody", &nobody)).await?;
-        said(sandbox, Kind::EtcdBackup, "nobody", &["nobody"]).await?;
+        waits(sandbox, "nobody", "EtcdUnreachable", &["spec.etcdEndpoints", "nobody"]).await?;
 
         // The operator is up and others go on.
         sandbox.apply(&backup(sandbox, "good", &bucket.name, "good")?).await?;
-        await_object(&sandbox.objects(Kind::EtcdBackup), "good", "Complete", PATIENCE, |object| {
-            e2e::objects::has_condition(object, "Complete", "True")
-        })
-        .await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "good", PATIENCE).await?;
+        // Of those that cannot work nothing is there.
+        holds(&bucket, &["good", "one"]).await?;
         no_restarts(sandbox).await
     })
     .await;
+}
+
+/// These backups lie in the bucket, each with its manifest, and nothing else.
+async fn holds(bucket: &Bucket, backups: &[&str]) -> Result<()> {
+    let pairs = backups
+        .iter()
+        .flat_map(|key| [(*key).to_owned(), format!("{key}.manifest.json")]);
+    let (expected, found) = (pairs.collect::<Vec<_>>(), bucket.keys().await?);
+    ensure!(found == expected, "{found:?}, and not {expected:?}");
+    let begun = bucket.unfinished_uploads().await?;
+    ensure!(begun == 0, "{begun} uploads were begun and not ended");
+    Ok(())
 }
 
 #[tokio::test]
@@ -185,7 +217,7 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
         .await?;
         let clusters = sandbox
             .objects(Kind::EtcdCluster)
-            .list(&kube::api::ListParams::default())
+            .list(&ListParams::default())
             .await?;
         ensure!(
             clusters.items.is_empty(),
@@ -251,7 +283,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     )
     .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let clusters = clusters.list(&kube::api::ListParams::default()).await?;
+    let clusters = clusters.list(&ListParams::default()).await?;
     ensure!(
         clusters.items.len() == 1,
         "a restore that cannot work has made a cluster"
@@ -281,7 +313,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         "it was claimed"
     );
 
-    // No storage for the seed: it is said, and waited for.
+    // No storage for the seed: it is said with the class, and waited for.
     let nowhere = ", pod: {persistentVolumeClaimSpec: {storageClassName: nowhere, accessModes: [ReadWriteOnce], \
                    resources: {requests: {storage: 64Mi}}}}";
     let nowhere = template(&format!(", version: \"{newest}\"{nowhere}"));
@@ -292,7 +324,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         sandbox,
         Kind::EtcdRestore,
         "nowhere",
-        &["Complete=False(PodNotStarting: ", "finds no node"],
+        &["Failed=True(StorageMissing: ", "StorageClass nowhere"],
     )
     .await
 }
@@ -329,8 +361,7 @@ async fn fields_that_are_not_in_effect_are_named() {
 
 /// The operators have not crashed.
 async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
-    use k8s_openapi::api::core::v1::Pod;
-    let operators = kube::api::ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
+    let operators = ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
     let pods = sandbox.api::<Pod>().list(&operators).await?;
     ensure!(pods.items.len() == 3, "{} operator pods", pods.items.len());
     for pod in pods {
