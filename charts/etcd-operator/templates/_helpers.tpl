@@ -81,6 +81,10 @@ app.kubernetes.io/component: {{ .name }}
   resources: [pods]
   verbs: [get, create, delete]
 - apiGroups: [""]
+  # Whether the claim is there that an EtcdBackup names.
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+- apiGroups: [""]
   # The credentials an EtcdBackup names.
   resources: [secrets]
   verbs: [get]

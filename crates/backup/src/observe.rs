@@ -11,7 +11,7 @@ use api::storage::{PvcSource, StorageSource};
 use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Api, Client, ResourceExt};
 use runtime::controller::Guarded;
@@ -261,6 +261,8 @@ async fn in_pod<T>(
     task: Task,
     read: fn(Report, &Order) -> Result<T, Trouble>,
 ) -> Result<InPod<T>, Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    claimed(&means.client, &namespace, pvc).await?;
     let image = means.image.get().await;
     Ok(InPod {
         client: means.client.clone(),
@@ -277,6 +279,22 @@ async fn in_pod<T>(
         shutdown: means.shutdown.clone(),
         read,
     })
+}
+
+/// A pod would wait in vain for a claim that is not there. Only that is said: whoever may not read claims, as by the chart of
+/// an earlier release, makes the pod, and that tells what it lacks.
+async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
+    let name = &pvc.claim_name;
+    let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    match claims.get_opt(name).await {
+        Ok(None) => Err(Trouble::new(
+            Reason::BucketMissing,
+            format!(
+                "spec.pvc.claimName: there is no PersistentVolumeClaim {name} in this namespace: create it or correct the name"
+            ),
+        )),
+        Ok(Some(_)) | Err(_) => Ok(()),
+    }
 }
 
 async fn removal(
@@ -402,5 +420,59 @@ async fn cluster(client: &Client, namespace: &str, name: &str) -> Result<EtcdClu
             Reason::ClusterMissing,
             format!("spec.etcdCluster.name: EtcdCluster {name} cannot be read: {error}"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    /// Of an API server that gives this answer.
+    async fn looked(code: u16, answer: Value) -> Result<(), Trouble> {
+        let service = service_fn(move |request: Request<Body>| {
+            let answer = answer.clone();
+            async move {
+                let path = "/api/v1/namespaces/prod/persistentvolumeclaims/backups";
+                assert_eq!(
+                    (request.method().as_str(), request.uri().path()),
+                    ("GET", path)
+                );
+                let body = Body::from(serde_json::to_vec(&answer).unwrap());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        let pvc = json!({ "claimName": "backups", "path": "etcd/main" });
+        let pvc = serde_json::from_value(pvc).unwrap();
+        claimed(&Client::new(service, "prod"), "prod", &pvc).await
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_is_missing_is_named_with_the_remedy_before_a_pod_waits_for_it() {
+        let refusal = |code: u16, reason: &str| {
+            json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+                    "message": "no" })
+        };
+        let trouble = looked(404, refusal(404, "NotFound")).await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::BucketMissing);
+        for part in [
+            "spec.pvc.claimName",
+            "PersistentVolumeClaim backups",
+            "create it",
+        ] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+        let claim = json!({ "metadata": { "name": "backups" } });
+        looked(200, claim).await.unwrap();
+        // Invariant 1: nobody has said that there is none.
+        for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
+            looked(code, refusal(code, reason)).await.unwrap();
+        }
     }
 }

@@ -10,6 +10,7 @@ use kube::api::ListParams;
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::cluster;
+use crate::restore_sources::{CLAIM, on_claim};
 
 /// The schema refuses the manifest, with a message that says why.
 async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
@@ -173,6 +174,35 @@ async fn holds(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let begun = bucket.unfinished_uploads().await?;
     ensure!(begun == 0, "{begun} uploads were begun and not ended");
     Ok(())
+}
+
+/// It is made when the claim is there, and goes without one.
+#[tokio::test]
+async fn backup_pvc_missing_claim_is_named_and_waited_for() {
+    scenario("bad_claim", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+        sandbox.await_members("c", 1).await?;
+        let stays = on_claim("first", "  deletionPolicy: Delete\n");
+        sandbox.apply(&stays).await?;
+        let said = [
+            "spec.pvc.claimName",
+            "no PersistentVolumeClaim backups",
+            "create it",
+        ];
+        waits(sandbox, "first", "BucketMissing", &said).await?;
+        let beside = ListParams::default().labels("app.kubernetes.io/name=etcd-backup");
+        let pods = sandbox.api::<Pod>().list(&beside).await?.items;
+        ensure!(pods.is_empty(), "a pod waits for a claim that is not there");
+
+        // Nothing is held back for what no claim can hold.
+        sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
+        sandbox.apply(&on_claim("second", "")).await?;
+        waits(sandbox, "second", "BucketMissing", &said).await?;
+        sandbox.apply(CLAIM).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "second", PATIENCE).await?;
+        no_restarts(sandbox).await
+    })
+    .await;
 }
 
 #[tokio::test]
