@@ -164,7 +164,8 @@ mod tests {
     impl Asked {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
-            let content: Vec<u8> = (0..size).map(|at| (at / 3 % 251) as u8).collect();
+            let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
+            let content: Vec<u8> = bytes.take(size).collect();
             Self {
                 content: content.into(),
                 breaks: (AtomicUsize::new(0), 0),
