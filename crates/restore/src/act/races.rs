@@ -289,12 +289,13 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
     let step = Step::CreateCluster(Box::default());
     // A store may take longer to show the backup than a look may be old.
     for age in [0, 30].map(Duration::from_secs) {
-        for (now, said) in [
+        let cases = vec![
             (Some(version("restore-uid", "7")), None),
             (Some(version("restore-uid", "8")), Some("has changed")),
             (Some(version("another-uid", "7")), Some("has changed")),
             (None, Some("or is gone")),
-        ] {
+        ];
+        for (now, said) in cases {
             let answered = move |what: &str, _: usize| match (what, &now) {
                 ("GET etcdrestores", Some(now)) => (200, json!(now)),
                 ("GET etcdrestores", None) => (404, Value::Null),
