@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use etcd_client::{GetOptions, PutOptions};
+use k8s_openapi::ByteString;
+use serde_json::Value;
 
 use crate::Keyspace;
 use crate::again::patiently;
@@ -63,6 +65,29 @@ impl Picture {
         })
     }
 
+    /// As an etcd told of it whose `etcdctl get` and `etcdctl lease timetolive` printed this (`-w json`). The hash they do
+    /// not tell: it is compared by keys and leases.
+    ///
+    /// # Errors
+    /// When something is missing in it.
+    pub fn told(answer: &Value, leases: &Value) -> Result<Self> {
+        let revision = answer["header"]["revision"].as_i64();
+        let pairs = answer["kvs"].as_array().context("no keys")?;
+        let granted = leases.as_array().context("no leases")?.iter().map(|lease| {
+            let time = lease["granted-ttl"].as_i64();
+            Ok((
+                lease["id"].as_i64().context("a lease without ID")?,
+                time.context("no time")?,
+            ))
+        });
+        Ok(Self {
+            revision: revision.context("no revision")?,
+            hash: (0, 0),
+            keys: pairs.iter().map(told_key).collect::<Result<_>>()?,
+            leases: granted.collect::<Result<_>>()?,
+        })
+    }
+
     /// Compares with what was restored.
     ///
     /// # Errors
@@ -104,6 +129,24 @@ impl Picture {
         );
         Ok(())
     }
+}
+
+/// What is empty is not printed.
+fn told_key(pair: &Value) -> Result<(Vec<u8>, Stored)> {
+    let bytes = |field: &str| {
+        let text = pair.get(field).cloned();
+        let bytes = text.map(serde_json::from_value::<ByteString>).transpose()?;
+        anyhow::Ok(bytes.unwrap_or_default().0)
+    };
+    let number = |field: &str| pair[field].as_i64().unwrap_or_default();
+    let stored = Stored {
+        value: bytes("value")?,
+        created: number("create_revision"),
+        modified: number("mod_revision"),
+        version: number("version"),
+        lease: number("lease"),
+    };
+    Ok((bytes("key")?, stored))
 }
 
 async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stored>> {

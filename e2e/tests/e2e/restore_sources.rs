@@ -15,7 +15,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::all_pods_lost::same_members;
 use crate::backup_restore_s3::backup;
 use crate::backup_schedule::{fail_at, restarts};
-use crate::fixtures::{DURABLE, cluster, cluster_with, newest_version};
+use crate::fixtures::{DURABLE, cluster, cluster_with, newest_version, root};
 
 const KEYS: usize = 200;
 
@@ -138,6 +138,59 @@ async fn restore_old_backup_by_its_name_and_with_a_template() {
         compare(sandbox, "back", "d", &before).await.map(drop)
     })
     .await;
+}
+
+/// Of the etcd that the operator before ran: 3.2 and 3.3 have written what is restored here. Into the newest etcd, which
+/// grows to its size, and into the oldest that is supported.
+#[tokio::test]
+async fn restore_old_backup_of_etcd_3_2_and_of_3_3() {
+    scenario("restore_old_backup_old_etcd", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(s3, "aws")).await?;
+        let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
+        let newest = newest_version(&sandbox.env)?;
+        let all = [("3.2.32", "b", &newest, 3), ("3.3.27", "d", oldest, 1)];
+        for (old, cluster, version, size) in all {
+            let key = format!("{cluster}/etcd.backup_v72_2019-03-01-12:00:00");
+            let backup = old_etcd_made(&format!("etcd-{old}.db"))?;
+            bucket.write(&key, backup).await?;
+            let target = format!(
+                "{{name: {cluster}, template: {{spec: {{size: {size}, version: \"{version}\"}}}}}}"
+            );
+            let path = format!("{}/{key}", bucket.name);
+            sandbox
+                .apply(&restore_with(s3, cluster, &target, &path, ""))
+                .await?;
+        }
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        for (old, cluster, version, size) in all {
+            let done = await_complete(&restores, cluster, PATIENCE).await?;
+            let is = sandbox.await_members(cluster, size).await?;
+            ensure!(field(&is, "/status/currentVersion") == version.as_str());
+            let said = old_etcd_made(&format!("etcd-{old}.json"))?;
+            let said: serde_json::Value = serde_json::from_slice(&said)?;
+            let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
+            // What was there, and what was there before that.
+            for (answer, revision) in [("all", 72), ("revision40", 40)] {
+                let before = Picture::told(&said[answer], &said["leases"])?;
+                let after = Picture::at(&keys, revision).await?;
+                before
+                    .has_the_keys_of(&after)
+                    .with_context(|| format!("of {old} in etcd {version}, at {revision}"))?;
+            }
+            ensure!(field(&done, "/status/restoredRevision") == 72);
+            ensure!(keys.revision().await? == 72);
+        }
+        Ok(())
+    })
+    .await;
+}
+
+/// A file that etcd 3.2 or 3.3 made, or told.
+fn old_etcd_made(file: &str) -> Result<Vec<u8>> {
+    let path = root().join("e2e/fixtures/coreos").join(file);
+    std::fs::read(&path).with_context(|| format!("read {}", path.display()))
 }
 
 /// The newest of a periodic backup, and the newest before a time.
@@ -289,6 +342,9 @@ async fn backup_pvc_lies_on_the_claim_and_old_ones_go() {
         );
         ensure!(field(&done, "/status/etcdRevision").as_i64() == Some(before.revision));
         // It has its time while others are made: of a pod that is not placed it is said after a minute.
+        let unbound = CLAIM.replace("{name: backups}", "{name: none}");
+        let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
+        sandbox.apply(&unbound).await?;
         let gone = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
         sandbox
             .apply(&gone.replace("claimName: backups", "claimName: none"))
