@@ -165,7 +165,10 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            let content: Vec<u8> = bytes.take(size).collect();
+            // Of a length that no part is a multiple of.
+            let block: Vec<u8> = bytes.take(999_983).collect();
+            let mut content = block.repeat(size / block.len() + 1);
+            content.truncate(size);
             Self {
                 content: content.into(),
                 breaks: (AtomicUsize::new(0), 0),
