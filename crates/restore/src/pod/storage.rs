@@ -206,8 +206,8 @@ mod tests {
     /// After how many seconds it is said, and what.
     fn said(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let told = |after: i64| no_storage(pod, claim, at(MADE + after));
-        let first = [0, 59, 60, 599, 600, 86_400].into_iter();
-        let (after, trouble) = first.filter_map(|it| Some((it, told(it)?))).next()?;
+        let mut first = [0, 59, 60, 599, 600, 86_400].into_iter();
+        let (after, trouble) = first.find_map(|it| Some((it, told(it)?)))?;
         assert_eq!(trouble.reason, Reason::StorageMissing);
         let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
         assert!(trouble.message.contains(field), "{}", trouble.message);
