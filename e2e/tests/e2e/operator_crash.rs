@@ -251,15 +251,17 @@ fn has_crashed(pod: &Pod) -> bool {
 
 /// Names and number of members are those that were asked for; nothing was made twice.
 pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
-    let object = sandbox.await_members(name, size).await?;
-    let mut members = ready_members(&object);
-    members.sort();
+    sandbox.await_members(name, size).await?;
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
+    let clusters = sandbox.objects(Kind::EtcdCluster);
     until("a pod for each member and no other", PATIENCE, async || {
+        // Each time anew: an operator that has just come back may not have told yet who they are by now.
+        let mut members = ready_members(&clusters.get(name).await?);
+        members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
         let mut pods: Vec<String> = pods.filter_map(|pod| pod.metadata.name).collect();
         pods.sort();
-        Ok(if pods == members {
+        Ok(if pods == members && members.len() == size {
             Look::Done(())
         } else {
             Look::NotYet(format!("pods {pods:?}, members {members:?}"))
