@@ -28,22 +28,23 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
         key,
         tag: None,
     };
-    let answer = match version.request(Some(0..PART)).await {
+    let mut answer = version.request(Some(0..PART)).await;
+    let in_one = match &answer {
         // There is no first byte of an empty object.
-        Err(error) if is_out_of_range(&error) => version.request(None).await,
-        // What may be replaced meanwhile is not put together from parts.
-        Ok(answer) if answer.e_tag().is_none() => version.request(None).await,
-        answer => answer,
+        Err(error) => is_out_of_range(error),
+        // What may be replaced meanwhile is not put together from parts, nor what ends nobody knows where.
+        Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
+    if in_one {
+        answer = version.request(None).await;
+    }
     let answer = answer.map_err(|error| version.explain(&error))?;
-    let without = || Error::Other("an object without a size".to_owned());
-    let length = answer
-        .content_length()
-        .and_then(|size| size.try_into().ok());
-    let first = length.ok_or_else(without)?;
-    let size = answer.content_range().map_or(Some(first), size_in);
-    let size = size.ok_or_else(without)?;
-    version.tag = answer.e_tag().map(str::to_owned);
+    let first = length(&answer);
+    let size = if in_one { first } else { size(&answer) };
+    let (Some(first), Some(size)) = (first, size) else {
+        return Err(Error::Other("an object without a size".to_owned()));
+    };
+    version.tag = tag(&answer).map(str::to_owned);
     let first = First {
         size: first,
         body: body(answer.body, version.store.place.clone()),
@@ -51,9 +52,34 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     Ok(read(version, size, Some(first)))
 }
 
-/// The size of the whole object, from `bytes 0-99/1234`.
+/// What tells one version from another. A weak tag does not tell bytes apart.
+fn tag(answer: &GetObjectOutput) -> Option<&str> {
+    answer.e_tag().filter(|tag| !tag.starts_with("W/"))
+}
+
+/// Bytes of the answer.
+fn length(answer: &GetObjectOutput) -> Option<u64> {
+    answer.content_length()?.try_into().ok()
+}
+
+/// The size of the whole object, in the answer to who asked for its first part. One that is as long as a part, and does not
+/// say of what, may be either.
+fn size(answer: &GetObjectOutput) -> Option<u64> {
+    match answer.content_range() {
+        Some(range) => size_in(range),
+        None => length(answer).filter(|length| *length != PART),
+    }
+}
+
+/// The size of the whole object, from `bytes 8-99/1234`.
 fn size_in(content_range: &str) -> Option<u64> {
     content_range.rsplit_once('/')?.1.parse().ok()
+}
+
+/// The first byte of the answer, from `bytes 8-99/1234`.
+fn start_in(content_range: &str) -> Option<u64> {
+    let (start, _) = content_range.split_once('-')?;
+    start.rsplit(' ').next()?.parse().ok()
 }
 
 fn is_out_of_range(error: &SdkError<GetObjectError>) -> bool {
@@ -87,6 +113,28 @@ impl S3Version {
             .await
     }
 
+    /// Whether that is what was asked for. Not every store knows conditions, and what stands before one may know no parts.
+    fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
+        let (asked, told) = (self.tag.as_deref(), tag(answer));
+        if asked.is_some() && told.is_some() && asked != told {
+            return Err(Error::Other(
+                "another version of the object: it was replaced while it was read".to_owned(),
+            ));
+        }
+        let begins = match answer.content_range() {
+            Some(range) => start_in(range) == Some(part.start),
+            None => part.start == 0 || length(answer) == Some(part.end.saturating_sub(part.start)),
+        };
+        if begins {
+            return Ok(());
+        }
+        let range = answer.content_range().unwrap_or("the whole object");
+        Err(Error::Other(format!(
+            "{range}, when it was asked for the bytes from {} on",
+            part.start
+        )))
+    }
+
     fn explain(&self, error: &SdkError<GetObjectError>) -> Error {
         explain(&self.store.place, &self.key, error)
     }
@@ -95,8 +143,9 @@ impl S3Version {
 #[async_trait]
 impl Version for S3Version {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        let answer = self.request(Some(part)).await;
+        let answer = self.request(Some(part.clone())).await;
         let answer = answer.map_err(|error| self.explain(&error))?;
+        self.check(&answer, &part)?;
         Ok(body(answer.body, self.store.place.clone()))
     }
 

@@ -2,6 +2,7 @@
 //! that says what to do, never a false success, and nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod answers;
 mod checksums;
 mod proxy;
 
