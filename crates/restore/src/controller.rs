@@ -24,9 +24,8 @@ use crate::act::{self, Hands, act};
 use crate::metrics::Measures;
 use crate::observe::{Eyes, observe};
 use crate::observed::Observed;
-use crate::plan::expiry::expire;
 use crate::plan::refused::refused;
-use crate::plan::{Plan, Step, plan};
+use crate::plan::{Plan, Step, plan_at};
 use crate::{naming, status};
 
 /// How soon to look again at what somebody else changed meanwhile.
@@ -150,7 +149,7 @@ impl Restorer {
         };
         let seen = Box::pin(observe(&eyes, &restore)).await;
         let now = now();
-        let plan = expire(plan(&restore, &seen.observed), &restore, now.0);
+        let plan = plan_at(&restore, &seen.observed, now.0);
         let hands = Hands {
             client: &self.writer,
             image: self.image.get().await,

@@ -12,6 +12,7 @@ use api::cluster::EtcdClusterSpec;
 use api::conditions::{self, ConditionType, Reason};
 use api::problem;
 use api::restore::{self, ChosenBackup, ReplacesStatus, SeedStatus};
+use k8s_openapi::jiff::Timestamp;
 use runtime::progress::Moved;
 
 use crate::observed::{
@@ -201,6 +202,12 @@ pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
             None => let_go_of_refused(restore, in_place::begin(restore, cluster, observed)),
         },
     }
+}
+
+/// The same, with what depends on the time, which is passed in.
+pub fn plan_at(restore: &EtcdRestore, observed: &Observed, now: Timestamp) -> Plan {
+    let plan = expiry::expire(plan(restore, observed), restore, now);
+    refused::lasting(plan, restore, observed, now)
 }
 
 /// Nothing of the restore is left to settle.

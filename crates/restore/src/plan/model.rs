@@ -437,7 +437,9 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let observed = self.observe(blind);
-        let mut plan = plan(&self.restore, &observed);
+        // Long after what was told was told.
+        let now = epoch().0 + SignedDuration::from_mins(5);
+        let mut plan = plan_at(&self.restore, &observed, now);
         self.mistake_about_storage(&observed, &mut plan);
         let stopped = |it: &ModelCluster| {
             it.has_turned() && !it.old.is_empty() && it.old.iter().all(|it| *it == OldMember::Gone)
@@ -451,7 +453,6 @@ impl World {
         if write {
             if !self.quota && matches!(plan.step, Step::CreateClaim) {
                 let none = Trouble::new(Reason::StorageMissing, "exceeded quota");
-                let now = epoch().0 + SignedDuration::from_mins(1);
                 plan = refused::refused(&self.restore, &observed, none, now);
             }
             self.act(&plan.step);

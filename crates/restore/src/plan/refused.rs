@@ -1,22 +1,27 @@
-//! The API server refuses the seed's volume claim for want of storage: a quota, or a limit of the namespace. The claim is
-//! not there then, and nothing but the answer to the step says why.
+//! No storage for the seed: for how long that is told before a restore over a living cluster is given up, before the turn.
+//! Since when it is told stands in the EtcdRestore's status (invariant 10).
 //!
-//! It is told as a failure, and asked for again. What was used up may be free in a moment, as when somebody deletes the
-//! claim to have it made anew; and of two operators at once the second may be refused what the first has. Over a living
-//! cluster, before the turn, the restore is given up when that was told for a while; since when stands in the
-//! EtcdRestore's status (invariant 10).
+//! The API server refuses the seed's volume claim, by a quota or a limit of the namespace: the claim is not there then, and
+//! nothing but the answer to the step says why. It is asked for again. What was used up may be free in a moment, as when
+//! somebody deletes the claim to have it made anew; and of two operators at once the second may be refused what the first
+//! has.
+//!
+//! Or the claim is there, and it and the pod tell that nobody makes a volume. That may be of one attempt, and the next one
+//! under way, as on a node that has just come and whose driver does not run yet; or Kubernetes' controller is being replaced.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType, Reason};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Plan, in_place};
-use crate::observed::{Cluster, Observed, Trouble};
+use super::{Plan, Step, in_place};
+use crate::observed::{Cluster, Observed, Pod, Trouble};
 
-/// For how long it is told before the restore is given up.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(30);
+/// For how long a refusal is told before the restore is given up.
+const REFUSED: SignedDuration = SignedDuration::from_secs(30);
+/// For how long what the claim and the pod tell is.
+const SEEN: SignedDuration = SignedDuration::from_mins(3);
 
-/// What becomes of the plan.
+/// What becomes of the plan when the API server refuses the claim.
 pub fn refused(
     restore: &EtcdRestore,
     observed: &Observed,
@@ -29,9 +34,29 @@ pub fn refused(
     if !serves {
         return Plan::stuck(trouble);
     }
-    if told_since(restore).is_some_and(|since| now.duration_since(since) >= PATIENCE) {
+    if is_told_for(restore, REFUSED, now) {
         return in_place::abandon(trouble);
     }
+    told(trouble)
+}
+
+/// What becomes of a plan that gives the restore up for what was seen.
+#[must_use]
+pub fn lasting(plan: Plan, restore: &EtcdRestore, observed: &Observed, now: Timestamp) -> Plan {
+    let seen = match &observed.seed.pod {
+        Pod::Present(pod) => pod.trouble.as_ref(),
+        _ => None,
+    };
+    let missing = |why: &Trouble| why.reason == Reason::StorageMissing;
+    match (&plan.step, seen.filter(|why| missing(why))) {
+        (Step::Abandon(why), Some(seen)) if missing(why) && !is_told_for(restore, SEEN, now) => {
+            told(seen.clone())
+        }
+        _ => plan,
+    }
+}
+
+fn told(trouble: Trouble) -> Plan {
     let message = format!(
         "{}; if that stays so the restore is given up, and the cluster that is there left as it is",
         trouble.message
@@ -39,8 +64,11 @@ pub fn refused(
     Plan::stuck(Trouble { message, ..trouble })
 }
 
-fn told_since(restore: &EtcdRestore) -> Option<Timestamp> {
-    let failed = conditions::find(restore.conditions(), &ConditionType::Failed)?;
-    let is = failed.status == "True" && failed.reason == Reason::StorageMissing.as_str();
-    is.then_some(failed.last_transition_time.0)
+fn is_told_for(restore: &EtcdRestore, long: SignedDuration, now: Timestamp) -> bool {
+    let failed = conditions::find(restore.conditions(), &ConditionType::Failed);
+    failed.is_some_and(|it| {
+        it.status == "True"
+            && it.reason == Reason::StorageMissing.as_str()
+            && now.duration_since(it.last_transition_time.0) >= long
+    })
 }

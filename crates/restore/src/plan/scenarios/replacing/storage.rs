@@ -97,3 +97,43 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
         assert_eq!(plan.outlook, Outlook::Stuck(none()));
     }
 }
+
+/// One attempt may have failed and the next be under way, or a controller of Kubernetes be on its way to another node.
+#[test]
+fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_given_up() {
+    let observed = beside(waits(), Serving::NotAsked);
+    let after = |restore: &EtcdRestore, observed: &Observed, seconds: i64| {
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+        plan_at(restore, observed, now)
+    };
+    let failed = ConditionType::Failed;
+    let since = told(recorded(), &failed, &Reason::StorageMissing);
+    let other = told(recorded(), &failed, &Reason::BackupMissing);
+    for (restore, seconds) in [(&recorded(), 86_400), (&other, 86_400), (&since, 179)] {
+        let plan = after(restore, &observed, seconds);
+        assert_eq!(plan.step, Step::Nothing, "{plan:?}");
+        assert_eq!(plan.requeue, Some(LATER));
+        let Outlook::Stuck(trouble) = &plan.outlook else {
+            panic!("{plan:?}")
+        };
+        assert_eq!(trouble.reason, Reason::StorageMissing);
+        for said in ["nowhere", "if that stays so"] {
+            assert!(trouble.message.contains(said), "{}", trouble.message);
+        }
+    }
+    let plan = after(&since, &observed, 180);
+    let Step::Abandon(trouble) = &plan.step else {
+        panic!("{plan:?}")
+    };
+    assert!(!trouble.message.contains("if that stays so"), "{trouble:?}");
+    // Nothing else is waited for, and a volume that comes in between ends it.
+    let missing = Pod::Present(PodFacts {
+        trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
+        ..PodFacts::default()
+    });
+    let plan = after(&recorded(), &beside(missing, Serving::NotAsked), 0);
+    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+    let bound = beside(Pod::Present(PodFacts::default()), Serving::NotAsked);
+    let plan = after(&since, &bound, 86_400);
+    assert!(matches!(plan.outlook, Outlook::Working(_)), "{plan:?}");
+}
