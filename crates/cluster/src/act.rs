@@ -144,6 +144,16 @@ impl Error {
         matches!(&**source, kube::Error::Api(status) if matches!(status.code, 429 | 503 | 504))
     }
 
+    /// A webhook that has to be asked before anything is stored did not answer (`ErrCallingWebhook` in apiserver's
+    /// `pkg/util/webhook`). The API server calls that an error of its own.
+    fn is_before_it(&self) -> bool {
+        let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
+            return false;
+        };
+        matches!(&**source, kube::Error::Api(status)
+            if status.code == 500 && status.message.contains("failed calling webhook"))
+    }
+
     /// The write surely was not carried out: it was never sent, or the API server said no. Not so when it did not
     /// answer, or with an error of its own.
     fn says_not_done(&self) -> bool {
@@ -155,10 +165,13 @@ impl Error {
             | Self::Held { .. }
             | Self::NotGrown { .. } => true,
             // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
-            Self::Api(error) => matches!(
-                error.reason(),
-                "Forbidden" | "Refused" | "Throttled" | "Conflict"
-            ),
+            Self::Api(error) => {
+                let said = matches!(
+                    error.reason(),
+                    "Forbidden" | "Refused" | "Throttled" | "Conflict"
+                );
+                said || self.is_before_it()
+            }
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::Etcd { .. } => {
                 false
             }

@@ -14,7 +14,7 @@ use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
-use crate::act::{Acted, Actor};
+use crate::act::{self, Acted, Actor};
 use crate::clients::Clients;
 use crate::desired::desired;
 use crate::endings::Endings;
@@ -255,8 +255,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // What is only held back comes after what has failed now.
-        match lasting.min_by_key(|error| error.held().is_some()) {
+        // What is only held back comes after what has failed now, and first what is tried again first.
+        match lasting.min_by_key(act::Error::held) {
             Some(source) => Err(Error::Act {
                 source,
                 told: notices,

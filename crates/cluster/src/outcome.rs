@@ -9,7 +9,7 @@ use runtime::outcome::{Chain, Failure, Notice};
 
 use crate::act::{self, Acted};
 use crate::observe;
-use crate::plan::Plan;
+use crate::plan::{Plan, STEADY};
 use crate::write::Write;
 
 /// Why a reconcile failed.
@@ -53,7 +53,8 @@ impl Failure for Error {
 
     fn again_in(&self) -> Option<Duration> {
         match self {
-            Self::Act { source, .. } => source.held(),
+            // Nothing else waits as long: a promotion, say, or a report that nobody answers.
+            Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
     }
@@ -333,6 +334,25 @@ mod tests {
         }
         assert_eq!(told.len(), 5, "and the one that is postponed: {told:?}");
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
+    }
+
+    /// Others of the cluster wait for less, and nothing tells of what etcd does.
+    #[test]
+    fn a_cluster_is_looked_at_as_often_as_others_while_a_start_is_held_back() {
+        let again = |left: Duration| {
+            let source = act::Error::Held {
+                reason: "Forbidden",
+                said: "exceeded quota".into(),
+                left,
+            };
+            let told = Vec::new();
+            Error::Act { source, told }.again_in()
+        };
+        let (short, long) = (Duration::from_secs(2), Duration::from_mins(2));
+        assert_eq!((again(short), again(long)), (Some(short), Some(STEADY)));
+        let source = act::Error::TooOld;
+        let told = Vec::new();
+        assert_eq!(Error::Act { source, told }.again_in(), None);
     }
 
     #[test]

@@ -64,7 +64,7 @@ const BLIND: Duration = Duration::from_secs(1);
 /// (`HealthInterval` in its server); they cannot be connected for longer than they run.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
-const STEADY: Duration = Duration::from_secs(10);
+pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
 /// Why something does not happen, or what is wrong: a stable word and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,9 @@ use crate::plan::view::{Data, Seat};
 
 /// After so many restarts etcd's own words about its data are believed: a third start would have read the same.
 const DAMAGED_RESTARTS: i32 = 2;
+/// After so many since the change to another minor release they are of what that one has read itself: until it has ended,
+/// the end of the one before is told, which may have been started once more while its image was changed.
+const REREAD_RESTARTS: i32 = 4;
 /// After so many restarts a member that fails for no known reason may be replaced. The kubelet waits 10, 20, 40 and
 /// 80 s in between.
 const FAILED_RESTARTS: i32 = 5;
@@ -120,9 +123,10 @@ fn unusable(
     // back (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
-        let begun = pod.restarts >= changed.restarts + DAMAGED_RESTARTS;
-        let same = changed.unreadable || is_same_minor(pod, &changed.from);
-        begun && matches!(cause, Cause::Data(_)) && same
+        let begun = pod.restarts.saturating_sub(changed.restarts);
+        let same = begun >= DAMAGED_RESTARTS && is_same_minor(pod, &changed.from);
+        let neither = begun >= REREAD_RESTARTS && changed.unreadable;
+        matches!(cause, Cause::Data(_)) && (same || neither)
     };
     // Nor a learner: it had failed before it was changed (`roll`), and the next one begins with what the others run.
     let to_blame = |changed: &Changed| seat.votes() && other(changed) && !again(changed);

@@ -120,7 +120,10 @@ pub(super) fn next(
             return;
         }
     }
-    change(observed, seat, need, draft);
+    // `stopped` notes that it is back, beside all else that is written.
+    if seat.pod.is_none_or(|pod| pod.changed.is_none()) {
+        change(observed, seat, need, draft);
+    }
 }
 
 /// Whether the member is changed by touching its own pod.
@@ -420,13 +423,14 @@ fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) ->
 }
 
 /// Whether the version that a pod was made for could not read its data. What it was changed to since does not count: that
-/// may be the image's fault.
+/// may be the image's fault. If it is ready, its data was read.
 fn is_unreadable(pod: &Pod) -> bool {
-    let says_so = |ending: &Ending| !pod.ready && matches!(ending.cause, Cause::Data(_));
-    match &pod.changed {
+    let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
+    let noted = match &pod.changed {
         Some(changed) => changed.unreadable,
         None => pod.ending.as_ref().is_some_and(says_so),
-    }
+    };
+    noted && !pod.ready
 }
 
 /// The member that is to be followed by another, because its pod has to be made anew and its data is in the pod. The

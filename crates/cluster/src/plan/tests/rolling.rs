@@ -520,9 +520,59 @@ fn a_member_whose_data_neither_of_two_minor_releases_can_read_is_replaced() {
         (changed.restarts, changed.unreadable) = (1, unreadable);
         scene.crashes("b", damaged(), restarts, 20).changes()
     };
-    assert_eq!(set_back(true, 2), [], "it has read it once");
-    assert_eq!(set_back(true, 3), [scene::remove("b")]);
+    assert_eq!(set_back(true, 4), [], "it has read it twice at most");
+    assert_eq!(set_back(true, 5), [scene::remove("b")]);
     assert_eq!(set_back(false, 9), [], "it may be the image");
+}
+
+/// What ended last is told until the next one has ended: that one is the old image's, while the new one starts.
+#[test]
+fn a_member_that_is_set_back_is_not_replaced_for_what_the_image_before_said() {
+    let damaged = || Cause::Data("its database cannot be read".into());
+    let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
+    let scene = scene.crashes("b", damaged(), 1, 20);
+    let writes = scene.writes();
+    let noted = writes.iter().find_map(|write| match write {
+        Write::PatchImage { changed, .. } => Some(changed.clone()),
+        _ => None,
+    });
+    let noted = noted.unwrap();
+    assert!(noted.unreadable);
+    let started = |restarts: i32| {
+        let scene = towards("3.5.35", "3.5.35").changed("b", "3.6.16", "3.5.35");
+        let mut scene = scene.crashes("b", damaged(), restarts, 20);
+        let pod = scene.observed.pods.get_mut("b").unwrap();
+        pod.changed = Some(noted.clone());
+        (pod.running, pod.trouble) = (true, None);
+        scene.changes()
+    };
+    assert_eq!(started(2), [], "the first start of the new image");
+    // The kubelet had begun the next start of the old one before it heard of the change.
+    assert_eq!(started(3), [], "the first start of the new image");
+    assert_eq!(started(4), [scene::remove("b")]);
+}
+
+/// Both are written beside each other: the note about the next change would be taken away, or that of the last one be
+/// taken over.
+#[test]
+fn a_member_that_has_come_back_is_noted_as_such_before_it_is_changed_again() {
+    let noted = |changed: Option<Changed>| {
+        let mut scene = towards("3.5.35", "3.5.30").compared().led_aside();
+        let pod = scene.observed.pods.get_mut("b").unwrap();
+        (pod.restarts, pod.changed) = (4, changed);
+        scene
+    };
+    let scene = noted(Some(Changed {
+        from: "3.6.16".into(),
+        restarts: 1,
+        unreadable: true,
+    }));
+    let writes = scene.writes();
+    let settles =
+        |write: &Write| matches!(write, Write::SettleImage { member, .. } if member == "b");
+    assert!(writes.iter().any(settles), "{writes:?}");
+    assert_eq!(patched(&scene), []);
+    assert_eq!(patched(&noted(None)), one("b", "3.5.30"));
 }
 
 /// What an image cannot read that a member was changed to says nothing of what ran before.
