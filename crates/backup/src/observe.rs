@@ -12,6 +12,7 @@ use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use kube::core::Status;
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Api, Client, ResourceExt};
 use runtime::controller::Guarded;
@@ -286,15 +287,22 @@ async fn in_pod<T>(
 async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
-    match claims.get_opt(name).await {
-        Ok(None) => Err(Trouble::new(
+    match claims.get(name).await {
+        Err(kube::Error::Api(status)) if is_missing(&status, name) => Err(Trouble::new(
             Reason::BucketMissing,
             format!(
                 "spec.pvc.claimName: there is no PersistentVolumeClaim {name} in this namespace: create it or correct the name"
             ),
         )),
-        Ok(Some(_)) | Err(_) => Ok(()),
+        Ok(_) | Err(_) => Ok(()),
     }
+}
+
+/// Whether the API server says that there is no object of this name. What a claim holds is given up for that
+/// (`deletionPolicy: Delete`), so not for the 404 of a proxy that knows no way to the API server.
+fn is_missing(status: &Status, name: &str) -> bool {
+    let named = status.details.as_ref().map(|details| details.name.as_str());
+    status.reason == "NotFound" && named == Some(name)
 }
 
 async fn removal(
@@ -435,7 +443,8 @@ mod tests {
     use super::*;
 
     /// Of an API server that gives this answer.
-    async fn looked(code: u16, answer: Value) -> Result<(), Trouble> {
+    async fn looked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
+        let answer = answer.to_string();
         let service = service_fn(move |request: Request<Body>| {
             let answer = answer.clone();
             async move {
@@ -444,7 +453,7 @@ mod tests {
                     (request.method().as_str(), request.uri().path()),
                     ("GET", path)
                 );
-                let body = Body::from(serde_json::to_vec(&answer).unwrap());
+                let body = Body::from(answer.into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
         });
@@ -455,11 +464,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_claim_that_is_missing_is_named_with_the_remedy_before_a_pod_waits_for_it() {
-        let refusal = |code: u16, reason: &str| {
+        let refusal = |code: u16, reason: &str, named: Value| {
             json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
-                    "message": "no" })
+                    "message": "no", "details": named })
         };
-        let trouble = looked(404, refusal(404, "NotFound")).await.unwrap_err();
+        let named = json!({ "name": "backups", "kind": "persistentvolumeclaims" });
+        let missing = refusal(404, "NotFound", named.clone());
+        let trouble = looked(404, missing).await.unwrap_err();
         assert_eq!(trouble.reason, Reason::BucketMissing);
         for part in [
             "spec.pvc.claimName",
@@ -472,7 +483,12 @@ mod tests {
         looked(200, claim).await.unwrap();
         // Invariant 1: nobody has said that there is none.
         for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
-            looked(code, refusal(code, reason)).await.unwrap();
+            let refused = refusal(code, reason, named.clone());
+            looked(code, refused).await.unwrap();
         }
+        looked(404, refusal(404, "NotFound", json!({})))
+            .await
+            .unwrap();
+        looked(404, "404 page not found").await.unwrap();
     }
 }

@@ -48,6 +48,10 @@ enum Meddling {
     WholeAfterManifest,
     /// It comes when the manifest was read by which ours is to be removed.
     WholeBeforeRemoval,
+    /// It comes when the data is being read.
+    WholeWhileRead,
+    /// One comes just before our data, and another one when that is being read.
+    WholeAtCommitAndWhileRead,
 }
 
 /// A directory that tells its writings apart, as stores do, or does not, and does not let everybody list.
@@ -107,7 +111,8 @@ impl Shared {
         }
         self.other_data(KEY).await;
         let manifest = serde_json::json!({
-            "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "aa", "revision": 7, "size": 8, "sha256": "",
+            "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "aa", "size": 8, "sha256": "",
+            "revision": self.writings.load(Ordering::SeqCst),
             "compression": "none", "createdAt": "2026-06-15T12:00:00Z", "backupUID": "other",
         });
         let manifest = serde_json::to_vec(&manifest).unwrap();
@@ -133,6 +138,10 @@ impl Upload for SharedUpload {
         let Self { inner, store } = *self;
         if store.meddles(Meddling::WholeAtCommit) {
             store.other_whole().await;
+        }
+        if store.meddles(Meddling::WholeAtCommitAndWhileRead) {
+            store.other_whole().await;
+            *store.meddling.lock().unwrap() = Meddling::WholeWhileRead;
         }
         let committed = inner.commit().await?;
         store.writings.fetch_add(1, Ordering::SeqCst);
@@ -193,6 +202,9 @@ impl Store for Shared {
             found => found,
         };
         if self.meddles(Meddling::WholeBeforeRemoval) {
+            self.other_whole().await;
+        }
+        if !key.ends_with(MANIFEST_SUFFIX) && self.meddles(Meddling::WholeWhileRead) {
             self.other_whole().await;
         }
         found
@@ -366,6 +378,47 @@ async fn invariant_12_in_a_directory_what_lies_there_is_read_where_another_manif
         let (data, manifest) = pair(&store, KEY).await;
         assert!(data == snapshot.concat(), "{meddling:?}");
         assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
+    }
+}
+
+/// Invariant 12. In a directory what is being read is read to its end, whoever has taken its place since.
+#[tokio::test]
+async fn invariant_12_what_was_replaced_while_it_was_read_is_no_success() {
+    let snapshot = recorded().await;
+    for meddling in [
+        Meddling::WholeWhileRead,
+        Meddling::WholeAtCommitAndWhileRead,
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Shared {
+            tells: false,
+            ..Shared::new(&dir, meddling)
+        };
+        let theirs = async || {
+            let (data, manifest) = pair(&store, KEY).await;
+            assert!(data.iter().all(|byte| *byte == 7), "{meddling:?}");
+            assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
+        };
+        let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+        let trouble = run(&ours, &store).await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
+        assert_eq!(*store.meddling.lock().unwrap(), Meddling::None);
+        theirs().await;
+        // Nor is it adopted.
+        run(&ours, &store).await.unwrap();
+        *store.meddling.lock().unwrap() = Meddling::WholeWhileRead;
+        let found = written(
+            &store,
+            Name::Exact(KEY.to_owned()),
+            Whose {
+                uid: "ours",
+                cluster: None,
+                reads: true,
+            },
+            Timestamp::UNIX_EPOCH,
+        );
+        assert!(matches!(found.await, Ok(Written::Not(_))), "{meddling:?}");
+        theirs().await;
     }
 }
 

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use store::{Object, Store};
 
-use super::reading::is_described;
+use super::reading::is_described_still;
 use super::{Name, in_store, stored};
 use crate::observed::{Stored, Trouble};
 
@@ -96,7 +96,7 @@ async fn untouched(
     };
     let is_it = match (&manifest.store_tag, &held.tag) {
         (Some(written), Some(held)) => written == held,
-        (_, None) if whose.reads => is_described(store, key, &manifest).await?,
+        (_, None) if whose.reads => is_described_still(store, key, &manifest).await?,
         _ => true,
     };
     Ok(is_it.then(|| stored(store, key, &manifest)))

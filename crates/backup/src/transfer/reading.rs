@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use store::compression::{Decompressor, ZSTD};
 use store::{ObjectStream, Store, hexadecimal};
 
-use super::in_store;
+use super::{in_store, manifest_of};
 use crate::observed::Trouble;
 
 /// Whether what lies under the key is what the manifest says. Nothing there is not.
@@ -29,6 +29,17 @@ pub(super) async fn is_described(
     Ok(read.is_some_and(|(size, sha256)| {
         i64::try_from(size) == Ok(manifest.size) && sha256.eq_ignore_ascii_case(&manifest.sha256)
     }))
+}
+
+/// The same, and that the manifest lies beside it when it was read. Who writes to the same path takes the place of what is
+/// being read, unseen by whoever reads it.
+pub(super) async fn is_described_still(
+    store: &dyn Store,
+    key: &str,
+    manifest: &BackupManifest,
+) -> Result<bool, Trouble> {
+    Ok(is_described(store, key, manifest).await?
+        && manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
 /// Size and SHA-256 of the snapshot; `None` where it is no whole one.

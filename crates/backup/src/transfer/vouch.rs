@@ -6,7 +6,8 @@
 //!
 //! Some stores (directories) do not tell one writing of a key from another. There what lies under the key is read, all of
 //! it: that another manifest has come since just before the commit tells only that somebody else writes, and nobody can
-//! tell of data that has no manifest yet.
+//! tell of data that has no manifest yet. A large backup is read for minutes, and what was begun to be read is read to its
+//! end though somebody else has replaced it: so the manifest is looked at again when it was read.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use api::manifest::{BackupManifest, manifest_key};
 use store::{Committed, Store};
 use tokio_util::sync::CancellationToken;
 
-use super::reading::is_described;
+use super::reading::{is_described, is_described_still};
 use super::{given_up, in_store, manifest_of};
 use crate::observed::Trouble;
 
@@ -77,11 +78,13 @@ async fn written(ends: &Ends<'_>) -> Result<(), Trouble> {
     let beside = manifest_key(key);
     // Invariant 12. Who writes there may have written the data, too, or only before us.
     let blind = committed.tag.is_none();
-    if blind
-        && lying(store, key).await?.as_ref() != before
-        && !is_described(store, key, manifest).await?
-    {
-        return Err(replaced(store, key));
+    if blind {
+        let found = lying(store, key).await?;
+        let is_ours = found.as_ref() == before
+            || is_described(store, key, manifest).await? && lying(store, key).await? == found;
+        if !is_ours {
+            return Err(replaced(store, key));
+        }
     }
     let put = store.put(&beside, text.into()).await;
     put.map_err(|error| in_store(&error))?;
@@ -91,7 +94,7 @@ async fn written(ends: &Ends<'_>) -> Result<(), Trouble> {
         return Err(replaced(store, key));
     }
     if is_there(store, key, committed).await?
-        && (!blind || is_described(store, key, manifest).await?)
+        && (!blind || is_described_still(store, key, manifest).await?)
     {
         return Ok(());
     }
