@@ -226,7 +226,7 @@ impl Transfer {
             before: before.as_ref(),
             manifest: &manifest,
         };
-        vouch(&ends, cancelled).await?;
+        Box::pin(vouch(&ends, cancelled)).await?;
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
