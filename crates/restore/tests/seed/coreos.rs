@@ -27,6 +27,26 @@ struct Stored {
     lease: i64,
 }
 
+/// Etcd's own hash of its keys, which 3.2 had not yet: 3.3.27 said it of both snapshots.
+#[derive(Debug, Deserialize, PartialEq)]
+struct Hash {
+    hash: u32,
+    compact_revision: i64,
+}
+
+/// Of the only endpoint that was asked.
+#[derive(Deserialize)]
+struct Hashed {
+    #[serde(rename = "HashKV")]
+    hash: Hash,
+}
+
+#[derive(Deserialize)]
+struct Hashes {
+    all: [Hashed; 1],
+    revision40: [Hashed; 1],
+}
+
 #[derive(Deserialize)]
 struct Header {
     revision: i64,
@@ -91,10 +111,23 @@ async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
     leases
 }
 
+async fn hash_at(client: &Client, revision: i64) -> Hash {
+    let answer = client.maintenance_client().hash_kv(revision).await.unwrap();
+    Hash {
+        hash: answer.hash(),
+        compact_revision: answer.compact_version(),
+    }
+}
+
 /// Everything the old etcd said is what this one says.
-async fn serves_what_was_said(member: &Member, said: Said) {
+async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, said.all.kvs);
+    // Of every change since the compaction.
+    let ([all], [between]) = (hashes.all, hashes.revision40);
+    let now = said.all.header.revision;
+    assert_eq!(hash_at(&client, now).await, all.hash);
+    assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
     // History, too: what was deleted or had another value then.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, said.revision40.kvs);
@@ -112,8 +145,7 @@ async fn serves_what_was_said(member: &Member, said: Said) {
     let held = said.all.kvs.iter().find(|stored| stored.lease != 0);
     let held = held.expect("a key with a lease");
     let revoked = client.lease_client().revoke(held.lease).await.unwrap();
-    let now = revoked.header().unwrap().revision();
-    assert_eq!(now, said.all.header.revision + 1);
+    assert_eq!(revoked.header().unwrap().revision(), now + 1);
     let left = keys_at(&client, 0).await;
     assert!(!left.is_empty() && left.iter().all(|stored| stored.lease == 0));
 }
@@ -123,6 +155,8 @@ async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
         let world = World::new(minor).await;
         let backup: Bytes = fixture(&format!("etcd-{old}.db")).into();
         let said: Said = serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
+        let hashes = fixture(&format!("etcd-{old}.hash.json"));
+        let hashes: Hashes = serde_json::from_slice(&hashes).unwrap();
         // As the old operator named it, with nothing beside it.
         let key = format!(
             "a/etcd.backup_v{}_2019-03-01-12:00:00",
@@ -142,7 +176,7 @@ async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
         let status = member.serves().await;
         let status = status.unwrap_or_else(|| panic!("etcd {minor} does not start on {old}"));
         assert_eq!(status.revision, said.all.header.revision);
-        serves_what_was_said(&member, said).await;
+        serves_what_was_said(&member, said, hashes).await;
     }
 }
 
