@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::metrics::Page;
-use crate::{Sandbox, scenario};
+use crate::{Sandbox, cluster_scenario, scenario};
 
 /// Shorter texts are found by chance.
 const SHORTEST: usize = 8;
@@ -32,6 +32,18 @@ struct Hidden {
 /// When the test fails, or something is found.
 pub async fn discreet(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     scenario(name, async move |sandbox: &Sandbox| {
+        body(sandbox).await?;
+        nothing_leaks(sandbox).await
+    })
+    .await;
+}
+
+/// As [`discreet`], with the cluster operator alone.
+///
+/// # Panics
+/// When the test fails, or something is found.
+pub async fn discreet_cluster(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    cluster_scenario(name, async move |sandbox: &Sandbox| {
         body(sandbox).await?;
         nothing_leaks(sandbox).await
     })

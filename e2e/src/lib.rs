@@ -29,7 +29,7 @@ pub use env::Env;
 pub use keyspace::Keyspace;
 pub use one_by_one::OneByOne;
 pub use reader::Reader;
-pub use sandbox::{Sandbox, scenario};
+pub use sandbox::{Sandbox, cluster_scenario, scenario};
 pub use testbed::Testbed;
 pub use wait::until;
 pub use writer::Writer;

@@ -47,6 +47,24 @@ pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>
     .await;
 }
 
+/// As [`scenario`], with the cluster operator alone: the others' pods take the machine's time and have nothing to do.
+///
+/// # Panics
+/// When the test fails.
+pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+    const ALONE: [&str; 4] = [
+        "--set",
+        "backupOperator.enabled=false",
+        "--set",
+        "restoreOperator.enabled=false",
+    ];
+    bare(name, async |sandbox| {
+        sandbox.install_operators_with(&ALONE).await?;
+        body(sandbox).await
+    })
+    .await;
+}
+
 /// As [`scenario`], in a namespace without operators.
 ///
 /// # Panics
@@ -147,13 +165,13 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until the three Deployments are available.
+    /// Waits until all Deployments, which are the operators', are available.
     ///
     /// # Errors
     /// When they do not become available.
     pub async fn await_operators(&self) -> Result<()> {
         let deployments: Api<Deployment> = self.api();
-        until("the three operators are available", PATIENCE, async || {
+        until("all operators are available", PATIENCE, async || {
             let list = deployments.list(&ListParams::default()).await?;
             let available = list
                 .iter()
@@ -165,7 +183,7 @@ impl Sandbox {
                         > 0
                 })
                 .count();
-            Ok(if available == 3 && list.items.len() == 3 {
+            Ok(if available > 0 && available == list.items.len() {
                 Look::Done(())
             } else {
                 Look::NotYet(format!(

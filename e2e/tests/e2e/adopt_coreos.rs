@@ -10,7 +10,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -319,7 +319,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
 
 #[tokio::test]
 async fn adopt_coreos_takes_a_cluster_over_without_a_failed_write() {
-    scenario("adopt_coreos", async |sandbox| {
+    cluster_scenario("adopt_coreos", async |sandbox| {
         take_over(sandbox, Form::Plain).await
     })
     .await;
@@ -328,7 +328,7 @@ async fn adopt_coreos_takes_a_cluster_over_without_a_failed_write() {
 /// Invariant 20: the Secrets are those the old operator used, and nobody is started with others.
 #[tokio::test]
 async fn adopt_coreos_takes_a_cluster_with_tls_over() {
-    scenario("adopt_coreos_tls", async |sandbox| {
+    cluster_scenario("adopt_coreos_tls", async |sandbox| {
         take_over(sandbox, Form::Tls).await
     })
     .await;
@@ -337,7 +337,7 @@ async fn adopt_coreos_takes_a_cluster_with_tls_over() {
 /// Invariant 5: every member stays the one it was, with its claim.
 #[tokio::test]
 async fn adopt_coreos_takes_a_cluster_on_volumes_over() {
-    scenario("adopt_coreos_volumes", async |sandbox| {
+    cluster_scenario("adopt_coreos_volumes", async |sandbox| {
         take_over(sandbox, Form::Volumes).await
     })
     .await;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 
@@ -12,7 +12,7 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 /// Invariant 8: losing every pod loses no data while the disks exist.
 #[tokio::test]
 async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
-    scenario("all_pods_lost", async |sandbox| {
+    cluster_scenario("all_pods_lost", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -36,7 +36,7 @@ async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
 /// Without a volume the data lies in the pod, which outlives its container.
 #[tokio::test]
 async fn containers_that_are_all_killed_restart_with_their_data() {
-    scenario("all_containers", async |sandbox| {
+    cluster_scenario("all_containers", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -60,7 +60,7 @@ async fn containers_that_are_all_killed_restart_with_their_data() {
 /// Every pod of a cluster without disks is gone: the status says so, and names the way on.
 #[tokio::test]
 async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
-    scenario("nothing_left", async |sandbox| {
+    cluster_scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
         delete_all(sandbox, &["--now"]).await?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{Sandbox, scenario};
+use e2e::{Sandbox, cluster_scenario};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::fixtures::manifests;
@@ -13,7 +13,7 @@ const AT_A_TIME: usize = 4;
 
 #[tokio::test]
 async fn the_api_server_applies_every_rule() {
-    scenario("api_rules", async |sandbox| {
+    cluster_scenario("api_rules", async |sandbox| {
         let accepted: Vec<String> = manifests("e2e/fixtures/cel/accepted")?
             .iter()
             .map(std::fs::read_to_string)

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::{discreet, nothing_leaks};
+use e2e::leaks::{discreet, discreet_cluster, nothing_leaks};
 use e2e::manifests::{self, aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line, has_condition};
 use e2e::wait::{Look, until};
@@ -284,7 +284,7 @@ async fn auth_of_the_user() {
 /// with another.
 #[tokio::test]
 async fn an_operator_whose_login_no_member_knows_any_more_logs_in_anew() {
-    discreet("auth_all_restarted", async |sandbox| {
+    discreet_cluster("auth_all_restarted", async |sandbox| {
         sandbox.apply(&secret(FIRST)).await?;
         let auth = format!("{DURABLE}  auth: {{secret: root, enabled: true}}\n");
         sandbox

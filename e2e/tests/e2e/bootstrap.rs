@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams};
@@ -14,7 +14,7 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 #[tokio::test]
 async fn three_members_form_a_cluster_and_serve() {
-    scenario("bootstrap", async |sandbox| {
+    cluster_scenario("bootstrap", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
         sandbox.await_members("plain", 3).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -83,7 +83,7 @@ async fn three_members_form_a_cluster_and_serve() {
 
 #[tokio::test]
 async fn services_deleted_by_hand_come_back() {
-    scenario("services_return", async |sandbox| {
+    cluster_scenario("services_return", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "plain", 1)?).await?;
         let object = sandbox.await_members("plain", 1).await?;
         let member = ready_members(&object).remove(0);
@@ -115,7 +115,7 @@ async fn services_deleted_by_hand_come_back() {
 /// Invariant 7: an operator that starts anew finds the cluster, it does not make another.
 #[tokio::test]
 async fn operator_restart_during_bootstrap_makes_one_cluster() {
-    scenario("operator_restart", async |sandbox| {
+    cluster_scenario("operator_restart", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "durable", 3, DURABLE)?)
             .await?;
@@ -168,7 +168,7 @@ async fn operator_restart_during_bootstrap_makes_one_cluster() {
 
 #[tokio::test]
 async fn deleting_the_cluster_removes_everything_it_owned() {
-    scenario("deletion", async |sandbox| {
+    cluster_scenario("deletion", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "durable", 1, DURABLE)?)
             .await?;
@@ -211,7 +211,7 @@ async fn deleting_the_cluster_removes_everything_it_owned() {
 
 #[tokio::test]
 async fn a_paused_cluster_reports_and_changes_nothing() {
-    scenario("paused", async |sandbox| {
+    cluster_scenario("paused", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
         sandbox.await_members("plain", 3).await?;
         let patch = r#"{"spec":{"paused":true}}"#;
@@ -256,7 +256,7 @@ async fn a_paused_cluster_reports_and_changes_nothing() {
 /// Each minor release the project supports forms a cluster.
 #[tokio::test]
 async fn every_supported_minor_forms_a_cluster() {
-    scenario("minors", async |sandbox| {
+    cluster_scenario("minors", async |sandbox| {
         let versions = ["3.4", "3.5", "3.6", "3.7"].map(|minor| sandbox.env.newest_of(minor));
         let versions: Vec<String> = versions.into_iter().collect::<Result<_>>()?;
         for (number, version) in versions.iter().enumerate() {
@@ -292,7 +292,7 @@ fn all_run(object: &kube::api::DynamicObject, version: &str) -> bool {
 /// only one that is claimed at first; when that claim is deleted later, the member is replaced while it serves.
 #[tokio::test]
 async fn a_seed_grows_to_the_wanted_size_and_can_be_replaced_while_it_serves() {
-    scenario("seed", async |sandbox| {
+    cluster_scenario("seed", async |sandbox| {
         let more = format!("  bootstrap: Seed\n{DURABLE}");
         let manifest = cluster_with(&sandbox.env, "c", 3, &more)?;
         sandbox.apply(&manifest).await?;

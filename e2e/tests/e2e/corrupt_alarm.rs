@@ -6,14 +6,14 @@
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, follower, members};
-use e2e::{Keyspace, PATIENCE, Writer, scenario};
+use e2e::{Keyspace, PATIENCE, Writer, cluster_scenario};
 
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_a_member;
 
 #[tokio::test]
 async fn a_member_that_etcd_calls_corrupt_is_replaced_and_the_cluster_is_writable_again() {
-    scenario("corrupt_alarm", async |sandbox| {
+    cluster_scenario("corrupt_alarm", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

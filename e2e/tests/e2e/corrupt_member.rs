@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
-use e2e::{Sandbox, Testbed, Writer, scenario};
+use e2e::{Sandbox, Testbed, Writer, cluster_scenario};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::Api;
 
@@ -27,7 +27,7 @@ const DAMAGE: [(&str, &str, Choice); 2] = [
 
 #[tokio::test]
 async fn a_member_whose_data_is_damaged_is_replaced() {
-    scenario("corrupt_member", async |sandbox| {
+    cluster_scenario("corrupt_member", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

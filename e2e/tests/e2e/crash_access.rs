@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::Secret;
@@ -59,7 +59,7 @@ async fn patch(sandbox: &Sandbox, spec: &str) -> Result<()> {
 
 #[tokio::test]
 async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
-    discreet("crash_certificates", async |sandbox| {
+    discreet_cluster("crash_certificates", async |sandbox| {
         let mut victim = Victim {
             sandbox,
             crashes: 0,
@@ -149,7 +149,7 @@ async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
 
 #[tokio::test]
 async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
-    discreet("crash_access", async |sandbox| {
+    discreet_cluster("crash_access", async |sandbox| {
         let password = |round: usize| format!("correct-horse-round-{round}");
         sandbox.apply(&secret(&password(0))).await?;
         let auth = "  auth: {secret: root}\n";

@@ -8,7 +8,7 @@ use e2e::changes::every_change;
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, field, leader, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use futures::future;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -78,7 +78,7 @@ async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
 
 #[tokio::test]
 async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
-    scenario("defrag", async |sandbox| {
+    cluster_scenario("defrag", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

@@ -3,7 +3,7 @@
 mod alone {
     use anyhow::{Context, ensure};
     use e2e::objects::{leader, ready_members};
-    use e2e::{Testbed, Writer, scenario};
+    use e2e::{Testbed, Writer, cluster_scenario};
 
     use crate::all_pods_lost::same_members;
     use crate::fixtures::{DURABLE, cluster, cluster_with};
@@ -11,7 +11,7 @@ mod alone {
     /// How long each takes is for `cargo xtask bench --dns cache30` to say.
     #[tokio::test]
     async fn dns_that_caches_stands_in_the_way_of_nothing() {
-        scenario("dns_cached", async |sandbox| {
+        cluster_scenario("dns_cached", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 testbed.dns("cache30").await?;
                 sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;

@@ -10,7 +10,7 @@ mod alone {
     use anyhow::{Context, Result, ensure};
     use e2e::objects::follower;
     use e2e::wait::Look;
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+    use e2e::{PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
     use k8s_openapi::api::core::v1::Pod;
 
     use crate::all_pods_lost::same_members;
@@ -18,7 +18,7 @@ mod alone {
 
     #[tokio::test]
     async fn members_that_run_go_on_without_dns_and_those_that_start_join_when_it_is_back() {
-        scenario("dns_down", async |sandbox| {
+        cluster_scenario("dns_down", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;

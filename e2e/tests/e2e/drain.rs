@@ -4,7 +4,7 @@ mod alone {
     use anyhow::{Context, Result, ensure};
     use e2e::objects::{Kind, await_object, members, node_of};
     use e2e::wait::Look;
-    use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+    use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
     use crate::all_pods_lost::same_members;
@@ -22,7 +22,7 @@ mod alone {
     /// once, they would take the quorum along.
     #[tokio::test]
     async fn a_drained_node_never_takes_the_quorum_along() {
-        scenario("drain", async |sandbox| {
+        cluster_scenario("drain", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 let nodes = testbed.nodes();
                 let spare = nodes.last().context("no nodes")?;

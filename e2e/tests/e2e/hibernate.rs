@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, condition, field, has_condition};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 
 use crate::all_pods_lost::same_members;
@@ -25,7 +25,7 @@ async fn kept(sandbox: &Sandbox) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn a_cluster_hibernates_and_comes_back_with_its_data() {
-    scenario("hibernate", async |sandbox| {
+    cluster_scenario("hibernate", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

@@ -2,9 +2,9 @@
 //! write through a Service that leads to both.
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, field, members};
-use e2e::{PATIENCE, Sandbox, Writer, scenario};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario};
 use serde_json::{Value, json};
 
 use crate::certificates::{client, make_secrets};
@@ -188,7 +188,7 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
 
 #[tokio::test]
 async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
-    scenario("join_statefulset", async |sandbox| {
+    cluster_scenario("join_statefulset", async |sandbox| {
         let version = newest_version(&sandbox.env)?;
         make_old(sandbox, &version, Form::Plain).await?;
         let writer = Writer::start(sandbox, "app").await?;
@@ -200,7 +200,7 @@ async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
 /// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
 #[tokio::test]
 async fn join_statefulset_with_tls_moves_its_etcd_in_without_a_lost_write() {
-    discreet("join_statefulset_tls", async |sandbox| {
+    discreet_cluster("join_statefulset_tls", async |sandbox| {
         let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
         let domains = ["", ".cluster.local"];
         let names = domains.map(|domain| {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, members, ready_members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DynamicObject, ListParams};
 
@@ -23,7 +23,7 @@ fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_lost_member_without_a_disk_is_replaced_by_another() {
-    scenario("replace_member", async |sandbox| {
+    cluster_scenario("replace_member", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
@@ -53,7 +53,7 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
 /// Invariant 5: a member whose disk exists is not touched in the membership.
 #[tokio::test]
 async fn a_lost_member_with_a_disk_is_the_same_member_again() {
-    scenario("member_returns", async |sandbox| {
+    cluster_scenario("member_returns", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -77,7 +77,7 @@ async fn a_lost_member_with_a_disk_is_the_same_member_again() {
 /// Invariants 5 and 6: with its volume, a member is lost for good; another one comes, on a volume of its own.
 #[tokio::test]
 async fn a_member_whose_volume_is_gone_is_replaced_on_another_volume() {
-    scenario("volume_gone", async |sandbox| {
+    cluster_scenario("volume_gone", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

@@ -4,7 +4,7 @@ mod alone {
     use anyhow::{Context, Result, ensure};
     use e2e::objects::{field, leader, node_of, ready_members};
     use e2e::wait::Look;
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+    use e2e::{PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
     use k8s_openapi::api::core::v1::Pod;
     use kube::api::ListParams;
 
@@ -31,7 +31,7 @@ mod alone {
     /// The leader's node, unless the operator runs there: then another with a member of each.
     #[tokio::test]
     async fn members_on_a_node_that_stays_dead_are_replaced_on_those_left() {
-        scenario("node_loss", async |sandbox| {
+        cluster_scenario("node_loss", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 let manifest = cluster_with(&sandbox.env, "plain", 3, SOON)?;
                 sandbox.apply(&manifest).await?;

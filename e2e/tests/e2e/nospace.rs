@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line, field};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, scenario, until};
+use e2e::{Keyspace, PATIENCE, cluster_scenario, until};
 use kube::api::DynamicObject;
 
 use crate::all_pods_lost::same_members;
@@ -39,7 +39,7 @@ pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
 
 #[tokio::test]
 async fn a_full_database_is_writable_again_when_keys_were_deleted() {
-    scenario("nospace", async |sandbox| {
+    cluster_scenario("nospace", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, SMALL)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, leader, ready_members};
-use e2e::{Keyspace, Sandbox, Writer, scenario};
+use e2e::{Keyspace, Sandbox, Writer, cluster_scenario};
 
 /// Counts the learners etcd has, all along, and never ends.
 async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) -> Infallible {
@@ -30,7 +30,7 @@ async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) ->
 
 #[tokio::test]
 async fn etcd_3_4_grows_by_one_learner_at_a_time() {
-    scenario("old_etcd", async |sandbox| {
+    cluster_scenario("old_etcd", async |sandbox| {
         let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
         ensure!(oldest.starts_with("3.4."), "the oldest here is {oldest}");
         let manifest = format!(

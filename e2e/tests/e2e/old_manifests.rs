@@ -2,13 +2,13 @@
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, field};
-use e2e::{Keyspace, PATIENCE, scenario};
+use e2e::{Keyspace, PATIENCE, cluster_scenario};
 
 use crate::fixtures::{manifests, newest_version};
 
 #[tokio::test]
 async fn old_manifests_are_accepted_unchanged() {
-    scenario("old_manifests", async |sandbox| {
+    cluster_scenario("old_manifests", async |sandbox| {
         let mut seen = 0;
         for path in manifests("e2e/fixtures/v0.9.4")? {
             let manifest = std::fs::read_to_string(&path)?;
@@ -29,7 +29,7 @@ async fn old_manifests_are_accepted_unchanged() {
 /// The first example of the old project runs; only its version, of which no image is at hand, is another.
 #[tokio::test]
 async fn the_old_example_cluster_runs() {
-    scenario("old_example", async |sandbox| {
+    cluster_scenario("old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
         ensure!(

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, field, follower, leader, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -272,7 +272,7 @@ pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) 
 
 #[tokio::test]
 async fn an_operator_that_dies_at_every_step_of_a_bootstrap_makes_one_cluster() {
-    scenario("crash_bootstrap", async |sandbox| {
+    cluster_scenario("crash_bootstrap", async |sandbox| {
         let mut victim = Victim {
             sandbox,
             crashes: 0,
@@ -299,7 +299,7 @@ async fn an_operator_that_dies_at_every_step_of_a_bootstrap_makes_one_cluster() 
 
 #[tokio::test]
 async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
-    scenario("crash_members", async |sandbox| {
+    cluster_scenario("crash_members", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
             .await?;
@@ -345,7 +345,7 @@ async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
 
 #[tokio::test]
 async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
-    scenario("crash_repair", async |sandbox| {
+    cluster_scenario("crash_repair", async |sandbox| {
         // Kubernetes changes no class of service in place, so there is a request from the beginning.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
@@ -422,7 +422,7 @@ async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
 
 #[tokio::test]
 async fn an_operator_that_dies_while_it_changes_versions_goes_on() {
-    scenario("crash_versions", async |sandbox| {
+    cluster_scenario("crash_versions", async |sandbox| {
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -454,7 +454,7 @@ async fn an_operator_that_dies_while_it_changes_versions_goes_on() {
 
 #[tokio::test]
 async fn an_operator_that_dies_while_it_makes_room_goes_on() {
-    scenario("crash_no_space", async |sandbox| {
+    cluster_scenario("crash_no_space", async |sandbox| {
         let small =
             "  etcd: {quotaBackendBytes: 25165824}\n  upkeep: {noSpace: {keepRevisions: 0}}\n";
         sandbox
@@ -489,7 +489,7 @@ async fn an_operator_that_dies_while_it_makes_room_goes_on() {
 
 #[tokio::test]
 async fn an_operator_that_dies_before_it_grows_a_volume_goes_on() {
-    scenario("crash_larger", async |sandbox| {
+    cluster_scenario("crash_larger", async |sandbox| {
         with_class(sandbox, "larger", true, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
             sandbox.apply(&manifest).await?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
-use e2e::{PATIENCE, Sandbox, Writer, scenario};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::api::ListParams;
 use kube::{Resource, ResourceExt};
@@ -39,7 +39,7 @@ async fn everything(sandbox: &Sandbox) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
-    scenario("paused_durable", async |sandbox| {
+    cluster_scenario("paused_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;

@@ -6,7 +6,7 @@ use e2e::objects::{
     Kind, await_object, condition, field, follower, has_condition, ready_members, strings,
 };
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
 use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
@@ -166,7 +166,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
 
 #[tokio::test]
 async fn a_majority_without_disks_is_recovered_when_a_person_approves() {
-    scenario("quorum_manual", async |sandbox| {
+    cluster_scenario("quorum_manual", async |sandbox| {
         let before = begin(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
         delete_at_once(sandbox, "pod", &before.victims).await?;
         let how = format!("{APPROVE}={}", before.cluster_id);
@@ -200,7 +200,7 @@ async fn a_majority_without_disks_is_recovered_when_a_person_approves() {
 
 #[tokio::test]
 async fn a_majority_of_volumes_lost_is_recovered_onto_new_volumes() {
-    scenario("quorum_volumes", async |sandbox| {
+    cluster_scenario("quorum_volumes", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         let before = begin(sandbox, &manifest).await?;
         // Together: an operator that saw volumes alone go would replace their members one by one.
@@ -224,7 +224,7 @@ async fn a_majority_of_volumes_lost_is_recovered_onto_new_volumes() {
 
 #[tokio::test]
 async fn a_lost_majority_is_recovered_by_policy_after_the_time_it_gives() {
-    scenario("quorum_automatic", async |sandbox| {
+    cluster_scenario("quorum_automatic", async |sandbox| {
         let policy = "  recovery: {policy: Automatic, after: 5s}\n";
         let before = begin(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
         delete_at_once(sandbox, "pod", &before.victims).await?;
@@ -238,7 +238,7 @@ async fn a_lost_majority_is_recovered_by_policy_after_the_time_it_gives() {
 /// began ends when the quorum is back.
 #[tokio::test]
 async fn a_quorum_that_comes_back_cancels_the_recovery() {
-    scenario("quorum_returns", async |sandbox| {
+    cluster_scenario("quorum_returns", async |sandbox| {
         let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
         let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
         let before = begin(sandbox, &manifest).await?;
@@ -319,7 +319,7 @@ mod alone {
     /// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
     #[tokio::test]
     async fn a_silent_majority_is_given_up_when_a_person_approves() {
-        scenario("quorum_silent", async |sandbox| {
+        cluster_scenario("quorum_silent", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
                 let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;

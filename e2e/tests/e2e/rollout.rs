@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, field};
 use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result
 
 #[tokio::test]
 async fn rollout_of_an_option_reaches_members_on_volumes_one_after_the_other() {
-    scenario("rollout_durable", async |sandbox| {
+    cluster_scenario("rollout_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         rolls(sandbox, manifest, true).await
     })
@@ -111,7 +111,7 @@ async fn rollout_of_an_option_reaches_members_on_volumes_one_after_the_other() {
 
 #[tokio::test]
 async fn rollout_of_an_option_replaces_members_without_volumes_by_new_ones() {
-    scenario("rollout_empty_dir", async |sandbox| {
+    cluster_scenario("rollout_empty_dir", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         rolls(sandbox, manifest, false).await
     })
@@ -120,7 +120,7 @@ async fn rollout_of_an_option_replaces_members_without_volumes_by_new_ones() {
 
 #[tokio::test]
 async fn rollout_metadata_only_restarts_nothing() {
-    scenario("rollout_metadata", async |sandbox| {
+    cluster_scenario("rollout_metadata", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
@@ -169,7 +169,7 @@ fn has_resources(pod: &Value, memory: &str) -> bool {
 
 #[tokio::test]
 async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
-    scenario("resize_in_place", async |sandbox| {
+    cluster_scenario("resize_in_place", async |sandbox| {
         let more = "  pod:\n    resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 512Mi}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
         sandbox.apply(&manifest).await?;
@@ -193,7 +193,7 @@ async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
 /// What the API server does not change in a running pod (here its class of service) is changed by a new pod.
 #[tokio::test]
 async fn resize_that_is_refused_in_place_rolls() {
-    scenario("resize_refused", async |sandbox| {
+    cluster_scenario("resize_refused", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;

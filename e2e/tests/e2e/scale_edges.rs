@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::ListParams;
 
@@ -36,7 +36,7 @@ async fn await_nothing_left(
 
 #[tokio::test]
 async fn grows_to_seven_and_shrinks_to_one_by_kubectl_scale() {
-    scenario("scale_edges", async |sandbox| {
+    cluster_scenario("scale_edges", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 1).await?;
@@ -57,7 +57,7 @@ async fn grows_to_seven_and_shrinks_to_one_by_kubectl_scale() {
 
 #[tokio::test]
 async fn a_target_that_changes_midway_is_reached() {
-    scenario("scale_midway", async |sandbox| {
+    cluster_scenario("scale_midway", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
@@ -92,7 +92,7 @@ async fn a_target_that_changes_midway_is_reached() {
 
 #[tokio::test]
 async fn twenty_cycles_of_growth_and_shrinking_lose_nothing() {
-    scenario("scale_cycles", async |sandbox| {
+    cluster_scenario("scale_cycles", async |sandbox| {
         // Two clusters at a time: a cycle is mostly waiting for etcd to be content with its connections.
         let cycles = CYCLES / 2;
         let (one, other) = tokio::join!(

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, field, has_condition};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, scenario, until};
+use e2e::{PATIENCE, Sandbox, Testbed, cluster_scenario, until};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -83,7 +83,7 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
 
 #[tokio::test]
 async fn a_cluster_that_hangs_costs_the_others_nothing() {
-    scenario("sick_neighbour", async |sandbox| {
+    cluster_scenario("sick_neighbour", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
         sandbox.await_members("sick", 3).await?;
@@ -159,7 +159,7 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
 /// A status that followed every figure would write, and thereby wake the operator, for ever.
 #[tokio::test]
 async fn a_cluster_at_rest_is_looked_at_and_not_written_to() {
-    scenario("at_rest", async |sandbox| {
+    cluster_scenario("at_rest", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let looks = async || -> Result<f64> {

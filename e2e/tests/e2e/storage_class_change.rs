@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
 use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -48,7 +48,7 @@ pub(crate) fn claims_with(class: &str, size: &str) -> String {
 
 #[tokio::test]
 async fn another_storage_class_replaces_members_one_by_one() {
-    scenario("storage_class_change", async |sandbox| {
+    cluster_scenario("storage_class_change", async |sandbox| {
         with_class(sandbox, "other", false, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
             sandbox.apply(&manifest).await?;

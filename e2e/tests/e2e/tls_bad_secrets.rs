@@ -2,7 +2,7 @@
 //! alone.
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, condition, conditions_line};
 use e2e::tls::{self, Authority, Signed};
 use e2e::wait::Look;
@@ -52,7 +52,7 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
 
 #[tokio::test]
 async fn nobody_is_started_with_certificates_that_do_not_hold() {
-    discreet("tls_bad_secrets", async |sandbox| {
+    discreet_cluster("tls_bad_secrets", async |sandbox| {
         let names = of_services(sandbox);
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;

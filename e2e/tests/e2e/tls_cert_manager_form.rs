@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use e2e::Sandbox;
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::certificates::{STATIC, await_tls_ready, client, lives, make_secrets, of_services};
@@ -10,7 +10,7 @@ use crate::fixtures::cluster_with;
 
 #[tokio::test]
 async fn a_cluster_lives_on_secrets_of_cert_manager() {
-    discreet("tls_cert_manager_form", async |sandbox| {
+    discreet_cluster("tls_cert_manager_form", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), true).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, condition, has_condition};
 use e2e::tls::{Identity, Signed};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -91,7 +91,7 @@ pub(crate) async fn all_serve_as(
 
 #[tokio::test]
 async fn a_cluster_lives_on_certificates_the_operator_makes() {
-    discreet("tls_generated", async |sandbox| {
+    discreet_cluster("tls_generated", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
             .await?;
@@ -156,7 +156,7 @@ async fn a_cluster_lives_on_certificates_the_operator_makes() {
 
 #[tokio::test]
 async fn certificates_are_made_anew_without_a_restart() {
-    discreet("tls_rotation_leaf", async |sandbox| {
+    discreet_cluster("tls_rotation_leaf", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, GENERATED)?)
             .await?;
@@ -207,7 +207,7 @@ async fn certificates_are_made_anew_without_a_restart() {
 
 #[tokio::test]
 async fn a_cluster_whose_certificates_have_run_out_comes_back() {
-    discreet("tls_expired", async |sandbox| {
+    discreet_cluster("tls_expired", async |sandbox| {
         sandbox
             .apply(&cluster_with(
                 &sandbox.env,
@@ -278,7 +278,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 
 #[tokio::test]
 async fn authorities_are_replaced_while_clients_write() {
-    discreet("tls_rotation_ca", async |sandbox| {
+    discreet_cluster("tls_rotation_ca", async |sandbox| {
         // Clients are given a third of it to take the next certificates.
         let spec = "  TLS: {generated: {certificateDuration: 4m}}\n";
         sandbox
@@ -384,7 +384,7 @@ async fn authorities_are_replaced_while_clients_write() {
 #[tokio::test]
 async fn a_cluster_that_runs_is_not_switched() {
     // There is no Secret that could leak.
-    scenario("tls_switch_refused", async |sandbox| {
+    cluster_scenario("tls_switch_refused", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, "")?)
             .await?;

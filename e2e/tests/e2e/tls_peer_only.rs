@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use e2e::Writer;
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 
 use crate::certificates::{
     arguments, await_tls_ready, client, lives, make_secrets, of_pods, of_services,
@@ -11,7 +11,7 @@ use crate::fixtures::cluster_with;
 
 #[tokio::test]
 async fn members_talk_tls_to_each_other_and_clients_do_not() {
-    discreet("tls_peer_only", async |sandbox| {
+    discreet_cluster("tls_peer_only", async |sandbox| {
         make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
         let tls = "  TLS: {static: {member: {peerSecret: peer}}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, tls)?;
@@ -30,7 +30,7 @@ async fn members_talk_tls_to_each_other_and_clients_do_not() {
 
 #[tokio::test]
 async fn clients_talk_tls_to_members_that_do_not_among_themselves() {
-    discreet("tls_client_only", async |sandbox| {
+    discreet_cluster("tls_client_only", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let tls = "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, tls)?;

@@ -1,7 +1,7 @@
 //! A majority of a cluster with TLS is lost: the seed takes the survivor's snapshot with the operator's certificate.
 
 use anyhow::{Context, Result, ensure};
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, condition, field, follower, ready_members};
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, until};
@@ -58,7 +58,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
 
 #[tokio::test]
 async fn a_lost_majority_is_recovered_over_tls() {
-    discreet("tls_quorum_loss", async |sandbox| {
+    discreet_cluster("tls_quorum_loss", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -122,7 +122,7 @@ async fn loses_its_majority_with_authentication(
 /// operator has made for itself names a user.
 #[tokio::test]
 async fn a_lost_majority_is_recovered_with_authentication_on() {
-    discreet("auth_quorum_loss", async |sandbox| {
+    discreet_cluster("auth_quorum_loss", async |sandbox| {
         loses_its_majority_with_authentication(sandbox, async |victims| {
             let scale = async |to| {
                 let to = format!("--replicas={to}");
@@ -141,7 +141,7 @@ async fn a_lost_majority_is_recovered_with_authentication_on() {
 /// An operator that was there all along has a login of the cluster before: the seed would keep every call with it.
 #[tokio::test]
 async fn a_lost_majority_is_recovered_by_an_operator_that_is_logged_in() {
-    discreet("auth_quorum_loss_in", async |sandbox| {
+    discreet_cluster("auth_quorum_loss_in", async |sandbox| {
         loses_its_majority_with_authentication(sandbox, async |victims| {
             lose(sandbox, victims).await
         })

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::Sandbox;
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::tls::{Authority, Identity, Signed};
 use kube::ResourceExt;
 use rustls::pki_types::CertificateDer;
@@ -73,7 +73,7 @@ async fn lets_in_alone(
 /// Invariant 20.
 #[tokio::test]
 async fn nobody_without_a_generated_certificate_gets_in() {
-    discreet("tls_refused_generated", async |sandbox| {
+    discreet_cluster("tls_refused_generated", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 1, GENERATED)?)
             .await?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::discreet;
+use e2e::leaks::{discreet, discreet_cluster};
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{Kind, await_complete, await_object, has_condition};
 use e2e::tls::{self, Authority, Identity};
@@ -167,7 +167,7 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
 /// steps they are replaced while clients write.
 #[tokio::test]
 async fn authorities_of_others_are_replaced_in_steps_and_never_at_once() {
-    discreet("tls_static_authorities", async |sandbox| {
+    discreet_cluster("tls_static_authorities", async |sandbox| {
         let names = of_services(sandbox);
         let old = make_secrets(sandbox, &names, false).await?;
         let new = Authority::new("the next authority")?;

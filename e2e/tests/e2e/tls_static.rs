@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
-use e2e::leaks::discreet;
+use e2e::leaks::discreet_cluster;
 use e2e::objects::field;
 use e2e::tls::{self, Authority, Identity};
 use e2e::wait::Look;
@@ -23,7 +23,7 @@ use crate::fixtures::cluster_with;
 /// The Secrets of v1beta2's documentation: their names cover the pods' form of address alone.
 #[tokio::test]
 async fn a_cluster_lives_on_certificates_of_the_pods_form() {
-    discreet("tls_static", async |sandbox| {
+    discreet_cluster("tls_static", async |sandbox| {
         let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -46,7 +46,7 @@ async fn a_cluster_lives_on_certificates_of_the_pods_form() {
 /// no data.
 #[tokio::test]
 async fn nobody_without_a_certificate_gets_in() {
-    discreet("tls_refused", async |sandbox| {
+    discreet_cluster("tls_refused", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 1, STATIC)?;
         sandbox.apply(&manifest).await?;
@@ -207,7 +207,7 @@ pub(crate) async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> 
 /// The TLS example of v0.9.4, unchanged, with Secrets as its documentation asks for.
 #[tokio::test]
 async fn the_old_example_with_tls_runs() {
-    discreet("tls_old_example", async |sandbox| {
+    discreet_cluster("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
         let names = of_pods(sandbox, "example");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::discreet;
+use e2e::leaks::{discreet, discreet_cluster};
 use e2e::manifests::aws_secret;
 use e2e::objects::{Kind, await_complete, await_object, condition, field, has_condition};
 use e2e::tls::Identity;
@@ -164,7 +164,7 @@ async fn off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 /// Members keep their volumes, and so their identities.
 #[tokio::test]
 async fn tls_is_switched_on_while_members_run_and_clients_write() {
-    discreet("tls_switch_on", async |sandbox| {
+    discreet_cluster("tls_switch_on", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
@@ -185,7 +185,7 @@ async fn tls_is_switched_on_while_members_run_and_clients_write() {
 /// Members without volumes are followed by others, stage by stage.
 #[tokio::test]
 async fn tls_is_switched_off_while_members_run_and_clients_write() {
-    discreet("tls_switch_off", async |sandbox| {
+    discreet_cluster("tls_switch_off", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let tls = crate::certificates::STATIC;
         sandbox
@@ -202,7 +202,7 @@ async fn tls_is_switched_off_while_members_run_and_clients_write() {
 #[tokio::test]
 async fn static_certificates_are_exchanged_for_generated_ones_while_members_run_and_clients_write()
 {
-    discreet("tls_static_to_generated", async |sandbox| {
+    discreet_cluster("tls_static_to_generated", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let tls = format!("{}{DURABLE}", crate::certificates::STATIC);
         sandbox
@@ -227,7 +227,7 @@ async fn static_certificates_are_exchanged_for_generated_ones_while_members_run_
 /// A cluster that sleeps while its TLS is switched comes back as it was, and is switched then.
 #[tokio::test]
 async fn a_cluster_that_hibernates_is_switched_when_it_is_back() {
-    discreet("tls_switch_generated", async |sandbox| {
+    discreet_cluster("tls_switch_generated", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
             .await?;
@@ -306,7 +306,7 @@ async fn a_switch_waits_for_a_restore_in_place_and_no_backup_waits_for_the_switc
 /// The operator dies before each kind of write of a switch, and goes on from what it finds.
 #[tokio::test]
 async fn an_operator_that_dies_while_it_switches_goes_on() {
-    discreet("crash_tls_switch", async |sandbox| {
+    discreet_cluster("crash_tls_switch", async |sandbox| {
         make_secrets(sandbox, &of_services(sandbox), false).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)

@@ -7,7 +7,7 @@ use e2e::changes::every_change;
 use e2e::metrics::operator_pods;
 use e2e::objects::{field, follower};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, scenario, until};
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, cluster_scenario, until};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -135,7 +135,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_standby_is_ready_and_takes_over_in_the_middle_of_a_change() {
-    scenario("two_operators", async |sandbox| {
+    cluster_scenario("two_operators", async |sandbox| {
         let two = [
             "--set",
             "crds.install=false",
@@ -241,7 +241,7 @@ subjects:
 /// Invariant 11.
 #[tokio::test]
 async fn two_operators_that_act_at_the_same_time_do_no_harm() {
-    scenario("both_lead", async |sandbox| {
+    cluster_scenario("both_lead", async |sandbox| {
         add_another(sandbox).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)

@@ -7,7 +7,7 @@
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -44,7 +44,7 @@ pub(crate) async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
-    scenario("volume_growth", async |sandbox| {
+    cluster_scenario("volume_growth", async |sandbox| {
         with_class(sandbox, "growing", true, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"))?;
             sandbox.apply(&manifest).await?;
@@ -103,7 +103,7 @@ async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
 
 #[tokio::test]
 async fn a_volume_growth_that_its_class_forbids_is_refused_with_the_remedy() {
-    scenario("volume_growth_refused", async |sandbox| {
+    cluster_scenario("volume_growth_refused", async |sandbox| {
         with_class(sandbox, "fixed", false, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
             sandbox.apply(&manifest).await?;
