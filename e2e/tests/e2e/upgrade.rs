@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, has_condition, members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::json;
 
@@ -105,16 +105,22 @@ fn in_place(
     Ok(())
 }
 
-/// The restarts of the members' containers do not overlap: when each ended and when it ran again.
+/// The restarts of the members' containers do not overlap: when each ended and when it ran again. A kubelet may have
+/// counted a restart and told of a container that is made, but not yet that it runs.
 async fn one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
-    let pods = sandbox.member_pods(name).await?.into_iter();
-    let restarts = pods.map(|pod| {
-        let status = pod.status?.container_statuses?.into_iter().next()?;
-        let ended = status.last_state?.terminated?.finished_at?;
-        Some((ended, status.state?.running?.started_at?))
-    });
-    let restarts: Option<Vec<_>> = restarts.collect();
-    let mut restarts = restarts.context("a member has not been restarted, or does not run")?;
+    let what = "each member was started again and runs";
+    let mut restarts = until(what, PATIENCE, async || {
+        let pods = sandbox.member_pods(name).await?.into_iter();
+        let restarts = pods.map(|pod| {
+            let status = pod.status?.container_statuses?.into_iter().next()?;
+            let ended = status.last_state?.terminated?.finished_at?;
+            Some((ended, status.state?.running?.started_at?))
+        });
+        let restarts: Option<Vec<_>> = restarts.collect();
+        let not_yet = || Look::NotYet("one was not, or is not told to run".to_owned());
+        Ok(restarts.map_or_else(not_yet, Look::Done))
+    })
+    .await?;
     restarts.sort();
     let apart = restarts.windows(2).all(|two| two[0].1 <= two[1].0);
     ensure!(apart, "two members at once: {restarts:?}");
@@ -140,7 +146,7 @@ async fn await_reason(
 /// anew.
 #[tokio::test]
 async fn upgrade_under_load() {
-    scenario("upgrade_under_load", async |sandbox| {
+    cluster_scenario("upgrade_under_load", async |sandbox| {
         let versions = ["3.4", "3.5", "3.6", "3.7"].map(|minor| sandbox.env.newest_of(minor));
         let [first, versions @ ..] = versions;
         sandbox.apply(&manifest("c", 3, &first?, "")).await?;
@@ -168,7 +174,7 @@ async fn upgrade_under_load() {
 /// The older one is below the floor of the next minor release, which is refused with the stop-over.
 #[tokio::test]
 async fn upgrade_within_a_minor_release() {
-    scenario("upgrade_within_a_minor", async |sandbox| {
+    cluster_scenario("upgrade_within_a_minor", async |sandbox| {
         let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
         sandbox.apply(&manifest("c", 3, &older, "")).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -198,7 +204,7 @@ async fn upgrade_within_a_minor_release() {
 /// the change does not go on meanwhile.
 #[tokio::test]
 async fn rollback_within_a_minor_release() {
-    scenario("rollback_within_a_minor", async |sandbox| {
+    cluster_scenario("rollback_within_a_minor", async |sandbox| {
         let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
         is_taken_back(sandbox, (&older, &newer), "a patch release taken back").await
     })
@@ -249,7 +255,7 @@ async fn is_taken_back(sandbox: &Sandbox, (old, new): (&str, &str), what: &str) 
 /// A minor release that is skipped, and a way back that etcd does not have: nothing changes, and the stop-over is named.
 #[tokio::test]
 async fn upgrade_refused() {
-    scenario("upgrade_refused", async |sandbox| {
+    cluster_scenario("upgrade_refused", async |sandbox| {
         let old = sandbox.env.newest_of("3.5")?;
         sandbox.apply(&manifest("c", 1, &old, "")).await?;
         sandbox.await_members("c", 1).await?;
@@ -275,7 +281,7 @@ async fn upgrade_refused() {
 /// An image that does not exist stops after one member; set back, the cluster is as it was.
 #[tokio::test]
 async fn bad_image() {
-    scenario("bad_image", async |sandbox| {
+    cluster_scenario("bad_image", async |sandbox| {
         let old = sandbox.env.newest_of("3.6")?;
         let missing = "3.6.999";
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
@@ -347,7 +353,7 @@ async fn changed_pods(sandbox: &Sandbox, version: &str) -> Result<usize> {
 /// The version is set back in the middle of an upgrade to the next minor release: those that were changed go back.
 #[tokio::test]
 async fn rollback() {
-    scenario("rollback", async |sandbox| {
+    cluster_scenario("rollback", async |sandbox| {
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         is_taken_back(sandbox, (&old, &new), "an upgrade taken back").await
     })
@@ -357,7 +363,7 @@ async fn rollback() {
 /// From 3.6 back to 3.5 by etcd's own downgrade, with disks and without.
 #[tokio::test]
 async fn downgrade() {
-    scenario("downgrade", async |sandbox| {
+    cluster_scenario("downgrade", async |sandbox| {
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &new, DURABLE)).await?;
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
@@ -389,7 +395,7 @@ async fn downgrade() {
 /// Another version and another size while an upgrade runs.
 #[tokio::test]
 async fn change_midway() {
-    scenario("change_midway", async |sandbox| {
+    cluster_scenario("change_midway", async |sandbox| {
         let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         sandbox.apply(&manifest("c", 3, &old, "")).await?;
         sandbox.await_members("c", 3).await?;
