@@ -256,6 +256,8 @@ fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Resul
         command
             .current_dir(checkout::root().join("e2e"))
             .env(times::FILE, &times)
+            // As in the testbed's daemons: less collecting of garbage by kubectl and helm.
+            .env("GOGC", testbed::GOGC)
             .envs(prepared.vars.iter().cloned());
         summary += run_tests(what, &mut command)?;
     }

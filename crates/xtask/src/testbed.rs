@@ -30,6 +30,10 @@ use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 
+/// How much garbage Go's programs let gather, in percent of what they use: the tests are bound by the processor, and
+/// there is memory.
+pub(crate) const GOGC: &str = "400";
+
 /// How the cluster's DNS caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -27,6 +27,9 @@ pub(crate) struct Inside {
     pub(crate) bin: PathBuf,
 }
 
+/// For the shell: what the caller has open (a lock, say) is not kept open by what it starts.
+const LET_GO: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
+
 impl Inside {
     /// Makes the namespaces with their first process, which joins the group before anything else.
     pub(crate) fn begin(
@@ -39,10 +42,12 @@ impl Inside {
         let procs = cgroups
             .create_leaf(&format!("{group}/init"))?
             .join("cgroup.procs");
-        let script = r#"echo 0 >"$1" && shift && { setsid "$@" </dev/null >/dev/null 2>&1 & }"#;
+        let script = format!(
+            r#"echo 0 >"$1" && shift && {LET_GO} && {{ setsid "$@" </dev/null >/dev/null 2>&1 & }}"#
+        );
         shell::output(
             Command::new("sh")
-                .args(["-c", script, "sh"])
+                .args(["-c", &script, "sh"])
                 .arg(procs)
                 .args([
                     "unshare",
@@ -104,11 +109,12 @@ impl Inside {
             .run_folder
             .join("logs")
             .join(format!("{}.log", daemon.name));
-        // What the caller has open (a lock, say) is not kept open by the daemon.
-        let script = r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-; setsid "$@" </dev/null >>"$log" 2>&1 &"#;
+        let script = format!(
+            r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; {LET_GO}; setsid "$@" </dev/null >>"$log" 2>&1 &"#
+        );
         let mut command = self.command("sh");
         command
-            .args(["-c", script, "sh"])
+            .args(["-c", &script, "sh"])
             .arg(procs)
             .arg(daemon.umask)
             .arg(log)
@@ -119,7 +125,7 @@ impl Inside {
         Ok(())
     }
 
-    fn environment(&self) -> [(&'static str, String); 2] {
+    fn environment(&self) -> [(&'static str, String); 3] {
         let path = format!(
             "{}:{}/cni:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             self.bin.display(),
@@ -128,6 +134,7 @@ impl Inside {
         [
             ("PATH", path),
             ("HOME", self.run_folder.display().to_string()),
+            ("GOGC", super::GOGC.to_owned()),
         ]
     }
 }
