@@ -36,9 +36,9 @@ struct Round {
     mebibytes: usize,
     /// Download with the store's own tool, `etcdutl snapshot restore`, start of etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
-    by_hand: Option<f64>,
+    by_hand: Option<ByHand>,
     /// The same with a download that is one request and a file, as no tool has it.
-    by_hand_bare: f64,
+    by_hand_bare: ByHand,
     /// From the EtcdRestore to a seed that serves and is verified.
     ours: f64,
     /// From there to three members that vote: they take part in Raft, so one of them may be lost.
@@ -50,6 +50,21 @@ struct Round {
     downtime: Option<f64>,
     /// What had happened by when, in seconds from the EtcdRestore on.
     stages: Stages,
+}
+
+/// The steps of the way by hand, in seconds.
+#[derive(Debug, Serialize)]
+struct ByHand {
+    download: f64,
+    restore: f64,
+    /// Until etcd serves.
+    start: f64,
+}
+
+impl ByHand {
+    fn total(&self) -> f64 {
+        self.download + self.restore + self.start
+    }
 }
 
 /// Measures, prints, and writes the figures where wanted.
@@ -94,7 +109,8 @@ fn print(sizes: &[usize], measured: &[Round]) {
         };
         let text = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
         let ours = median(|r| Some(r.ours));
-        let (by_hand, bare) = (median(|r| r.by_hand), median(|r| Some(r.by_hand_bare)));
+        let by_hand = median(|r| r.by_hand.as_ref().map(ByHand::total));
+        let bare = median(|r| Some(r.by_hand_bare.total()));
         let ratio = |to: Option<f64>| ours.zip(to).map(|(ours, to)| ours / to);
         println!(
             "| {size} MiB | {} s | {} s | {} | {} s | {} | {} s | {} s | {} s |",
@@ -262,7 +278,7 @@ async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
 }
 
 /// What one would do: download, `etcdutl snapshot restore`, start etcd.
-async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Result<f64> {
+async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Result<ByHand> {
     let folder = tempfile::tempdir()?;
     let (file, data) = (
         folder.path().join("snapshot.db"),
@@ -273,6 +289,7 @@ async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Resu
         Some(aws) => fetch_with(aws, sandbox.env.s3()?, bucket, &file)?,
         None => bucket.download(KEY, &file).await?,
     }
+    let downloaded = begun.elapsed().as_secs_f64();
     let restored = Command::new(program("etcdutl")?)
         .args(["snapshot", "restore"])
         .arg(&file)
@@ -283,9 +300,14 @@ async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Resu
         "etcdutl: {}",
         String::from_utf8_lossy(&restored.stderr)
     );
+    let is_restored = begun.elapsed().as_secs_f64();
     let etcd = Running::start(&data, "default", &[])?;
     etcd.serves().await?;
-    Ok(begun.elapsed().as_secs_f64())
+    Ok(ByHand {
+        download: downloaded,
+        restore: is_restored - downloaded,
+        start: begun.elapsed().as_secs_f64() - is_restored,
+    })
 }
 
 /// With the command line of AWS, as it comes.
@@ -318,7 +340,7 @@ async fn ours(
     sandbox: &Sandbox,
     bucket: &Bucket,
     mebibytes: usize,
-    (by_hand, by_hand_bare): (Option<f64>, f64),
+    (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
     // A pod that asks for no processor gets what all others leave, and the way by hand is no pod.
