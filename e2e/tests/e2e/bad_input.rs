@@ -1,16 +1,20 @@
 //! What a user gets wrong: refused by the schema or said by a condition and an Event, and nothing else stops.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, restore_with};
-use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line};
-use e2e::{PATIENCE, Sandbox, scenario};
+use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line, field};
+use e2e::picture::Picture;
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, ListParams};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::cluster;
+use crate::restore_in_place::{self, pods_of};
 use crate::restore_sources::{CLAIM, on_claim};
+use crate::restore_storage::left;
 
 /// The schema refuses the manifest, with a message that says why.
 async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
@@ -263,7 +267,9 @@ async fn restores_that_cannot_work_are_refused_or_explained() {
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-    sandbox.await_members("c", 1).await?;
+    let living = sandbox.await_members("c", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    keys.paint("painted/", 20).await?;
     sandbox
         .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
         .await?;
@@ -319,29 +325,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         "a restore that cannot work has made a cluster"
     );
 
-    // Over the living cluster nothing is touched either.
-    sandbox
-        .apply(&restore_with(
-            s3,
-            "over",
-            "{name: c}",
-            &path_of_cut,
-            "  overwrite: true\n",
-        ))
-        .await?;
-    said(
-        sandbox,
-        Kind::EtcdRestore,
-        "over",
-        &["Failed=True(SnapshotUnreadable: ", "cut off"],
-    )
-    .await?;
-    let living = sandbox.await_members("c", 1).await?;
-    let annotations = living.metadata.annotations.unwrap_or_default();
-    ensure!(
-        !annotations.contains_key("etcd.database.coreos.com/restore"),
-        "it was claimed"
-    );
+    leave_the_living_cluster_alone(sandbox, bucket, &keys, &living).await?;
 
     // No storage for the seed: it is said with the class, and waited for.
     let nowhere = ", pod: {persistentVolumeClaimSpec: {storageClassName: nowhere, accessModes: [ReadWriteOnce], \
@@ -357,6 +341,61 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
         &["Failed=True(StorageMissing: ", "StorageClass nowhere"],
     )
     .await
+}
+
+/// Over a cluster that lives it is said as well what is wrong, and nothing is touched.
+async fn leave_the_living_cluster_alone(
+    sandbox: &Sandbox,
+    bucket: &Bucket,
+    keys: &Keyspace,
+    living: &DynamicObject,
+) -> Result<()> {
+    // Of a release that this cluster's etcd cannot read, by its manifest.
+    let manifest = bucket.read("etcd.backup.manifest.json").await?;
+    let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
+    ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
+    manifest["etcdVersion"] = "3.99.0".into();
+    let manifest = serde_json::to_vec(&manifest)?;
+    bucket.write("newer.manifest.json", manifest).await?;
+    let good = bucket.read("etcd.backup").await?;
+    bucket.write("newer", good).await?;
+    keys.paint("later/", 20).await?;
+    let (pods, before) = (pods_of(sandbox).await?, Picture::now(keys).await?);
+
+    let unreadable = ["Failed=True(SnapshotUnreadable: ", "cut off"];
+    let newer = ["Failed=True(InvalidSpec: ", "3.99.0", "spec.version"];
+    let secretless = ["Failed=True(SecretMissing: ", "spec.s3.awsSecret", "nobody"];
+    for (name, backup, secret, fragments) in [
+        ("over-cut", "cut", "aws", unreadable.as_slice()),
+        ("over-newer", "newer", "aws", &newer),
+        ("over-secretless", "etcd.backup", "nobody", &secretless),
+    ] {
+        let path = format!("{}/{backup}", bucket.name);
+        let overwrite = "  overwrite: true\n";
+        let s3 = sandbox.env.s3()?;
+        let manifest = restore_with(s3, name, "{name: c}", &path, overwrite);
+        let secret = format!("awsSecret: {secret},");
+        let manifest = manifest.replace("awsSecret: aws,", &secret);
+        sandbox.apply(&manifest).await?;
+        said(sandbox, Kind::EtcdRestore, name, fragments).await?;
+        is_as_it_was(sandbox, living).await.context(name)?;
+    }
+    let now = pods_of(sandbox).await?;
+    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    before.is_of(&Picture::now(keys).await?)
+}
+
+/// Nobody has claimed it, it is the cluster that it was, and there is nothing of a seed.
+async fn is_as_it_was(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
+    let is = sandbox.await_members("c", 1).await?;
+    let claimed = is.annotations().contains_key(restore_in_place::CLAIM);
+    ensure!(!claimed, "it was claimed");
+    for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
+        ensure!(field(&is, part) == field(before, part), "{part} changed");
+    }
+    let left = left(sandbox, "c").await?;
+    ensure!(left.is_empty(), "there is a seed: {left:?}");
+    Ok(())
 }
 
 /// Invariant 15: a stored object that cannot be parsed stops nobody else's work.

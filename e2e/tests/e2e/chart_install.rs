@@ -54,6 +54,18 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-backup-operator", "create", "pods/exec", false),
     (
         "etcd-backup-operator",
+        "get",
+        "persistentvolumeclaims",
+        true,
+    ),
+    (
+        "etcd-backup-operator",
+        "delete",
+        "persistentvolumeclaims",
+        false,
+    ),
+    (
+        "etcd-backup-operator",
         "delete",
         "etcdclusters.etcd.database.coreos.com",
         false,

@@ -12,13 +12,15 @@ use e2e::objects::{
 use e2e::picture::Picture;
 use e2e::wait::Look;
 use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
 
 use crate::fixtures::{cluster, root};
 use crate::member_loss::await_one_volume_a_member;
-use crate::restore_in_place::{CLAIM, Living, await_gone, await_replaced, living, living_on, over};
+use crate::restore_in_place::{
+    CLAIM, Living, another_token, await_gone, await_replaced, living, living_on, over,
+};
 use crate::restore_sources::{compare, painted};
 
 const OPERATOR: &str = "etcd-restore-operator";
@@ -246,6 +248,67 @@ async fn restore_deleted_midway_after_the_turn_leaves_the_restored_cluster() {
     .await;
 }
 
+/// Pods, volumes and Services with the name of a cluster, but for the two that are the cluster's own.
+async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
+    let all = ListParams::default();
+    let pods = sandbox.api::<Pod>().list(&all).await?;
+    let mut there: Vec<_> = pods.iter().map(|it| ("Pod", it.name_any())).collect();
+    let volumes = sandbox.api::<PersistentVolumeClaim>().list(&all).await?;
+    there.extend(volumes.iter().map(|it| ("volume", it.name_any())));
+    let services = sandbox.api::<Service>().list(&all).await?;
+    there.extend(services.iter().map(|it| ("Service", it.name_any())));
+    let (of_it, client) = (format!("{cluster}-"), format!("{cluster}-client"));
+    there.retain(|(_, name)| name.starts_with(&of_it) && *name != client);
+    Ok(there
+        .into_iter()
+        .map(|(kind, name)| format!("{kind} {name}"))
+        .collect())
+}
+
+/// What was being made goes with it, and can be made once more under the same names.
+#[tokio::test]
+async fn restore_deleted_midway_takes_the_cluster_along_that_was_being_made() {
+    scenario("restore_deleted_new", async |sandbox| {
+        let living = living(sandbox, 1).await?;
+        let path = format!("{}/etcd.backup", living.bucket.name);
+        let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, "");
+        dies_at_each(sandbox, &["restore-before-record-formed"], &manifest).await?;
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        let begun = clusters.get("d").await?;
+        let there = all_of(sandbox, "d").await?;
+        ensure!(
+            there.len() == 3,
+            "a seed, its volume and Service: {there:?}"
+        );
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        restores.delete("new", &DeleteParams::default()).await?;
+        restart_with(sandbox, "FAILPOINTS-").await?;
+        await_gone(sandbox, "new").await?;
+        until("nothing is left of it", PATIENCE, async || {
+            let cluster = clusters.get_opt("d").await?.is_some();
+            let left = all_of(sandbox, "d").await?;
+            Ok(if cluster || !left.is_empty() {
+                Look::NotYet(format!("the EtcdCluster: {cluster}, {left:?}"))
+            } else {
+                Look::Done(())
+            })
+        })
+        .await?;
+        living.keys.verify("later/", 50).await?;
+
+        sandbox.apply(&manifest).await?;
+        compare(sandbox, "new", "d", &living.picture).await?;
+        let made = sandbox.await_members("d", 1).await?;
+        ensure!(
+            made.metadata.uid != begun.metadata.uid,
+            "it was not made anew"
+        );
+        let is = Picture::at(&living.keys, living.picture.revision).await?;
+        living.picture.is_of(&is)
+    })
+    .await;
+}
+
 /// Without a volume its data is gone with it. The cluster that is there serves all along.
 #[tokio::test]
 async fn restore_seed_ended_for_good_is_made_again_beside_the_cluster_that_serves() {
@@ -261,8 +324,8 @@ async fn restore_seed_ended_for_good_is_made_again_beside_the_cluster_that_serve
         ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
         // What the seed was started with is recorded for the cluster it became.
         let token = field(&after, "/status/bootstrap/token");
-        ensure!(token == field(&after, "/status/TLS/token"), "{token}");
-        Ok(())
+        ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
+        another_token(&living.before, &after)
     })
     .await;
 }
@@ -347,6 +410,8 @@ async fn gives_up(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let annotations = after.metadata.annotations.unwrap_or_default();
     ensure!(!annotations.contains_key("etcd.database.coreos.com/restore"));
     living.keys.verify("later/", 50).await?;
+    let is = Picture::at(&living.keys, living.picture.revision).await?;
+    living.picture.is_of(&is)?;
     living.bucket.write("etcd.backup", good).await
 }
 

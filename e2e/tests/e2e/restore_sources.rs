@@ -5,11 +5,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, backup_with, restore_with};
+use e2e::metrics::Page;
 use e2e::objects::{Kind, await_complete, await_object, field, has_condition};
 use e2e::picture::Picture;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario, until};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
 
 use crate::all_pods_lost::same_members;
@@ -90,12 +94,70 @@ async fn backup_s3_and_restore_without_cluster_object_bring_everything_back() {
             "no progress was told"
         );
         ensure!(field(&done, bytes) == field(&done, total));
+        is_told_and_measured(sandbox, &done).await?;
         let is = sandbox.await_members("c", 3).await?;
         ensure!(field(&is, "/spec") == field(&was, "/spec"));
         ensure!(field(&is, "/status/clusterID") != field(&was, "/status/clusterID"));
         seed_comes_back(sandbox, &done, &is, &before).await
     })
     .await;
+}
+
+/// Events tell what was done, and the operator's metrics how long it took and how much it was.
+async fn is_told_and_measured(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
+    let name = done.name_any();
+    for said in [
+        "ClusterCreated",
+        "SeedStarted",
+        "SeedServes",
+        "HandedOver",
+        "RestoreComplete",
+    ] {
+        let words = ["Normal", said];
+        let kind = Kind::EtcdRestore;
+        sandbox.await_event(kind, &name, &words).await?;
+    }
+    let of_it = format!("namespace=\"{}\",name=\"{name}\"", sandbox.namespace);
+    let bytes = field(done, "/status/progress/bytes").as_i64();
+    let bytes = bytes.context("no progress was told")?;
+    let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
+    // Whole numbers, which a page prints as such.
+    let expected = [
+        ("size_bytes", bytes),
+        ("progress_bytes", bytes),
+        ("duration_seconds", took),
+        ("throughput_bytes_per_second", bytes / took.max(1)),
+        ("failed", 0),
+    ];
+    until("the restore is measured", PATIENCE, async || {
+        let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
+        // The sum of nothing is -0.
+        let measured =
+            |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
+        let found = expected.map(|(what, _)| (what, measured(what).to_string()));
+        Ok(
+            if found == expected.map(|(what, it)| (what, it.to_string())) {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{found:?}, and not {expected:?}"))
+            },
+        )
+    })
+    .await
+}
+
+/// From one time in an object to another.
+pub(crate) fn seconds_between(object: &DynamicObject, from: &str, to: &str) -> Result<i64> {
+    let (from, to) = (time(object, from)?, time(object, to)?);
+    Ok(to.duration_since(from).as_secs())
+}
+
+/// A time in an object.
+pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
+    let text = field(object, pointer)
+        .as_str()
+        .context(pointer.to_owned())?;
+    text.parse().with_context(|| format!("{pointer}: {text}"))
 }
 
 /// The seed's pod is lost when the Secret is gone with which the backup was fetched: it is the member it was, with its
@@ -168,8 +230,8 @@ async fn restore_old_backup_of_etcd_3_2_and_of_3_3() {
             let done = await_complete(&restores, cluster, PATIENCE).await?;
             let is = sandbox.await_members(cluster, size).await?;
             ensure!(field(&is, "/status/currentVersion") == version.as_str());
-            let said = old_etcd_made(&format!("etcd-{old}.json"))?;
-            let said: serde_json::Value = serde_json::from_slice(&said)?;
+            let said = old_etcd_said(&format!("etcd-{old}.json"))?;
+            let hashes = old_etcd_said(&format!("etcd-{old}.hash.json"))?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
             // What was there, and what was there before that.
             for (answer, revision) in [("all", 72), ("revision40", 40)] {
@@ -178,6 +240,14 @@ async fn restore_old_backup_of_etcd_3_2_and_of_3_3() {
                 before
                     .has_the_keys_of(&after)
                     .with_context(|| format!("of {old} in etcd {version}, at {revision}"))?;
+                // Of all that has happened since the compaction: whatever a client can still ask for.
+                let told = &hashes[answer][0]["HashKV"];
+                let told = (told["hash"].as_u64(), told["compact_revision"].as_i64());
+                let found = (Some(after.hash.0.into()), Some(after.hash.1));
+                ensure!(
+                    found == told,
+                    "hash {found:?} in etcd {version}, at {revision}, and of {old} it is {told:?}"
+                );
             }
             ensure!(field(&done, "/status/restoredRevision") == 72);
             ensure!(keys.revision().await? == 72);
@@ -185,6 +255,10 @@ async fn restore_old_backup_of_etcd_3_2_and_of_3_3() {
         Ok(())
     })
     .await;
+}
+
+fn old_etcd_said(file: &str) -> Result<serde_json::Value> {
+    serde_json::from_slice(&old_etcd_made(file)?).with_context(|| file.to_owned())
 }
 
 /// A file that etcd 3.2 or 3.3 made, or told.

@@ -1,20 +1,21 @@
 //! No storage for a restore's seed: it is told with the remedy; a new cluster goes on when there is some, and a cluster that
 //! lives stays as it was.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
 use e2e::objects::{
     Kind, await_object, condition, conditions_line, field, has_condition, has_failed_for,
 };
+use e2e::picture::Picture;
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
 use kube::ResourceExt;
-use kube::api::{ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fixtures::newest_version;
-use crate::restore_in_place::{CLAIM, living, over, pods_of};
+use crate::restore_in_place::{CLAIM, await_gone, living, over, pods_of, pods_of_cluster};
 use crate::restore_sources::compare;
 use crate::storage_class_change::{claims_with, with_class};
 
@@ -70,16 +71,61 @@ async fn restore_no_storage_for_a_new_cluster_is_told_and_goes_on_when_its_class
             compare(sandbox, "new", "d", &living.picture).await?;
             sandbox.await_members("d", 1).await.map(drop)
         })
-        .await
+        .await?;
+        over_a_cluster_whose_class_is_gone(sandbox, &path, &class).await
     })
     .await;
 }
 
-/// What is left of a seed, but for what is on its way out.
-async fn left(sandbox: &Sandbox) -> Result<Vec<String>> {
+/// A cluster that lives on the volume it has: its class is told to be missing, and nothing of it is touched.
+async fn over_a_cluster_whose_class_is_gone(
+    sandbox: &Sandbox,
+    backup: &str,
+    class: &str,
+) -> Result<()> {
+    let before = sandbox.await_members("d", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
+    keys.paint("later/", 20).await?;
+    let (pods, picture) = (
+        pods_of_cluster(sandbox, "d").await?,
+        Picture::now(&keys).await?,
+    );
+    let s3 = sandbox.env.s3()?;
+    let overwrite = "  overwrite: true\n";
+    let manifest = restore_with(s3, "over", "{name: d}", backup, overwrite);
+    sandbox.apply(&manifest).await?;
+    let given_up = "the restore is given up";
+    told(sandbox, "over", &[class, "does not exist", given_up]).await?;
+    let is = Picture::now(&keys).await?;
+    picture.is_of(&is).context("while it was told")?;
+    let seed = left(sandbox, "d").await?;
+    ensure!(!seed.is_empty(), "no seed waits for a volume");
+
+    // That it is given up in three minutes need not be waited for.
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    restores.delete("over", &DeleteParams::default()).await?;
+    await_gone(sandbox, "over").await?;
+    await_no_seed(sandbox, "d").await?;
+    let after = sandbox.await_members("d", 1).await?;
+    ensure!(!after.annotations().contains_key(CLAIM), "it is claimed");
+    for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
+        ensure!(
+            field(&after, part) == field(&before, part),
+            "{part} changed"
+        );
+    }
+    let now = pods_of_cluster(sandbox, "d").await?;
+    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    picture.is_of(&Picture::now(&keys).await?)
+}
+
+/// What there is of a seed for a cluster, but for what is on its way out.
+pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(CLAIM);
-    let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    let members: Vec<String> = pods_of(sandbox).await?.into_iter().map(|it| it.0).collect();
+    let selector = format!("etcd_cluster={cluster}");
+    let of_cluster = ListParams::default().labels(&selector);
+    let members = pods_of_cluster(sandbox, cluster).await?;
+    let members: Vec<String> = members.into_iter().map(|it| it.0).collect();
     let pods = sandbox.api::<Pod>().list(&of_seed).await?;
     let claims = sandbox.api::<PersistentVolumeClaim>();
     let claims = claims.list(&of_cluster).await?;
@@ -88,8 +134,20 @@ async fn left(sandbox: &Sandbox) -> Result<Vec<String>> {
     let mut left: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
     left.extend(claims.iter().map(ResourceExt::name_any));
     left.extend(services.iter().map(ResourceExt::name_any));
-    left.retain(|name| name.starts_with("c-") && name != "c-client" && !members.contains(name));
+    let (of_it, client) = (format!("{cluster}-"), format!("{cluster}-client"));
+    left.retain(|name| name.starts_with(&of_it) && *name != client && !members.contains(name));
     Ok(left)
+}
+
+async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
+    until("nothing is left of the seed", PATIENCE, async || {
+        let left = left(sandbox, cluster).await?;
+        Ok(match left.as_slice() {
+            [] => Look::Done(()),
+            _ => Look::NotYet(left.join(", ")),
+        })
+    })
+    .await
 }
 
 /// Invariant 9.
@@ -132,17 +190,12 @@ async fn restore_no_storage_over_a_living_cluster_is_given_up_and_leaves_it_unha
         })
         .await?;
         ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
-        until("nothing is left of the seed", PATIENCE, async || {
-            let left = left(sandbox).await?;
-            Ok(match left.as_slice() {
-                [] => Look::Done(()),
-                _ => Look::NotYet(left.join(", ")),
-            })
-        })
-        .await?;
+        await_no_seed(sandbox, "c").await?;
         writer.await_more(10).await?;
         writer.finish("a restore without storage").await?;
         living.keys.verify("later/", 50).await?;
+        let is = Picture::at(&living.keys, living.picture.revision).await?;
+        living.picture.is_of(&is)?;
         let now = pods_of(sandbox).await?;
         ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
         // The cluster operator has it again.
