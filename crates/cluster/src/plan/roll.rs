@@ -48,15 +48,20 @@ fn need(desired: &Desired, course: &Course, seat: &Seat) -> Option<Need> {
     }
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
+    let fits = versions::fits(pod, &version);
+    // Into the pod that is there: where the version cannot be had or does not start, what ran before is known and can be
+    // gone back to. A pod made with it tells nothing, and without a quorum no one else does.
+    let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
+    let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
-        && (pod.durable || !other_image)
+        && !image_first
     {
         return Some(Need::Pod(version, why.clone()));
     }
     if !other_image {
         return None;
     }
-    if versions::fits(pod, &version) {
+    if fits {
         return Some(Need::Image(version));
     }
     let why = format!("etcd {version} does not take the flags its pod was made with");

@@ -356,20 +356,21 @@ fn a_pod_without_a_disk_is_followed_by_a_learner_before_it_goes() {
     );
 }
 
+fn deleted(scene: &Scene) -> Vec<String> {
+    let writes = scene.led_aside().writes().into_iter();
+    let pods = writes.filter_map(|write| match write {
+        Write::DeletePod { member, .. } => Some(member),
+        _ => None,
+    });
+    pods.collect()
+}
+
 #[test]
 fn a_setting_that_needs_a_new_pod_rolls_the_same_way() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
         pod.difference.pod = Some("its pod was made for another spec.etcd".into());
     }
-    let deleted = |scene: &Scene| -> Vec<String> {
-        let writes = scene.led_aside().writes().into_iter();
-        let pods = writes.filter_map(|write| match write {
-            Write::DeletePod { member, .. } => Some(member),
-            _ => None,
-        });
-        pods.collect()
-    };
     assert_eq!(deleted(&scene), ["b"]);
     let away = scene.without_pod("b");
     assert_eq!(deleted(&away), [""; 0]);
@@ -377,6 +378,33 @@ fn a_setting_that_needs_a_new_pod_rolls_the_same_way() {
         away.writes()
             .iter()
             .any(|write| scene::makes_pod(write, "b"))
+    );
+}
+
+/// A pod made with a version that cannot be had knows of no other: a cluster of one could not be taken back.
+#[test]
+fn another_minor_release_comes_before_a_new_pod() {
+    let differ = |mut scene: Scene| {
+        for pod in scene.observed.pods.values_mut() {
+            pod.difference.pod = Some("its pod was made for another spec.etcd".into());
+        }
+        scene.durable().compared()
+    };
+    let scene = differ(towards("3.5.35", "3.6.16"));
+    assert_eq!(
+        (patched(&scene), deleted(&scene)),
+        (one("b", "3.6.16"), vec![])
+    );
+    let scene = differ(towards("3.6.16", "3.6.16"));
+    assert_eq!(
+        (patched(&scene), deleted(&scene)),
+        (vec![], vec!["b".into()])
+    );
+    // What cannot be had of the same release is gone back from in any pod.
+    let scene = differ(towards("3.5.25", "3.5.35"));
+    assert_eq!(
+        (patched(&scene), deleted(&scene)),
+        (vec![], vec!["b".into()])
     );
 }
 
