@@ -13,8 +13,10 @@ use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
 use e2e::wait::Look;
 use e2e::{Sandbox, Writer, until};
 use etcd_client::Client;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, ListParams};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams, LogParams};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -357,6 +359,7 @@ async fn ours(
     let mut stages = Stages::new();
     await_seed(sandbox, "back", begun, &mut stages).await?;
     let ours = begun.elapsed().as_secs_f64();
+    logged(sandbox, begun, &mut stages).await?;
     let (voters, serving) = await_voters(sandbox, begun, &mut stages).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     await_complete(&restores, "back", WITHIN).await?;
@@ -455,6 +458,37 @@ type Stages = std::collections::BTreeMap<String, f64>;
 fn note(stages: &mut Stages, begun: Instant, what: String) {
     let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
     stages.entry(what).or_insert(seconds);
+}
+
+/// What the seed's etcd container wrote in its log, and what that means.
+const LOGGED: [(&str, &str); 2] = [
+    ("this goes on as etcd", "seed: data directory is made"),
+    ("ready to serve client requests", "seed: etcd serves"),
+];
+
+/// What only the log of the seed tells, when it was written.
+async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
+    let applied = Timestamp::now() - SignedDuration::try_from(begun.elapsed())?;
+    let members = ListParams::default().labels("app=etcd");
+    let api = sandbox.api::<Pod>();
+    let params = LogParams {
+        container: Some("etcd".to_owned()),
+        timestamps: true,
+        ..LogParams::default()
+    };
+    for pod in api.list(&members).await? {
+        let log = api.logs(&pod.name_any(), &params).await?;
+        for (words, stage) in LOGGED {
+            let line = log.lines().find(|line| line.contains(words));
+            let Some(time) = line.and_then(|line| line.split(' ').next()) else {
+                continue;
+            };
+            let time: Timestamp = time.parse().with_context(|| time.to_owned())?;
+            let seconds = time.duration_since(applied).as_secs_f64();
+            stages.insert(stage.to_owned(), (seconds * 100.0).round() / 100.0);
+        }
+    }
+    Ok(())
 }
 
 /// How far the pods' containers are.
