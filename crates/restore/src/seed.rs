@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::observed::Trouble;
 
 mod fetch;
+mod forget;
 mod intake;
 mod prepare;
 mod start;

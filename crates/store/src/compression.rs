@@ -10,6 +10,9 @@ pub const ZSTD: &str = "zstd";
 /// What a Zstandard stream begins with; a database file begins with zeros.
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
+/// How many bytes of an object tell whether it is such a stream.
+pub const BEGINNING: usize = MAGIC.len();
+
 /// zstd's own default: about as fast as a network, a fifth to a third of the size for keys and values of text.
 const LEVEL: i32 = 3;
 

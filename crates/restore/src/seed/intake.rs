@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::conditions::Reason;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use etcd::{Inspected, Inspector};
 use runtime::progress::Meter;
-use store::compression::{Decompressor, is_zstd};
+use store::compression::{BEGINNING, Decompressor, is_zstd};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -60,14 +60,11 @@ fn write(
     meter: &Meter,
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
-    let mut compressed = None;
-    let mut begun = false;
-    while let Some(chunk) = arriving.blocking_recv() {
-        // Also beside a backup whose manifest is gone.
-        if !begun && is_zstd(&chunk) {
-            compressed = Some(Decompressor::new().map_err(|error| damaged(&error))?);
-        }
-        begun = true;
+    let first = beginning(&mut arriving);
+    let new = is_zstd(&first).then(Decompressor::new).transpose();
+    let mut compressed = new.map_err(|error| damaged(&error))?;
+    let others = std::iter::from_fn(|| arriving.blocking_recv());
+    for chunk in std::iter::once(first).chain(others) {
         match &mut compressed {
             None => download.push(&chunk)?,
             Some(compressed) => {
@@ -87,6 +84,17 @@ fn write(
     }
     let inspected = download.inspector.finish();
     inspected.map_err(|error| unreadable(&error.to_string()))
+}
+
+/// As many chunks as tell whether what arrives is compressed: that is seen also beside a backup whose manifest is gone.
+fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
+    let mut first = BytesMut::new();
+    while first.len() < BEGINNING
+        && let Some(chunk) = arriving.blocking_recv()
+    {
+        first.extend_from_slice(&chunk);
+    }
+    first.freeze()
 }
 
 fn damaged(error: &std::io::Error) -> Trouble {
@@ -120,7 +128,35 @@ impl Download {
 
 #[cfg(test)]
 mod tests {
+    use store::compression::Compressor;
+
     use super::*;
+
+    /// A network may cut a stream anywhere.
+    #[tokio::test]
+    async fn a_compressed_backup_is_recognized_however_it_arrives() {
+        let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
+        let mut stream = Vec::new();
+        let mut compressor = Compressor::new().unwrap();
+        compressor
+            .push(&plain, |piece| stream.extend(piece))
+            .unwrap();
+        compressor.finish(|piece| stream.extend(piece)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot.db");
+        for length in [1, 3, 4, stream.len()] {
+            for arrives in [&stream, &plain] {
+                let intake = Intake::begin(&path, Arc::default());
+                for chunk in arrives.chunks(length) {
+                    assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
+                }
+                // It is no database.
+                let trouble = intake.finish().await.unwrap_err();
+                assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+                assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");
+            }
+        }
+    }
 
     /// The kernel's own volume that is always full.
     #[tokio::test]

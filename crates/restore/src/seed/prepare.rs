@@ -15,6 +15,7 @@ use etcd::{Revisions, WalkError};
 use runtime::member::{Making, Origin};
 
 use super::fetch::{fetched_before, unreadable};
+use super::forget::forget_what_is_copied;
 use super::{
     Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
     write_json,
@@ -26,6 +27,9 @@ const OUTPUT_LIMIT: usize = 1000;
 
 /// What the tool says where the volume has no room for what it makes.
 const FULL: &str = "no space left on device";
+
+/// The database in a data directory.
+const DATABASE: &str = "member/snap/db";
 
 /// With what the data directory is made, and where.
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let made = paths.work().join("data");
     remove_dir(&made)?;
     run_tool(arguments, &made).map_err(|trouble| blame(paths, trouble))?;
-    check_database(&made.join("member/snap/db"), &served)?;
+    check_database(&made.join(DATABASE), &served)?;
     sync_directories(&made).map_err(|error| volume_trouble("write", &made, &error))?;
     write_json(&paths.restored(), &served)?;
     let commit = || {
@@ -167,7 +171,8 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
             "--mark-compacted".to_owned(),
         ]
     });
-    let output = Command::new(tool)
+    let mut command = Command::new(tool);
+    command
         // etcdctl before 3.4 speaks the old API unless told otherwise.
         .env("ETCDCTL_API", "3")
         .args(["snapshot", "restore"])
@@ -177,17 +182,18 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         .arg(format!("--initial-cluster-token={token}"))
         .arg(format!("--initial-advertise-peer-urls={peer_url}"))
         .arg(format!("--data-dir={}", made.display()))
-        .args(bump.iter().flatten())
-        .output()
-        .map_err(|error| {
-            Trouble::new(
-                Reason::SeedFailed,
-                format!(
-                    "cannot run {}: {error}; spec.repository must hold etcd's own images",
-                    tool.display()
-                ),
-            )
-        })?;
+        .args(bump.iter().flatten());
+    let output =
+        forget_what_is_copied(&paths.snapshot(), &made.join(DATABASE), || command.output());
+    let output = output.map_err(|error| {
+        Trouble::new(
+            Reason::SeedFailed,
+            format!(
+                "cannot run {}: {error}; spec.repository must hold etcd's own images",
+                tool.display()
+            ),
+        )
+    })?;
     if output.status.success() {
         return Ok(());
     }
