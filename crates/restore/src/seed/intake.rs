@@ -1,5 +1,5 @@
-//! A snapshot on its way to the disk: decompressed where it was compressed, read as it goes by, and written, on a
-//! thread of its own, so that the network is read meanwhile. Constant memory: no more than a few chunks wait.
+//! A snapshot on its way to the disk: decompressed where it was compressed, written, and read as it goes by, each of the
+//! two on a thread of its own, so that the network is read meanwhile. Constant memory: no more than a few chunks wait.
 //!
 //! The file is not brought to the disk before it is used. What a crash of the node leaves of it is found out by reading
 //! it again, and by etcd's own tool, which compares the checksum of what it copied.
@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self as std_mpsc, SyncSender};
+use std::thread;
 
 use api::conditions::Reason;
 use bytes::{Bytes, BytesMut};
@@ -21,8 +23,8 @@ use super::fetch::unreadable;
 use super::volume_trouble;
 use crate::observed::Trouble;
 
-/// Chunks that may wait to be written.
-const WAITING: usize = 32;
+/// Chunks that may wait to be written, and as many to be read.
+const WAITING: usize = 16;
 
 /// Takes chunks in order.
 pub(super) struct Intake {
@@ -60,30 +62,28 @@ fn write(
     meter: &Meter,
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
-    let first = beginning(&mut arriving);
-    let new = is_zstd(&first).then(Decompressor::new).transpose();
-    let mut compressed = new.map_err(|error| damaged(&error))?;
-    let others = std::iter::from_fn(|| arriving.blocking_recv());
-    for chunk in std::iter::once(first).chain(others) {
-        match &mut compressed {
-            None => download.push(&chunk)?,
-            Some(compressed) => {
-                let mut rest: &[u8] = &chunk;
-                while let Some(piece) = compressed
-                    .next(&mut rest)
-                    .map_err(|error| damaged(&error))?
-                {
-                    download.push(piece)?;
-                }
+    thread::scope(|scope| {
+        // The hash takes about as long as the file.
+        let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(WAITING);
+        let reads = scope.spawn(move || {
+            let mut inspector = Inspector::new();
+            for piece in pieces {
+                inspector.push(&piece);
             }
+            inspector.finish()
+        });
+        let written = download.take_all(&mut arriving, &reader, meter);
+        drop(reader);
+        let inspected = reads.join();
+        written?;
+        match inspected {
+            Ok(inspected) => inspected.map_err(|error| unreadable(&error.to_string())),
+            Err(_) => Err(Trouble::new(
+                Reason::SeedFailed,
+                "the snapshot was not read as it arrived: the program has an error",
+            )),
         }
-        meter.advance_to(download.inspector.size());
-    }
-    if let Some(compressed) = compressed {
-        compressed.finish().map_err(|error| damaged(&error))?;
-    }
-    let inspected = download.inspector.finish();
-    inspected.map_err(|error| unreadable(&error.to_string()))
+    })
 }
 
 /// As many chunks as tell whether what arrives is compressed: that is seen also beside a backup whose manifest is gone.
@@ -101,28 +101,62 @@ fn damaged(error: &std::io::Error) -> Trouble {
     unreadable(&format!("it cannot be decompressed ({error})"))
 }
 
-/// A file being written and read as it goes by.
+/// A file being written.
 struct Download {
     path: PathBuf,
     file: File,
-    inspector: Inspector,
+    written: u64,
 }
 
 impl Download {
     fn create(path: PathBuf) -> Result<Self, Trouble> {
         let file = File::create(&path).map_err(|error| volume_trouble("create", &path, &error))?;
-        let inspector = Inspector::new();
         Ok(Self {
             path,
             file,
-            inspector,
+            written: 0,
         })
     }
 
-    fn push(&mut self, chunk: &[u8]) -> Result<(), Trouble> {
-        self.inspector.push(chunk);
-        let written = self.file.write_all(chunk);
-        written.map_err(|error| volume_trouble("write", &self.path, &error))
+    /// Writes what arrives, decompressed, and hands it on.
+    fn take_all(
+        &mut self,
+        arriving: &mut mpsc::Receiver<Bytes>,
+        reader: &SyncSender<Bytes>,
+        meter: &Meter,
+    ) -> Result<(), Trouble> {
+        let first = beginning(arriving);
+        let new = is_zstd(&first).then(Decompressor::new).transpose();
+        let mut compressed = new.map_err(|error| damaged(&error))?;
+        let others = std::iter::from_fn(|| arriving.blocking_recv());
+        for chunk in std::iter::once(first).chain(others) {
+            match &mut compressed {
+                None => self.take(chunk, reader)?,
+                Some(compressed) => {
+                    let mut rest: &[u8] = &chunk;
+                    while let Some(piece) = compressed
+                        .next(&mut rest)
+                        .map_err(|error| damaged(&error))?
+                    {
+                        self.take(Bytes::copy_from_slice(piece), reader)?;
+                    }
+                }
+            }
+            meter.advance_to(self.written);
+        }
+        match compressed {
+            Some(compressed) => compressed.finish().map_err(|error| damaged(&error)),
+            None => Ok(()),
+        }
+    }
+
+    fn take(&mut self, piece: Bytes, reader: &SyncSender<Bytes>) -> Result<(), Trouble> {
+        let written = self.file.write_all(&piece);
+        written.map_err(|error| volume_trouble("write", &self.path, &error))?;
+        self.written += piece.len() as u64;
+        // It goes only when it has panicked, which is told at the end.
+        let _ = reader.send(piece);
+        Ok(())
     }
 }
 
