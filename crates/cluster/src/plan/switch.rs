@@ -5,9 +5,7 @@
 //! names the listener that both stages have; that decision is recorded in one write before the first is. The rest is
 //! the ordinary way in which running members are changed, and what is recorded holds for every pod that is made.
 
-#[cfg(test)]
-use api::cluster::PeerStage;
-use api::cluster::{PeerListener, TlsPolicy, TlsStatus, peers_of};
+use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
 use crate::observed::{Intent, Kept, Observed};
 use crate::plan::membership::decide;
@@ -28,6 +26,9 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     if let Some(text) = standing.under_way() {
         draft.wait("TLSSwitching", text, BLIND);
     }
+    if draft.change.is_none() && recall(standing, view, draft) {
+        return;
+    }
     let Some(next) = &standing.next else {
         return;
     };
@@ -47,10 +48,11 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         return;
     }
     let (here, there) = (peers_of(standing.at.as_ref()), peers_of(next.to.as_ref()));
-    if let Some(listener) = here.shared_with(there).filter(|_| here != there)
-        && redirect(view, listener, draft)
-    {
-        return;
+    if let Some(listener) = here.shared_with(there).filter(|_| here != there) {
+        let other = |listed| listed != Some(listener);
+        if redirect(view, |seat| names_any(seat, other), listener, draft) {
+            return;
+        }
     }
     let words = Way::of(next.to.as_ref()).words();
     draft.say(format!("start members again so that they {words}"));
@@ -99,13 +101,41 @@ fn serves(seat: &Seat) -> bool {
     ready && seat.is_healthy()
 }
 
-/// Gives the next member, whose peer URL is another, that of this listener; `false` when all have it.
-fn redirect(view: &View, listener: PeerListener, draft: &mut Draft) -> bool {
-    let other = |seat: &&Seat| {
-        let mut urls = seat.member.peer_urls.iter();
-        urls.any(|url| listener_of(url) != Some(listener))
+/// Invariant 23, put right: a member that runs and serves as it should, and whose URL names a listener that only other
+/// stages have, is dialled where it listens. So comes back the seed of a recovery that was lost with its pod before what it
+/// had been started with was recorded, when the spec says something else by then: nobody who is added could reach it.
+fn recall(standing: &Standing, view: &View, draft: &mut Draft) -> bool {
+    let (way, here) = (
+        Way::of(standing.at.as_ref()),
+        peers_of(standing.at.as_ref()),
+    );
+    let stages = PeerStage::ALL.iter();
+    let others: Vec<PeerListener> = stages
+        .flat_map(|stage| stage.listeners())
+        .filter(|listener| !here.listeners().contains(listener))
+        .copied()
+        .collect();
+    let is_astray = |seat: &Seat| {
+        let runs = standing.ways.get(&seat.name) == Some(&way) && serves(seat);
+        runs && names_any(seat, |listed| listed.is_some_and(|it| others.contains(&it)))
     };
-    let Some(seat) = view.seats.iter().find(other) else {
+    redirect(view, is_astray, here.usual(), draft)
+}
+
+/// Whether one of its peer URLs names such a listener.
+fn names_any(seat: &Seat, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
+    let mut urls = seat.member.peer_urls.iter();
+    urls.any(|url| such(listener_of(url)))
+}
+
+/// Gives the next such member the peer URL of this listener; `false` when there is none.
+fn redirect(
+    view: &View,
+    such: impl Fn(&Seat) -> bool,
+    listener: PeerListener,
+    draft: &mut Draft,
+) -> bool {
+    let Some(seat) = view.seats.iter().find(|seat| such(seat)) else {
         return false;
     };
     let urls = seat.member.peer_urls.iter();
