@@ -46,6 +46,8 @@ pub const MIN_SIZE: i32 = 1;
 pub const MAX_SIZE: i32 = 7;
 /// How long a member may be down on a dead node before it is replaced, in seconds.
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
+/// How long the volume of a member is kept that someone else removed from etcd, unless the spec says otherwise.
+pub const DEFAULT_KEEP_VOLUMES_SECONDS: u64 = 3600;
 /// How long quorum must have been lost before a recovery acts without a person, in seconds.
 pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
@@ -237,6 +239,15 @@ impl EtcdClusterSpec {
             .unwrap_or(std::time::Duration::from_secs(
                 DEFAULT_REPLACE_AFTER_SECONDS,
             ))
+    }
+
+    /// How long the volume of a member is kept that someone else removed from etcd.
+    pub fn keep_volumes(&self) -> std::time::Duration {
+        self.member_replacement
+            .as_ref()
+            .and_then(|replacement| replacement.keep_volumes.as_ref())
+            .and_then(DurationText::parse)
+            .unwrap_or(std::time::Duration::from_secs(DEFAULT_KEEP_VOLUMES_SECONDS))
     }
 
     /// Whether a lost quorum is recovered without a person.

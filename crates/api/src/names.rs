@@ -53,6 +53,10 @@ pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-tok
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation on the volume claim of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
+/// Annotation on a member's volume claim that says who removed the member from etcd: `operator`, set before the operator
+/// removes the member; else the time at which the operator noticed that the member was missing from etcd's list, with
+/// `/majority` behind it when a majority of the voters was missing.
+pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
 /// Annotation on a member's Service, set before a pod is made for the member: from then on a missing pod
 /// may be a pod that was lost.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";

@@ -43,6 +43,7 @@ pub fn desired(cluster: &EtcdCluster) -> Desired {
         version: version.map_or_else(|_| spec.version.clone(), |version| version.to_string()),
         spec_hash: spec_hash(spec),
         replace_after: spec.replace_after(),
+        keep_volumes: spec.keep_volumes(),
         recovery: RecoveryRule {
             automatic: spec.recovers_automatically(),
             after: spec.recover_after(),

@@ -213,6 +213,10 @@ pub enum Cause {
 pub struct Disk {
     /// Of the claim; deletes name it.
     pub uid: String,
+    /// Its version; a removal is only noted on the version that was read.
+    pub resource_version: String,
+    /// Who removed its member from etcd, as noted on the claim.
+    pub removal: Option<Removal>,
     /// `false` when nobody owns it, or when somebody has taken its labels away.
     pub owned: bool,
     /// The cluster token in its annotations.
@@ -235,6 +239,68 @@ impl Disk {
     /// The data on it outlives its pod: it is not on its way out, and its volume is there.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.lost
+    }
+
+    /// Invariant 25: someone else removed its member from etcd. Nothing is started on it.
+    pub(crate) fn is_evidence(&self) -> bool {
+        self.removal.is_some_and(Removal::is_by_others)
+    }
+}
+
+/// Who removed a claim's member from etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// This operator; noted before etcd is asked.
+    ByOperator,
+    /// Someone else.
+    ByOthers {
+        /// When the operator noticed.
+        since: Timestamp,
+        /// A majority of the voters was missing from the list.
+        majority: bool,
+    },
+}
+
+const BY_OPERATOR: &str = "operator";
+const MAJORITY: &str = "majority";
+
+impl Removal {
+    /// From the annotation of a claim. An annotation that cannot be read keeps the volume for a person to decide.
+    pub(crate) fn read(note: &str) -> Self {
+        if note == BY_OPERATOR {
+            return Self::ByOperator;
+        }
+        let (since, rest) = note.split_once('/').unwrap_or((note, ""));
+        match since.parse() {
+            Ok(since) => Self::ByOthers {
+                since,
+                majority: !rest.is_empty(),
+            },
+            Err(_) => Self::ByOthers {
+                since: Timestamp::UNIX_EPOCH,
+                majority: true,
+            },
+        }
+    }
+
+    /// The annotation of a claim.
+    pub(crate) fn note(self) -> String {
+        match self {
+            Self::ByOperator => BY_OPERATOR.to_owned(),
+            Self::ByOthers { since, majority } => {
+                let suffix = if majority {
+                    format!("/{MAJORITY}")
+                } else {
+                    String::new()
+                };
+                format!("{since}{suffix}")
+            }
+        }
+    }
+
+    /// Someone else removed the member, so its volume is evidence (invariant 25).
+    pub(crate) fn is_by_others(self) -> bool {
+        matches!(self, Self::ByOthers { .. })
     }
 }
 
@@ -448,6 +514,8 @@ pub struct Desired {
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
     pub replace_after: Duration,
+    /// `spec.memberReplacement.keepVolumes`: how long the volume of a member is kept that someone else removed.
+    pub keep_volumes: Duration,
     /// `spec.recovery`.
     pub recovery: RecoveryRule,
     /// `spec.paused`.
@@ -465,6 +533,35 @@ pub struct Desired {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn removal_note_round_trips_and_unreadable_note_keeps_volume() {
+        let since: Timestamp = "2026-11-23T08:00:00Z".parse().unwrap();
+        for (note, removal) in [
+            ("operator", Removal::ByOperator),
+            (
+                "2026-11-23T08:00:00Z",
+                Removal::ByOthers {
+                    since,
+                    majority: false,
+                },
+            ),
+            (
+                "2026-11-23T08:00:00Z/majority",
+                Removal::ByOthers {
+                    since,
+                    majority: true,
+                },
+            ),
+        ] {
+            assert_eq!(removal.note(), note);
+            assert_eq!(Removal::read(note), removal);
+        }
+        assert!(matches!(
+            Removal::read("yesterday"),
+            Removal::ByOthers { majority: true, .. }
+        ));
+    }
 
     #[test]
     fn what_is_noted_of_a_change_is_read_again_also_as_earlier_operators_noted_it() {

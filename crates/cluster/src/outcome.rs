@@ -9,6 +9,7 @@ use runtime::outcome::{Chain, Failure, Notice};
 
 use crate::act::{self, Acted};
 use crate::observe;
+use crate::observed::Removal;
 use crate::plan::{Plan, STEADY};
 use crate::write::Write;
 
@@ -224,6 +225,10 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         Write::Compact { .. } => Some(("Compacted", "Compact")),
         Write::Disarm { .. } => Some(("AlarmDisarmed", "Disarm")),
         Write::DeleteDisk { .. } => Some(("VolumeClaimDeleted", "Delete")),
+        Write::NoteRemoval {
+            removal: Some(Removal::ByOthers { .. }),
+            ..
+        } => Some(("VolumeKept", "Keep")),
         Write::AddMember { .. } => Some(("MemberAdded", "Add")),
         Write::UpdatePeerUrls { .. } => Some(("PeerUrlChanged", "Update")),
         // Of a cluster that never had any it says nothing.
@@ -253,6 +258,7 @@ pub(crate) fn event(write: &Write) -> Option<(&'static str, &'static str)> {
         | Write::RenewMark { .. }
         | Write::SettleImage { .. }
         | Write::NoteVersion { .. }
+        | Write::NoteRemoval { .. }
         | Write::OpenService { .. } => None,
     }
 }

@@ -16,6 +16,7 @@ mod evidence;
 mod fate;
 mod hibernate;
 mod joining;
+mod kept_volumes;
 mod membership;
 mod nudge;
 mod objects;
@@ -249,12 +250,16 @@ fn formed(
             objects::budget(desired, observed, &view, draft);
             objects::labels((&view, now), intent, cluster_id, draft);
             objects::member_services((observed, now), &view, draft);
-            objects::leftovers((desired, observed, now), &view, draft);
+            let unlisted = |name: &str| objects::is_unlisted(observed, &view, name);
+            let kept = kept_volumes::find(observed, unlisted);
+            kept_volumes::settle((desired, observed, now), &view, &kept, draft);
+            objects::leftovers((desired, observed, now), &view, &kept, draft);
             if adoption::refuses(observed, list, draft) {
                 return;
             }
             auth::settle(desired, observed, draft);
             membership::change((desired, observed, now), &view, draft);
+            kept_volumes::clear(desired, &view, draft);
             ended::clear(observed, &view.names(), draft);
             membership::start(desired, observed, &view, intent, cluster_id, draft);
             switch::settle(observed, intent, &view, draft);

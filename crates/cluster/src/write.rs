@@ -16,9 +16,9 @@ use runtime::member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
-use crate::observed::{Changed, Intent, Role};
+use crate::observed::{Changed, Intent, Removal, Role};
 use crate::switch::Way;
-use words::{alarm_of, record_of, recorded};
+use words::{alarm_of, record_of, recorded, removal_of};
 
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +186,15 @@ pub enum Write {
         uid: String,
         /// What it asks for from now on.
         size: String,
+    },
+    /// Notes on a volume claim who removed its member from etcd; `None` takes the note off.
+    NoteRemoval {
+        /// Whose claim.
+        member: String,
+        /// The version of the claim that was seen.
+        over: String,
+        /// Who.
+        removal: Option<Removal>,
     },
     /// Deletes a member's volume claim.
     DeleteDisk {
@@ -404,7 +413,7 @@ pub enum Order {
 /// A change of etcd's members, checked against the list it was planned from before it is made (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// One after the other; more than one only when learners are added.
+    /// One after the other; more than one only when learners are added, or a removal is noted before it is made.
     pub writes: Vec<Write>,
     /// The members to ask, by name.
     pub via: Vec<String>,
@@ -490,6 +499,7 @@ impl Write {
             Self::DeleteService { .. } => "before-delete-service",
             Self::CreateDisk(_) => "before-create-disk",
             Self::GrowDisk { .. } => "before-grow-disk",
+            Self::NoteRemoval { .. } => "before-note-removal",
             Self::DeleteDisk { .. } => "before-delete-disk",
             Self::CreatePod(_) => "before-create-pod",
             Self::DeletePod { .. } => "before-delete-pod",
@@ -552,6 +562,9 @@ impl fmt::Display for Write {
             Self::GrowDisk { member, size, .. } => {
                 write!(f, "ask for {size} for the volume of {member}")
             }
+            Self::NoteRemoval {
+                member, removal, ..
+            } => removal_of(member, *removal, f),
             Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
             Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
             Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),

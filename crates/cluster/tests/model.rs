@@ -39,6 +39,8 @@ mod plans;
 mod read;
 #[path = "model/recovery.rs"]
 mod recovery;
+#[path = "model/removed.rs"]
+mod removed;
 #[path = "model/run.rs"]
 mod run;
 #[path = "model/story.rs"]

@@ -42,6 +42,7 @@ mod operator_crash;
 mod operator_upgrade;
 mod paused;
 mod quorum_loss;
+mod removed_by_hand;
 mod restore_crash;
 mod restore_elsewhere;
 mod restore_in_place;

@@ -72,6 +72,14 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         .as_ref()
         .and_then(|replacement| replacement.after.as_ref());
     problems.extend(Problem::no_duration("spec.memberReplacement.after", after));
+    let keep = spec
+        .member_replacement
+        .as_ref()
+        .and_then(|replacement| replacement.keep_volumes.as_ref());
+    problems.extend(Problem::no_duration(
+        "spec.memberReplacement.keepVolumes",
+        keep,
+    ));
     problems.extend(recovery_problems(spec));
     problems.extend(backup_problems(spec));
     problems

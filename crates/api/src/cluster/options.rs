@@ -134,6 +134,11 @@ pub struct MemberReplacement {
     /// although its disk exists. So long, too, may a member fail to start for no known reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
+    /// How long the volume of a member is kept that someone else removed from etcd, such as `1h` (the default) or
+    /// `24h`. It is kept longer until the cluster is at its size, healthy and compared. When a majority of the members
+    /// was removed, the operator never deletes their volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_volumes: Option<DurationText>,
 }
 
 /// What happens when quorum is lost for good.

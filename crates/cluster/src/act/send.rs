@@ -83,6 +83,11 @@ impl Actor<'_> {
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write).await
             }
+            Write::NoteRemoval {
+                member,
+                over,
+                removal,
+            } => self.note_removal(member, over, *removal).await,
             Write::PatchMetadata { .. } | Write::ResizePod { .. } => {
                 self.change_in_place(write).await
             }

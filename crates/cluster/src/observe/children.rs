@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::observe::parse_cluster_id;
-use crate::observed::{self, Claim, Disk, Kept, Shared};
+use crate::observed::{self, Claim, Disk, Kept, Removal, Shared};
 use crate::quantity::bytes;
 
 /// `Some(true)`: ours. `Some(false)`: nobody's, with a cluster token that lets us find it again. `None`:
@@ -56,6 +56,10 @@ pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
 pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
     Disk {
         uid: claim.uid().unwrap_or_default(),
+        resource_version: claim.resource_version().unwrap_or_default(),
+        removal: annotation(&claim.metadata, names::ANNOTATION_REMOVED)
+            .as_deref()
+            .map(Removal::read),
         owned,
         token: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_TOKEN),
         cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID)

@@ -72,7 +72,12 @@ pub(super) fn blind(
 
 /// Invariant 7: what carries the ID of another cluster is neither claimed nor started; nor what carries another
 /// token, such as a disk of the cluster before a recovery.
+///
+/// Invariant 25: nor is a volume started whose member someone else removed from etcd.
 fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
+    if observed.disks.get(name).is_some_and(Disk::is_evidence) {
+        return false;
+    }
     let pod = observed.pods.get(name).and_then(|pod| pod.token.as_ref());
     let disk = observed
         .disks

@@ -187,7 +187,7 @@ fn pod<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Po
 
 fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a Disk> {
     let disk = observed.disks.get(name);
-    disk.filter(|disk| is_ours(disk.token.as_ref(), intent))
+    disk.filter(|disk| is_ours(disk.token.as_ref(), intent) && !disk.is_evidence())
 }
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {

@@ -52,7 +52,8 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         return false;
     }
     // With no volume left there is nothing to come back: that is a lost quorum, and is called so.
-    if !observed.disks.values().any(Disk::stays) {
+    let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
+    if !observed.disks.values().any(serves_again) {
         return false;
     }
     let open = recovery::lets_clients_in(observed, intent);

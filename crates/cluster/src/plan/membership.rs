@@ -15,7 +15,7 @@ use crate::plan::size::{
 };
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, objects, roll};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, kept_volumes, objects, roll};
 use crate::write::{Change, Order, Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.
@@ -197,9 +197,10 @@ pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> 
         member: seat.name.clone(),
         id: seat.id(),
     };
+    let noted = kept_volumes::note_removal(seat);
     decide(
         view,
-        vec![write],
+        noted.into_iter().chain([write]).collect(),
         Some(seat),
         format!("remove {} ({why})", seat.name),
         draft,

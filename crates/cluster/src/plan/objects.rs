@@ -8,6 +8,7 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen, Service, Trouble};
+use crate::plan::kept_volumes::KeptVolumes;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
@@ -50,7 +51,8 @@ fn is_marked(observed: &Observed) -> bool {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let pods = observed.pods.values().filter(|pod| pod.stays());
     let pods = pods.map(|pod| (&pod.token, pod.cluster_id));
-    let disks = observed.disks.values().filter(|disk| !disk.terminating);
+    let disks = observed.disks.values();
+    let disks = disks.filter(|disk| !disk.terminating && !disk.is_evidence());
     let disks = disks.map(|disk| (&disk.token, disk.cluster_id));
     let mut ours = pods
         .chain(disks)
@@ -229,12 +231,16 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
 pub(super) fn leftovers(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
+    kept: &KeptVolumes,
     draft: &mut Draft,
 ) {
-    let names = view.names();
     for name in all_names(observed) {
-        if names.contains(&name) || is_reserved(observed, &name) || is_listed(observed, view, &name)
-        {
+        if is_reserved(observed, &name) || !is_unlisted(observed, view, &name) {
+            continue;
+        }
+        // Invariant 25.
+        if kept.contains_key(name.as_str()) {
+            discard_all_but_disk(observed, &name, draft);
             continue;
         }
         match leftover((desired, observed, now), view, &name) {
@@ -261,7 +267,11 @@ pub(super) fn leftovers(
     }
 }
 
-/// Whether etcd lists a member of this name, or the pod's etcd answers as one, whatever peer URLs somebody has given it.
+/// Whether etcd lists no member of this name, and the pod's etcd answers as none, whatever peer URLs somebody has given it.
+pub(super) fn is_unlisted(observed: &Observed, view: &View, name: &str) -> bool {
+    !view.seats.iter().any(|seat| seat.name == name) && !is_listed(observed, view, name)
+}
+
 fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     let answer = observed.statuses.get(name).and_then(Seen::known);
     let answer = answer.filter(|status| status.cluster_id == view.list.cluster_id);

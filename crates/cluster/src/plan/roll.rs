@@ -314,7 +314,7 @@ fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
 
 /// The members hold the same data: etcd's own hash, at one revision, of every voter. It is asked for when all else is
 /// well, as each member reads its whole database for it.
-fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
     if view.voters().count() < 2 {
         return true;
     }

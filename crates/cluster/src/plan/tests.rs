@@ -6,6 +6,7 @@ mod by_hand;
 mod disks;
 mod found;
 mod joining;
+mod kept_volumes;
 mod losses;
 mod recovered;
 mod recovery;

@@ -78,7 +78,8 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
 /// The version the cluster runs, the lowest of its members'; without pods that of its disks.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
-    let disks = observed.disks.values().filter(|disk| ours(&disk.token));
+    let disks = observed.disks.values();
+    let disks = disks.filter(|disk| ours(&disk.token) && !disk.is_evidence());
     let disks = disks.filter_map(|disk| EtcdVersion::parse(disk.version.as_ref()?).ok());
     let reported = observed
         .reported_version

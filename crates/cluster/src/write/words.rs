@@ -6,6 +6,7 @@ use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus};
 use etcd::{Alarm, AlarmKind};
 
 use super::RecoveryRecord;
+use crate::observed::Removal;
 
 pub(super) fn alarm_of(alarm: Alarm) -> String {
     let kind = match alarm.kind {
@@ -13,6 +14,29 @@ pub(super) fn alarm_of(alarm: Alarm) -> String {
         AlarmKind::Corrupt => "CORRUPT",
     };
     format!("the alarm {kind} of {}", alarm.member)
+}
+
+pub(super) fn removal_of(
+    member: &str,
+    removal: Option<Removal>,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    match removal {
+        Some(Removal::ByOperator) => {
+            write!(
+                f,
+                "note on the volume claim of {member} that the member is being removed"
+            )
+        }
+        Some(Removal::ByOthers { .. }) => write!(
+            f,
+            "keep the volume claim of {member}: someone other than the operator removed the member from etcd"
+        ),
+        None => write!(
+            f,
+            "note on the volume claim of {member} that the member stays"
+        ),
+    }
 }
 
 pub(super) fn record_of(record: &DefragmentationStatus, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! The faults stop: the cluster becomes what the spec asks for, or says why not.
 
-use cluster::observed::Kept;
+use cluster::observed::{Kept, Removal};
 use cluster::plan::Plan;
 use etcd::ClusterId;
 
@@ -153,7 +153,11 @@ impl Run {
                 .filter(|name| !is_elsewhere(name))
                 .all(known)
             && world.services.keys().all(known)
-            && world.disks.keys().all(known)
+            && world.disks.iter().all(|(name, disk)| {
+                // Invariant 25: a person decides about those.
+                let kept = matches!(disk.removal, Some(Removal::ByOthers { majority: true, .. }));
+                known(name) || kept
+            })
             && world.runs_what_is_wanted()
             && world.talks_as_wanted()
             && world.shared.client == Kept::AsMade(true)

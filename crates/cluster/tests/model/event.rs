@@ -141,6 +141,8 @@ pub(crate) enum Event {
     AddByHand(u8),
     /// Somebody removes a member with etcd's own tool.
     RemoveByHand(u8),
+    /// Somebody starts a member with `--force-new-cluster`. In rounds of its own.
+    ForceNewCluster(u8),
     /// The second operator reads another part of the world; the third time it plans.
     SecondLooks,
     /// The second operator does one write of its step.

@@ -31,6 +31,7 @@ impl World {
             Event::StrikeJoining(how) => self.strike_joining(how),
             Event::AddByHand(which) => self.add_by_hand(which),
             Event::RemoveByHand(which) => self.remove_by_hand(which),
+            Event::ForceNewCluster(which) => self.force_new_cluster(which),
             Event::Deafen => {
                 self.faults.deaf = true;
                 tell!(self, "the operators hear nothing of etcd");
@@ -331,6 +332,8 @@ impl World {
         let name = self.member();
         let disk = WorldDisk {
             marked: true,
+            version: 0,
+            removal: None,
             volume: self.wishes.volume,
             uid: self.next(),
             initial: BTreeSet::new(),

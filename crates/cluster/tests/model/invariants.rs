@@ -12,6 +12,7 @@ use etcd::ClusterId;
 
 use crate::etcd_model::{Data, Moved};
 use crate::read::list;
+use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
@@ -35,6 +36,8 @@ pub(crate) struct Memory {
     status_lost: bool,
     /// A member that was promoted and has not been seen healthy since.
     pub(crate) in_flight: Option<u64>,
+    /// Members that someone else removed from etcd.
+    pub(crate) vanished: AllVanished,
     /// A second operator acts, or a write came late: there may be what no plan foresaw. It must do no harm.
     pub(crate) second: bool,
     /// What there was when the step was planned: everything with a number up to this.
@@ -78,6 +81,7 @@ impl World {
 
     /// Before a write is applied, whoever sends it and however late it comes.
     pub(crate) fn judge_write(&mut self, write: &Write) {
+        self.forget_deleted_evidence();
         match write {
             Write::RecordIntent {
                 intent,
@@ -106,6 +110,7 @@ impl World {
                     .filter(|disk| disk.uid.to_string() == *uid);
                 if let Some(uid) = disk.map(|disk| disk.uid) {
                     self.judge_deletion(member, false);
+                    self.judge_evidence(member);
                     self.judge_seen(member, uid);
                 }
             }
@@ -245,6 +250,7 @@ impl World {
     fn judge_pod(&mut self, start: &Start) {
         let name = &start.member;
         self.judge_foreign(name, "started");
+        self.judge_start_on_evidence(start);
         let intended = self
             .intent
             .as_ref()

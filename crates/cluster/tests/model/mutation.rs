@@ -117,6 +117,13 @@ pub(crate) enum Mutation {
     TakesLostVolumesForThere,
     /// The seed of a recovery that was given up goes on beside another one.
     ForgetsGivenUpSeeds,
+    /// Volumes of members that someone else removed are deleted at once. Found in rounds of its own (`removed`), as are
+    /// the next two.
+    TakesEvidenceForLeftovers,
+    /// It is forgotten that a majority vanished.
+    ForgetsTheMajority,
+    /// Members that someone else removed are started again when no quorum answers.
+    StartsEvidence,
     /// A learner that does not serve yet is promoted because its container was told to run. Found in rounds of its own
     /// (`joining`), as are the others about those.
     PromotesByThePast,

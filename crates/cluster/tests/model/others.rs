@@ -236,13 +236,19 @@ impl World {
     /// Somebody removes a member with etcd's own tool.
     pub(crate) fn remove_by_hand(&mut self, which: u8) {
         tell!(self, "somebody removes a member from etcd");
+        let mut removed = None;
         self.by_hand(|cluster, config, (group, now, _)| {
             let at = usize::from(which) % config.len();
             let id = *config.keys().nth(at)?;
             let refused = cluster.refuses_removal(config, (id, 0), group, now);
-            config.remove(&id);
+            let member = config.remove(&id);
+            removed = member.filter(|_| refused.is_none());
             refused
         });
+        if let Some(member) = removed {
+            let left = self.recorded().map_or(0, |all| all.voters().count());
+            self.note_vanished(&[member.name], left);
+        }
     }
 
     /// Whoever added members takes them away again.

@@ -16,6 +16,9 @@ impl Mutation {
             Self::ActsOnADeletedObject => observed.deleting = false,
             Self::IgnoresCertificates => observed.tls.faults.clear(),
             _ if Self::ABOUT_TLS.contains(&self) => self.overlooks_a_switch(&mut observed),
+            Self::TakesEvidenceForLeftovers | Self::ForgetsTheMajority | Self::StartsEvidence => {
+                self.mistakes_a_removal(&mut observed);
+            }
             _ => self.mistakes_a_volume(&mut observed),
         }
         (desired, observed)

@@ -9,6 +9,7 @@ use crate::invariants::{demand, is_lost};
 use crate::others::is_elsewhere;
 use crate::run::said;
 use crate::world::{Power, World};
+use crate::write::is_for_etcd;
 
 impl World {
     /// `atomic`: the world has not moved while it was read.
@@ -24,7 +25,8 @@ impl World {
         };
         // Invariant 2.
         let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
-        let single = change.writes.len() == 1 || change.writes.iter().all(learners);
+        let mut changes = change.writes.iter().filter(|write| is_for_etcd(write));
+        let single = changes.clone().count() == 1 || changes.all(learners);
         demand!(
             self,
             single,

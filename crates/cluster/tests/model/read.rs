@@ -50,6 +50,8 @@ impl World {
     ) -> Observed {
         let disks = self.disks.iter().map(|(name, disk)| {
             let seen = Disk {
+                resource_version: disk.version.to_string(),
+                removal: disk.removal,
                 uid: disk.uid.to_string(),
                 owned: disk.owned,
                 token: disk.marked.then(|| disk.token.clone()),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Role, Shared};
+use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shared};
 use cluster::write::{Draw, Start, Write};
 use etcd::ClusterId;
 
@@ -105,6 +105,9 @@ pub(crate) struct WorldDisk {
     pub(crate) data: Option<Data>,
     /// It carries the cluster's token.
     pub(crate) marked: bool,
+    pub(crate) version: u64,
+    /// Who removed its member, as noted on the claim.
+    pub(crate) removal: Option<Removal>,
     pub(crate) volume: Volume,
 }
 
@@ -297,6 +300,7 @@ impl World {
             repository: "etcd".to_owned(),
             spec_hash: format!("hash-{}", self.wishes.settings),
             replace_after: Duration::from_secs(self.setup.patience * 3),
+            keep_volumes: Duration::from_secs(self.setup.patience * 3),
             recovery: RecoveryRule {
                 automatic: self.setup.automatic,
                 after: Duration::from_secs(self.setup.patience * 3),

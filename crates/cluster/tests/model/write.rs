@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::{Intent, Kept};
+use cluster::observed::{Intent, Kept, Removal};
 use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 
@@ -96,6 +96,11 @@ impl World {
             }
             Write::CreateDisk(start) => self.create_disk(start),
             Write::GrowDisk { member, uid, size } => self.grow_disk(member, uid, size),
+            Write::NoteRemoval {
+                member,
+                over,
+                removal,
+            } => self.note_removal(member, over, *removal),
             Write::DeleteDisk { member, uid } => self.delete_disk(member, uid),
             Write::CreatePod(start) => self.create_pod(start),
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
@@ -244,6 +249,8 @@ impl World {
         let first = start.state == State::New;
         WorldDisk {
             marked: true,
+            version: 0,
+            removal: None,
             volume: self.wishes.volume,
             uid: self.next(),
             initial: if first {
@@ -259,6 +266,16 @@ impl World {
             node: None,
             data: None,
         }
+    }
+
+    fn note_removal(&mut self, member: &str, over: &str, removal: Option<Removal>) -> Answer {
+        let disk = self.disks.get_mut(member);
+        let Some(disk) = disk.filter(|disk| disk.version.to_string() == over) else {
+            return Answer::Failed;
+        };
+        disk.removal = removal;
+        disk.version += 1;
+        Answer::Done(None)
     }
 
     fn delete_disk(&mut self, member: &str, uid: &str) -> Answer {

@@ -3,7 +3,7 @@
 use api::names;
 use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::Resource;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use super::build::role_of;
 use super::failed;
 use crate::act::{Actor, Error};
-use crate::observed::Role;
+use crate::observed::{Removal, Role};
 use crate::write::Label;
 
 impl Actor<'_> {
@@ -45,6 +45,20 @@ impl Actor<'_> {
             "resourceVersion": over,
         });
         self.merge::<Service>(member, metadata).await
+    }
+
+    pub(super) async fn note_removal(
+        &self,
+        member: &str,
+        over: &str,
+        removal: Option<Removal>,
+    ) -> Result<Option<String>, Error> {
+        let metadata = json!({
+            "annotations": { names::ANNOTATION_REMOVED: removal.map(Removal::note) },
+            "resourceVersion": over,
+        });
+        let noted = self.merge::<PersistentVolumeClaim>(member, metadata).await;
+        noted.map(|_| None)
     }
 
     pub(super) async fn label<K>(&self, label: &Label) -> Result<Option<String>, Error>

@@ -136,7 +136,7 @@ fn what_is_left_on_a_lost_node_is_deleted_without_force_and_blocks_nothing() {
         .durable()
         .size(3)
         .leftover("b")
-        .with_disk("b")
+        .with_leftover_disk("b")
         .reserved("d");
     let gone = removed.writes();
     assert!(

@@ -149,7 +149,10 @@ fn claims_that_vanish_under_serving_members_cost_no_quorum() {
 
 #[test]
 fn a_volume_left_by_a_removed_member_is_deleted_and_never_used_again() {
-    let scene = Scene::formed(&["a", "c"]).durable().size(3).with_disk("b");
+    let scene = Scene::formed(&["a", "c"])
+        .durable()
+        .size(3)
+        .with_leftover_disk("b");
     assert_eq!(scene.writes()[0], scene::delete_disk("b"));
     assert!(
         !scene

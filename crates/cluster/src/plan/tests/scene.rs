@@ -7,8 +7,8 @@ use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 
 use crate::observed::{
-    Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Role, Seen,
-    Service, Shared, Trouble,
+    Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Removal,
+    Role, Seen, Service, Shared, Trouble,
 };
 use crate::plan::{Plan, plan};
 use crate::upkeep::{Upkeep, UpkeepRule};
@@ -45,6 +45,7 @@ impl Scene {
             repository: "etcd".into(),
             spec_hash: "hash".into(),
             replace_after: Duration::from_mins(1),
+            keep_volumes: Duration::from_mins(5),
             recovery: RecoveryRule {
                 automatic: false,
                 after: Duration::from_mins(1),
@@ -343,6 +344,14 @@ impl Scene {
         self
     }
 
+    /// The claim of a member that the operator has removed from etcd.
+    pub(crate) fn with_leftover_disk(self, member: &str) -> Self {
+        let mut scene = self.with_disk(member);
+        let disk = scene.observed.disks.get_mut(member).unwrap();
+        disk.removal = Some(Removal::ByOperator);
+        scene
+    }
+
     /// A pod was made for it.
     pub(crate) fn starts(self, member: &str) -> Self {
         self.pod(member, Role::Voter)
@@ -463,12 +472,17 @@ impl Scene {
             .collect()
     }
 
+    /// The change of the members, without the note that comes before a removal.
     pub(crate) fn changes(&self) -> Vec<Write> {
-        self.plan()
-            .step
-            .change
-            .map(|change| change.writes)
-            .unwrap_or_default()
+        let mut writes = self.all_changes();
+        writes.retain(|write| !matches!(write, Write::NoteRemoval { .. }));
+        writes
+    }
+
+    /// The change of the members and the note that comes before a removal.
+    pub(crate) fn all_changes(&self) -> Vec<Write> {
+        let change = self.plan().step.change;
+        change.map(|change| change.writes).unwrap_or_default()
     }
 
     pub(crate) fn waits(&self) -> Vec<&'static str> {
@@ -482,6 +496,8 @@ impl Scene {
 
 fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
     Disk {
+        resource_version: "1".into(),
+        removal: None,
         uid: format!("disk-{member}"),
         owned: true,
         token: Some("token".into()),

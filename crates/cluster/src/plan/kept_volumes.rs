@@ -1,0 +1,164 @@
+//! Volumes of members that someone else removed from etcd: evidence, not leftovers.
+//!
+//! Invariant 25: the operator notes on a volume claim that it removes the member before it asks etcd to. A claim without
+//! that note whose member is missing from etcd's list belongs to a member that `--force-new-cluster`, `etcdctl member
+//! remove` or a restore by hand removed. Acknowledged writes may be on that volume alone, so the claim is noted, reported
+//! and kept; nothing is started on it. It is deleted when the cluster is at its size, healthy and compared, and
+//! `spec.memberReplacement.keepVolumes` has passed. When a majority of the voters was missing, only a person deletes it.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use crate::observed::{Desired, Disk, Observed, Removal};
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::{Seat, View};
+use crate::plan::{Draft, objects, roll};
+use crate::write::{Order, Write};
+
+/// The claims to keep, by member.
+pub(super) type KeptVolumes<'a> = BTreeMap<&'a str, &'a Disk>;
+
+/// The claims of members that someone else removed. `unlisted` says whether etcd lists no member of this name.
+pub(super) fn find<'a>(observed: &'a Observed, unlisted: impl Fn(&str) -> bool) -> KeptVolumes<'a> {
+    let token = observed.intent.as_ref().map(|intent| &intent.token);
+    let of_this_cluster = |disk: &Disk| {
+        let same_id = disk.cluster_id.is_none() || disk.cluster_id == observed.cluster_id;
+        same_id && (disk.token.is_none() || disk.token.as_ref() == token)
+    };
+    let keeps = |disk: &Disk| match disk.removal {
+        Some(Removal::ByOperator) => false,
+        Some(Removal::ByOthers { majority: true, .. }) => true,
+        Some(Removal::ByOthers { .. }) | None => of_this_cluster(disk),
+    };
+    let disks = observed.disks.iter();
+    disks
+        .filter(|(name, disk)| !disk.terminating && unlisted(name) && keeps(disk))
+        .map(|(name, disk)| (name.as_str(), disk))
+        .collect()
+}
+
+/// Notes, reports and in the end releases the claims.
+pub(super) fn settle(
+    (desired, observed, now): (&Desired, &Observed, Timestamp),
+    view: &View,
+    kept: &KeptVolumes,
+    draft: &mut Draft,
+) {
+    if kept.is_empty() {
+        return;
+    }
+    let majority = kept.len() >= quorum_of(kept.len() + view.voters().count());
+    let mut waiting = Vec::new();
+    let mut decided_by_person = Vec::new();
+    for (name, disk) in kept {
+        let (since, noted) = match disk.removal {
+            Some(Removal::ByOthers { since, majority }) => (since, Some(majority)),
+            _ => (now, None),
+        };
+        let majority = majority || noted == Some(true);
+        if noted != Some(majority) {
+            draft.say(format!("keep the volume of {name}"));
+            let removal = Removal::ByOthers { since, majority };
+            draft.order(note(name, disk, Some(removal)));
+        }
+        if majority {
+            decided_by_person.push(*name);
+        } else {
+            waiting.push((*name, since));
+        }
+    }
+    if !decided_by_person.is_empty() {
+        draft.problem("VolumesKept", by_person(observed, &decided_by_person));
+    }
+    let is_over = |since: &Timestamp| objects::age(*since, now) >= desired.keep_volumes;
+    let (over, early): (Vec<_>, Vec<_>) =
+        waiting.into_iter().partition(|(_, since)| is_over(since));
+    if !early.is_empty() {
+        draft.problem("VolumesKept", until(desired, observed, &early));
+    }
+    if over.is_empty() {
+        return;
+    }
+    // Invariant 9.
+    if is_complete(desired, view) && roll::holds_the_same(observed, view, draft) {
+        for (name, _) in over {
+            objects::discard(observed, name, draft);
+        }
+    } else {
+        draft.problem("VolumesKept", until(desired, observed, &over));
+    }
+}
+
+/// Takes a note off the claim of a member that etcd lists and that stays.
+pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
+    let shrinks = view.staying().count() > desired.size;
+    let removes = draft.change.as_ref().is_some_and(|change| {
+        let mut writes = change.writes.iter();
+        writes.any(|write| matches!(write, Write::Remove { .. }))
+    });
+    if shrinks || removes {
+        return;
+    }
+    for seat in view.staying() {
+        if let Some(disk) = seat
+            .disk
+            .filter(|disk| disk.removal.is_some() && !disk.terminating)
+        {
+            draft.order(note(&seat.name, disk, None));
+        }
+    }
+}
+
+/// Invariant 25: the note that this operator removes the member, written before etcd is asked.
+pub(super) fn note_removal(seat: &Seat) -> Option<Write> {
+    let disk = seat.disk.filter(|disk| !disk.terminating)?;
+    (disk.removal != Some(Removal::ByOperator)).then(|| Write::NoteRemoval {
+        member: seat.name.clone(),
+        over: disk.resource_version.clone(),
+        removal: Some(Removal::ByOperator),
+    })
+}
+
+fn note(name: &str, disk: &Disk, removal: Option<Removal>) -> Order {
+    Order::Writes(vec![Write::NoteRemoval {
+        member: name.to_owned(),
+        over: disk.resource_version.clone(),
+        removal,
+    }])
+}
+
+/// All voters that stay are healthy and as many as the spec asks for.
+fn is_complete(desired: &Desired, view: &View) -> bool {
+    let staying = view.staying().filter(|seat| seat.votes()).count();
+    let quorum = view.quorum();
+    staying >= desired.size && quorum.healthy() == quorum.voters()
+}
+
+fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> String {
+    let names: Vec<&str> = kept.iter().map(|(name, _)| *name).collect();
+    let from = kept.iter().map(|(_, since)| *since).max();
+    let until = from.and_then(|since| since.checked_add(desired.keep_volumes).ok());
+    let until = until.map_or_else(String::new, |until| format!(", not before {until}"));
+    format!(
+        "someone other than the operator removed {} from etcd's member list; the volume claims are kept and are deleted \
+         when all {} members are healthy and hold the same data{until}; to delete them now: kubectl delete pvc {} \
+         (EtcdCluster {})",
+        names.join(", "),
+        desired.size,
+        names.join(" "),
+        observed.cluster
+    )
+}
+
+fn by_person(observed: &Observed, names: &[&str]) -> String {
+    format!(
+        "a majority of the voters is missing from etcd's member list and the operator did not remove them: {}; \
+         acknowledged writes may be on their volumes alone, so the volume claims are kept until you delete them; check \
+         the cluster's data, restore a backup or one of these volumes if it is incomplete, then: kubectl delete pvc {} \
+         (EtcdCluster {}; docs/recovery.md)",
+        names.join(", "),
+        names.join(" "),
+        observed.cluster
+    )
+}

@@ -1,0 +1,205 @@
+//! Volumes of members that someone else removed from etcd (invariant 25).
+
+use etcd::KeyHash;
+
+use crate::observed::{Removal, Seen};
+use crate::plan::tests::scene::{self, Scene, at, makes_pod};
+use crate::write::Write;
+
+fn three() -> Scene {
+    Scene::formed(&["a", "b", "c"]).durable().aged()
+}
+
+/// Members that are missing from etcd's list although their pods and volumes are there.
+fn vanished(mut scene: Scene, members: &[&str]) -> Scene {
+    if let Seen::Known(list) = &mut scene.observed.members {
+        list.members
+            .retain(|one| !members.contains(&one.name.as_str()));
+    }
+    for member in members {
+        scene.observed.statuses.remove(*member);
+    }
+    scene
+}
+
+fn noted(mut scene: Scene, member: &str, removal: Removal) -> Scene {
+    scene.observed.disks.get_mut(member).unwrap().removal = Some(removal);
+    scene
+}
+
+fn since(seconds: i64, majority: bool) -> Removal {
+    Removal::ByOthers {
+        since: at(1000 - seconds),
+        majority,
+    }
+}
+
+fn hashed(mut scene: Scene, of: impl Fn(&str) -> u32) -> Scene {
+    for member in scene.observed.pods.keys() {
+        let hash = KeyHash {
+            hash: of(member),
+            compacted: 1,
+        };
+        let seen = Seen::Known(Some(hash));
+        scene.observed.hashes.insert(member.clone(), seen);
+    }
+    scene
+}
+
+fn deleted_volumes(scene: &Scene) -> Vec<String> {
+    let deleted = |write| match write {
+        Write::DeleteDisk { member, .. } => Some(member),
+        _ => None,
+    };
+    scene.writes().into_iter().filter_map(deleted).collect()
+}
+
+fn notes(scene: &Scene) -> Vec<(String, Option<Removal>)> {
+    let noted = |write| match write {
+        Write::NoteRemoval {
+            member, removal, ..
+        } => Some((member, removal)),
+        _ => None,
+    };
+    scene.writes().into_iter().filter_map(noted).collect()
+}
+
+fn problem(scene: &Scene) -> Option<String> {
+    let problems = scene.plan().problems.into_iter();
+    let mut kept = problems.filter(|problem| problem.code == "VolumesKept");
+    kept.next().map(|problem| problem.message)
+}
+
+/// `etcdctl member remove` by mistake.
+#[test]
+fn invariant_25_volume_of_member_removed_by_others_is_kept_and_noted() {
+    let scene = vanished(three(), &["c"]);
+    assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
+    assert_eq!(notes(&scene), [("c".to_owned(), Some(since(0, false)))]);
+    assert!(problem(&scene).unwrap().contains("kubectl delete pvc c"));
+    // Its pod stops, and a replacement joins.
+    assert!(scene.writes().contains(&scene::delete_pod("c")));
+    let reserved = scene.clone().without_pod("c").reserved("n");
+    assert!(matches!(&reserved.changes()[..], [Write::AddMember { member, .. }] if member == "n"));
+}
+
+/// `--force-new-cluster` by hand.
+#[test]
+fn invariant_25_volumes_of_vanished_majority_wait_for_a_person() {
+    let scene = vanished(three(), &["b", "c"]);
+    assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
+    let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
+    assert_eq!(notes(&scene), expected);
+    // Whole again, and long after: they are still there.
+    let mut whole = Scene::formed(&["a", "d", "e"]).durable().aged();
+    for member in ["b", "c"] {
+        whole = noted(whole.with_disk(member), member, since(900_000, true));
+    }
+    let whole = hashed(whole, |_| 7);
+    assert_eq!(whole.writes(), []);
+    assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
+    // Whoever deletes a claim has decided.
+    let decided = whole.without_claim("b").without_claim("c");
+    assert_eq!(problem(&decided), None);
+}
+
+/// A second removal by hand before the first one is replaced makes a majority.
+#[test]
+fn minority_becomes_majority_when_more_members_vanish() {
+    let scene = vanished(three(), &["b", "c"]);
+    let scene = noted(scene, "b", since(40, false));
+    let expected = [
+        ("b".to_owned(), Some(since(40, true))),
+        ("c".to_owned(), Some(since(0, true))),
+    ];
+    assert_eq!(notes(&scene), expected);
+}
+
+/// Invariant 9.
+#[test]
+fn kept_volume_is_released_when_cluster_is_whole_compared_and_grace_is_over() {
+    let whole = |seconds| {
+        let scene = Scene::formed(&["a", "b", "d"]).durable().aged();
+        noted(scene.with_disk("c"), "c", since(seconds, false))
+    };
+    assert_eq!(deleted_volumes(&hashed(whole(301), |_| 7)), ["c"]);
+    assert_eq!(problem(&hashed(whole(301), |_| 7)), None);
+    // The data are compared first, and only then.
+    assert_eq!(whole(301).plan().asks, Some(100));
+    assert_eq!(whole(200).plan().asks, None);
+    for kept in [
+        whole(301),
+        hashed(whole(200), |_| 7),
+        hashed(whole(301), |member| u32::from(member == "d")),
+        hashed(whole(301).down("d"), |_| 7),
+        hashed(whole(301).size(5), |_| 7),
+    ] {
+        assert_eq!(deleted_volumes(&kept), Vec::<String>::new());
+        assert!(problem(&kept).is_some());
+    }
+}
+
+#[test]
+fn operator_notes_removal_before_it_removes_a_member() {
+    let scene = three().without_pod("b").claim_deleted("b");
+    // A claim that is being deleted needs no note: a person has decided.
+    assert_eq!(scene.all_changes(), [scene::remove("b")]);
+    let shrinks = three().size(1).leader("a");
+    let changes = shrinks.all_changes();
+    let [
+        Write::NoteRemoval {
+            member, removal, ..
+        },
+        Write::Remove {
+            member: removed, ..
+        },
+    ] = &changes[..]
+    else {
+        panic!("{changes:?}");
+    };
+    assert_eq!((member, removal), (removed, &Some(Removal::ByOperator)));
+    // Once is enough.
+    let again = noted(three().size(1), removed, Removal::ByOperator);
+    assert_eq!(again.all_changes(), [scene::remove(removed)]);
+    // What the operator removed is a leftover.
+    let left = noted(
+        vanished(three(), &["c"]).without_pod("c"),
+        "c",
+        Removal::ByOperator,
+    );
+    assert_eq!(deleted_volumes(&left), ["c"]);
+}
+
+#[test]
+fn note_is_taken_off_a_member_that_stays() {
+    for removal in [Removal::ByOperator, since(10, true)] {
+        let scene = noted(three(), "b", removal);
+        assert_eq!(notes(&scene), [("b".to_owned(), None)]);
+    }
+    // Not while the member is about to be removed.
+    let shrinks = noted(three().size(1), "c", Removal::ByOperator);
+    assert_eq!(notes(&shrinks), []);
+}
+
+/// Two clusters would serve: the old one from the kept volumes, and the one that went on.
+#[test]
+fn invariant_25_nothing_is_started_on_kept_volumes_without_quorum() {
+    let scene = three().without_pod("b").without_pod("c").silent();
+    assert!(scene.writes().iter().any(|write| makes_pod(write, "b")));
+    let mut kept = scene;
+    for member in ["b", "c"] {
+        kept = noted(kept, member, since(10, true));
+    }
+    let starts = |write: &Write| matches!(write, Write::CreatePod(_));
+    assert!(!kept.writes().iter().any(starts), "{:?}", kept.writes());
+}
+
+#[test]
+fn volumes_of_another_cluster_are_not_kept_as_evidence() {
+    let mut scene = three().with_disk("z");
+    let disk = scene.observed.disks.get_mut("z").unwrap();
+    disk.token = Some("another".to_owned());
+    disk.cluster_id = None;
+    assert_eq!(deleted_volumes(&scene), ["z"]);
+    assert_eq!(problem(&scene), None);
+}

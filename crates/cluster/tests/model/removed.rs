@@ -1,0 +1,253 @@
+//! Members that vanish from etcd's list without the operator's doing, in rounds of their own: someone removes them with
+//! etcd's own tool, one after the other, or starts one member with `--force-new-cluster`. Their volumes are evidence
+//! (invariant 25).
+
+use std::collections::BTreeMap;
+
+use cluster::observed::{Observed, Removal};
+use cluster::write::Start;
+
+use crate::etcd_model::{Member, Spot};
+use crate::event::{Dice, Event, Setup, draw};
+use crate::invariants::demand;
+use crate::mutation::Mutation;
+use crate::story::{find, play_drawn};
+use crate::world::{World, tell};
+
+/// A member that someone else removed, and whose volume is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vanished {
+    /// When.
+    since: u64,
+    /// Together with others that were a majority.
+    majority: bool,
+}
+
+/// The members that someone else removed, by name.
+pub(crate) type AllVanished = BTreeMap<String, Vanished>;
+
+impl World {
+    /// Remembers whose volumes may not be deleted yet. `removed`: the members that vanished in this moment.
+    pub(crate) fn note_vanished(&mut self, removed: &[String], voters_left: usize) {
+        for name in removed {
+            let disk = self.disks.get(name);
+            let pending = |removal: Option<Removal>| removal == Some(Removal::ByOperator);
+            if disk.is_some_and(|disk| !disk.terminating && !pending(disk.removal)) {
+                let (since, majority) = (self.now, false);
+                let vanished = Vanished { since, majority };
+                self.memory.vanished.insert(name.clone(), vanished);
+            }
+        }
+        let gone = removed
+            .iter()
+            .filter(|name| self.memory.vanished.contains_key(*name))
+            .count();
+        if gone > (gone + voters_left) / 2 {
+            for name in removed {
+                if let Some(vanished) = self.memory.vanished.get_mut(name) {
+                    vanished.majority = true;
+                }
+            }
+        }
+    }
+
+    /// A volume that is deleted or lost by others cannot be counted any more: what is left may be a minority.
+    pub(crate) fn forget_deleted_evidence(&mut self) {
+        let all = self.memory.vanished.len();
+        let disks = &self.disks;
+        let is_there = |name: &String| disks.get(name).is_some_and(|disk| !disk.terminating);
+        self.memory.vanished.retain(|name, _| is_there(name));
+        if self.memory.vanished.len() < all {
+            for vanished in self.memory.vanished.values_mut() {
+                vanished.majority = false;
+            }
+        }
+    }
+
+    /// Invariant 25, before a volume is deleted.
+    pub(crate) fn judge_evidence(&mut self, member: &str) {
+        let Some(vanished) = self.memory.vanished.get(member).copied() else {
+            return;
+        };
+        let listed = self
+            .recorded()
+            .is_some_and(|all| all.by_name(member).is_some());
+        let whole = self.recorded().is_some_and(|all| {
+            all.voters().count() >= self.size && all.voters().all(|(id, _)| all.is_up(*id))
+        });
+        demand!(
+            self,
+            listed || !vanished.majority,
+            "invariant 25: the volume of {member} is deleted, and a majority vanished with it"
+        );
+        demand!(
+            self,
+            listed || whole || !self.memory.fresh,
+            "invariant 25: the volume of {member}, which someone else removed, is deleted before the cluster is whole"
+        );
+        let over = self.now >= vanished.since + self.setup.patience;
+        demand!(
+            self,
+            listed || over,
+            "invariant 25: the volume of {member}, which someone else removed, is deleted early"
+        );
+    }
+
+    /// Invariant 25, before a pod is made.
+    pub(crate) fn judge_start_on_evidence(&mut self, start: &Start) {
+        let disk = self.disks.get(&start.member);
+        let noted = disk.and_then(|disk| disk.removal);
+        let evidence = matches!(noted, Some(Removal::ByOthers { .. }));
+        let listed = self
+            .recorded()
+            .is_some_and(|all| all.by_name(&start.member).is_some());
+        demand!(
+            self,
+            !evidence || listed || self.memory.second,
+            "invariant 25: {} is started, and someone else removed it",
+            start.member
+        );
+    }
+
+    /// One member is started with `--force-new-cluster`: it goes on alone with what it has, and the others hear from it
+    /// that they were removed.
+    pub(crate) fn force_new_cluster(&mut self, which: u8) {
+        let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
+        let Some(token) = recorded.map(|intent| intent.token.clone()) else {
+            return;
+        };
+        let Some(mut cluster) = self.clusters.remove(&token) else {
+            return;
+        };
+        let members = cluster.members().clone();
+        let running: Vec<u64> = { members.iter() }
+            .filter(|(id, one)| !one.learner && one.joined && cluster.running.contains_key(id))
+            .map(|(id, _)| *id)
+            .collect();
+        let at = usize::from(which).checked_rem(running.len());
+        let Some(kept) = at.map(|at| running[at]) else {
+            self.clusters.insert(token, cluster);
+            return;
+        };
+        let name = members[&kept].name.clone();
+        tell!(self, "someone starts {name} with --force-new-cluster");
+        let alone: BTreeMap<u64, Member> = [(kept, members[&kept].clone())].into();
+        cluster.configs.push(alone);
+        let newest = cluster.configs.len() - 1;
+        let term = cluster.terms.len();
+        let mut last = Spot::default();
+        for (id, data) in self.logs(&token) {
+            if id == kept {
+                cluster.terms.push(data.last);
+                data.last = Spot {
+                    term,
+                    index: data.last.index + 1,
+                };
+                (data.term, data.config) = (term, newest);
+                last = data.last;
+            }
+        }
+        let all = self
+            .disks
+            .values_mut()
+            .filter_map(|disk| disk.data.as_mut());
+        let all = all.chain(self.pods.values_mut().filter_map(|pod| pod.data.as_mut()));
+        for data in all.filter(|data| data.token == token && data.member != kept) {
+            data.removed = true;
+        }
+        for process in cluster.running.values_mut() {
+            process.leads = None;
+        }
+        if let Some(process) = cluster.running.get_mut(&kept) {
+            process.leads = Some(term);
+        }
+        cluster.running.retain(|id, _| *id == kept);
+        // Writes that this member alone lacks are lost: that is what the person has asked for.
+        if cluster
+            .acknowledged
+            .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))
+        {
+            cluster.acknowledged = Some(last);
+        }
+        self.clusters.insert(token, cluster);
+        let removed: Vec<String> = { members.into_iter() }
+            .filter(|(id, _)| *id != kept)
+            .map(|(_, one)| one.name)
+            .collect();
+        self.note_vanished(&removed, 1);
+    }
+}
+
+impl Mutation {
+    /// What the planner is told of removals.
+    pub(crate) fn mistakes_a_removal(self, observed: &mut Observed) {
+        let disks = observed.disks.values_mut();
+        match self {
+            Self::TakesEvidenceForLeftovers => {
+                disks.for_each(|disk| disk.removal = Some(Removal::ByOperator));
+            }
+            Self::ForgetsTheMajority => disks.for_each(|disk| {
+                if let Some(Removal::ByOthers { majority, .. }) = &mut disk.removal {
+                    *majority = false;
+                }
+            }),
+            Self::StartsEvidence => {
+                let silent = observed.members.known().is_none();
+                disks
+                    .filter(|_| silent)
+                    .for_each(|disk| disk.removal = None);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The run a seed stands for: one of the others' on volumes, and then members vanish.
+fn drawn(seed: u64) -> (Setup, Vec<Event>) {
+    let (mut setup, mut events) = draw(4 * seed + 1, false);
+    setup.durable = true;
+    let mut dice = Dice::new(seed ^ 0x25_0025);
+    events.truncate(usize::from(dice.small(30)));
+    let pass = |dice: &mut Dice, most: u8| {
+        [Event::Round, Event::Tick].repeat(usize::from(dice.small(most)))
+    };
+    events.push(Event::Heal);
+    events.extend(pass(&mut dice, 40));
+    for _ in 0..=dice.small(3) {
+        if dice.below(3) == 0 {
+            events.push(Event::ForceNewCluster(dice.byte()));
+        } else {
+            events.push(Event::RemoveByHand(dice.byte()));
+        }
+        events.extend(pass(&mut dice, 5));
+        if dice.below(4) == 0 {
+            events.push(Event::DeletePods);
+            events.extend(pass(&mut dice, 4));
+        }
+        if dice.below(4) == 0 {
+            events.push(Event::Deafen);
+            events.extend(pass(&mut dice, 4));
+            events.push(Event::Heal);
+        }
+    }
+    (setup, events)
+}
+
+/// So many rounds are played.
+const ROUNDS: usize = 20_000;
+
+/// Invariant 25.
+#[test]
+fn invariant_25_volumes_of_members_removed_by_others_are_kept() {
+    play_drawn(drawn, ROUNDS);
+}
+
+#[test]
+fn every_deliberate_mistake_about_removed_members_is_found() {
+    let mistakes = [
+        Mutation::TakesEvidenceForLeftovers,
+        Mutation::ForgetsTheMajority,
+        Mutation::StartsEvidence,
+    ];
+    find(&mistakes, drawn, ROUNDS);
+}

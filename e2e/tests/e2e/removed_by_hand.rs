@@ -1,0 +1,210 @@
+//! Members that someone removes from etcd behind the operator's back: their volumes are kept as evidence (invariant 25).
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, condition, field, follower, members};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use k8s_openapi::api::core::v1::{EnvVar, PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+use kube::api::{DynamicObject, PostParams};
+
+use crate::fixtures::{DURABLE, cluster_with};
+
+/// The annotation of a kept volume claim.
+const REMOVED: &str = "etcd.database.coreos.com/removed";
+const KEYS: usize = 200;
+
+/// A cluster of three on volumes that keeps the volumes of removed members for so long.
+async fn durable(sandbox: &Sandbox, keep: &str) -> Result<DynamicObject> {
+    let keep = format!("{DURABLE}  memberReplacement: {{keepVolumes: {keep}}}\n");
+    let manifest = cluster_with(&sandbox.env, "c", 3, &keep)?;
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members("c", 3).await
+}
+
+fn member_id(object: &DynamicObject, name: &str) -> Result<String> {
+    let found = members(object).into_iter().find(|(one, _)| one == name);
+    Ok(found.context("no such member")?.1)
+}
+
+fn names(object: &DynamicObject) -> Vec<String> {
+    members(object).into_iter().map(|(name, _)| name).collect()
+}
+
+/// Names every kept volume claim in the condition Degraded.
+async fn await_report(sandbox: &Sandbox, kept: &[String]) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(
+        &clusters,
+        "c",
+        "kept volumes are reported",
+        PATIENCE,
+        |object| {
+            let degraded = condition(object, "Degraded");
+            let message = degraded.and_then(|degraded| degraded["message"].as_str());
+            message.is_some_and(|message| {
+                message.contains("kubectl delete pvc")
+                    && kept.iter().all(|name| message.contains(name))
+            })
+        },
+    )
+    .await
+    .map(drop)
+}
+
+async fn is_kept(sandbox: &Sandbox, claim: &str) -> Result<()> {
+    let claim = sandbox.api::<PersistentVolumeClaim>().get(claim).await?;
+    ensure!(claim.metadata.deletion_timestamp.is_none());
+    ensure!(claim.annotations().contains_key(REMOVED));
+    Ok(())
+}
+
+#[tokio::test]
+async fn members_removed_by_hand_keep_their_volumes() {
+    cluster_scenario("members_removed", async |sandbox| {
+        let before = durable(sandbox, "30s").await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let victim = follower(&before)?;
+        let id = member_id(&before, &victim)?;
+        let service = "service/c-client";
+        let words = ["exec", service, "--", "etcdctl", "member", "remove", &id];
+        sandbox.kubectl(&words).await?;
+
+        await_report(sandbox, std::slice::from_ref(&victim)).await?;
+        is_kept(sandbox, &victim).await?;
+        // Another member takes its place on another volume; the old one stays until the time is over.
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(
+            &clusters,
+            "c",
+            "the member is replaced",
+            PATIENCE,
+            |object| {
+                let names = names(object);
+                names.len() == 3 && !names.contains(&victim)
+            },
+        )
+        .await?;
+        sandbox.await_members("c", 3).await?;
+        sandbox
+            .await_event(Kind::EtcdCluster, "c", &["VolumeKept", &victim])
+            .await?;
+        until("the kept volume is deleted", PATIENCE, async || {
+            let claims = sandbox.api::<PersistentVolumeClaim>();
+            Ok(match claims.get_opt(&victim).await? {
+                None => Look::Done(()),
+                Some(_) => Look::NotYet("it is there".to_owned()),
+            })
+        })
+        .await?;
+        await_object(&clusters, "c", "all is well", PATIENCE, |object| {
+            e2e::objects::has_condition(object, "Degraded", "False")
+        })
+        .await?;
+        // A member that the operator itself removes leaves no volume behind.
+        sandbox.scale("c", 1).await?;
+        let left = sandbox.await_members("c", 1).await?;
+        crate::member_loss::await_one_volume_a_member(sandbox, &names(&left)).await?;
+        writer.finish("a member removed by hand").await.map(drop)
+    })
+    .await;
+}
+
+async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
+    let patch = format!("{{\"spec\":{{\"paused\":{paused}}}}}");
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "the pause is seen", PATIENCE, |object| {
+        field(object, "/status/controlPaused") == paused
+    })
+    .await
+    .map(drop)
+}
+
+/// Starts a member again with `--force-new-cluster`, as a person does who follows a guide for etcd without an operator.
+async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
+    let pods = sandbox.api::<Pod>();
+    let mut pod = pods.get(member).await?;
+    sandbox
+        .kubectl(&["delete", "pod", member, "--grace-period=1", "--wait=true"])
+        .await?;
+    pod.status = None;
+    pod.metadata.resource_version = None;
+    pod.metadata.uid = None;
+    pod.metadata.creation_timestamp = None;
+    let spec = pod.spec.as_mut().context("no spec")?;
+    spec.node_name = None;
+    let containers = spec.containers.iter_mut();
+    for container in containers.filter(|container| container.name == "etcd") {
+        container.env.get_or_insert_default().push(EnvVar {
+            name: "ETCD_FORCE_NEW_CLUSTER".to_owned(),
+            value: Some("true".to_owned()),
+            ..EnvVar::default()
+        });
+    }
+    pods.create(&PostParams::default(), &pod).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn force_new_cluster_by_hand_deletes_no_volume() {
+    cluster_scenario("force_new_cluster", async |sandbox| {
+        let before = durable(sandbox, "1s").await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill("kept-", KEYS, |_| ()).await?;
+        let survivor = follower(&before)?;
+        let vanished: Vec<String> = { names(&before).into_iter() }
+            .filter(|name| *name != survivor)
+            .collect();
+        ensure!(vanished.len() == 2);
+
+        pause(sandbox, true).await?;
+        force_new_cluster(sandbox, &survivor).await?;
+        until("the member serves alone", PATIENCE, async || {
+            let alone = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, &survivor).await;
+            let list = match alone {
+                Ok(alone) => alone.members().await,
+                Err(error) => Err(error),
+            };
+            Ok(match list {
+                Ok(list) if list.len() == 1 => Look::Done(()),
+                other => Look::NotYet(format!("{other:?}")),
+            })
+        })
+        .await?;
+        pause(sandbox, false).await?;
+
+        await_report(sandbox, &vanished).await?;
+        // The cluster is whole again, with two other members, and the volumes are still there: a person decides.
+        let clusters = sandbox.objects(Kind::EtcdCluster);
+        await_object(
+            &clusters,
+            "c",
+            "two members are replaced",
+            PATIENCE,
+            |object| {
+                let names = names(object);
+                names.len() == 3 && !names.iter().any(|name| vanished.contains(name))
+            },
+        )
+        .await?;
+        // Its pod was made by hand and would force a new cluster again at its next start.
+        sandbox.lose_pod("c", &survivor).await?;
+        sandbox.await_members("c", 3).await?;
+        await_report(sandbox, &vanished).await?;
+        for claim in &vanished {
+            is_kept(sandbox, claim).await?;
+        }
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.verify("kept-", KEYS).await?;
+        let words = ["delete", "pvc", &vanished[0], &vanished[1], "--wait=false"];
+        sandbox.kubectl(&words).await?;
+        await_object(&clusters, "c", "all is well", PATIENCE, |object| {
+            e2e::objects::has_condition(object, "Degraded", "False")
+        })
+        .await
+        .map(drop)
+    })
+    .await;
+}
