@@ -13,6 +13,7 @@ mod packages;
 mod preflight;
 mod programs;
 mod progress;
+mod prose;
 mod shell;
 mod testbed;
 #[cfg(test)]
@@ -58,6 +59,10 @@ enum Command {
     },
     /// Install the Debian packages that compiling and the testbed need, or name them.
     Packages,
+    /// Print prose for a review: a random sample, long sentences, long commit subjects, and replaced words.
+    ///
+    /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a finding.
+    Prose(prose::Options),
     /// A real Kubernetes on this machine, without Docker: bring it up, take it down, look at it.
     #[command(subcommand)]
     Testbed(TestbedCommand),
@@ -160,6 +165,7 @@ fn run(command: Command) -> Result<ExitCode> {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }
         Command::Image { load } => run_image(load)?,
+        Command::Prose(options) => prose::run(&options)?,
         Command::Testbed(command) => run_testbed(command)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,299 @@
+//! `cargo xtask prose`: shows prose for a review by the rules of docs/contributing/language.md. It reads the checkout
+//! and Git, and changes neither.
+
+mod markdown;
+mod passage;
+mod rust;
+mod sample;
+mod vocabulary;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};
+
+use crate::{checkout, shell};
+
+/// Characters a commit subject may have.
+const SUBJECT_CHARACTERS: usize = 72;
+/// Where commits are published. Its commits are not checked again.
+const PUBLISHED: &str = "origin/main";
+/// How many commits are checked when there is no published branch.
+const RECENT_COMMITS: &str = "HEAD~20";
+/// Pages that are no user documentation, or are generated.
+const NOT_FOR_USERS: [&str; 2] = ["docs/api.md", "docs/benchmarks-history.md"];
+/// Generated from doc comments, or a list of the old vocabulary itself.
+const NOT_SAMPLED: [&str; 3] = [
+    "docs/api.md",
+    "docs/contributing/language.md",
+    "crates/xtask/src/prose/vocabulary.rs",
+];
+
+/// What to review.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Choose the sample. The same seed shows the same passages of a checkout.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many passages to sample, in equal shares of doc comments, comments, test names, messages and documents.
+    #[arg(long, default_value_t = 60)]
+    count: usize,
+    /// Check the subjects of the commits after this one. The default is origin/main or, without it, the last 20.
+    #[arg(long)]
+    base: Option<String>,
+}
+
+/// A passage and the file it is in, relative to the checkout.
+struct Found {
+    file: String,
+    passage: Passage,
+}
+
+/// Prints the sample and the reports.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let passages = read(&checkout::root())?;
+    let subjects = subjects(options.base.as_deref())?;
+    print!("{}", sample_report(&passages, options));
+    print!("{}", length_report(&passages));
+    print!("{}", subject_report(&subjects));
+    print!("{}", vocabulary_report(&passages));
+    Ok(())
+}
+
+/// Reads all passages of the checkout, in the order of file names.
+fn read(root: &Path) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for path in files(root)? {
+        let relative = path.strip_prefix(root).unwrap_or(&path);
+        let file = relative.to_string_lossy().into_owned();
+        let Some(parse) = parser(&file) else { continue };
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+        found.extend(parse(&text).into_iter().map(|passage| Found {
+            file: file.clone(),
+            passage,
+        }));
+    }
+    Ok(found)
+}
+
+/// The function that finds the passages of a file, or `None` for a file that is not reviewed.
+fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
+    let extension = Path::new(file).extension().and_then(|name| name.to_str());
+    match extension {
+        _ if NOT_SAMPLED.contains(&file) => None,
+        Some("rs") => Some(rust::passages),
+        Some("md") => Some(markdown::passages),
+        _ => None,
+    }
+}
+
+/// The files below a folder, sorted. Hidden folders and target directories are left out.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot list {}", folder.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || name == "target" || path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether a file is a page of the user documentation.
+fn is_for_users(file: &str) -> bool {
+    let is_page = file
+        .strip_prefix("docs/")
+        .is_some_and(|page| !page.contains('/'));
+    (is_page || file == "README.md") && !NOT_FOR_USERS.contains(&file)
+}
+
+/// The commits after `base`, each as its short hash and subject.
+fn subjects(base: Option<&str>) -> Result<Vec<String>> {
+    let exists = |name: &str| git(&["rev-parse", "--verify", "--quiet", name]).is_ok();
+    let ranges = match base {
+        Some(base) => vec![format!("{base}..HEAD")],
+        None if exists(PUBLISHED) => vec![format!("{PUBLISHED}..HEAD")],
+        None if exists(RECENT_COMMITS) => vec![format!("{RECENT_COMMITS}..HEAD")],
+        None => Vec::new(),
+    };
+    let mut arguments = vec!["log", "--no-merges", "--format=%h %s"];
+    arguments.extend(ranges.iter().map(String::as_str));
+    Ok(git(&arguments)?.lines().map(str::to_owned).collect())
+}
+
+fn git(arguments: &[&str]) -> Result<String> {
+    let root = checkout::root();
+    shell::output(Command::new("git").args(arguments).current_dir(root))
+}
+
+fn sample_report(passages: &[Found], options: &Options) -> String {
+    let of_kind = |kind| {
+        let found = passages.iter().filter(move |it| it.passage.kind == kind);
+        found.collect::<Vec<_>>()
+    };
+    let groups = Kind::ALL.map(of_kind);
+    let shares = sample::shares(&groups.each_ref().map(Vec::len), options.count);
+    let mut random = sample::Random(options.seed);
+    let sample = groups.into_iter().zip(shares);
+    let sample = sample.flat_map(|(group, share)| random.choose(group, share));
+    let entries = sample.enumerate().map(|(index, Found { file, passage })| {
+        let (kind, line, text) = (passage.kind.name(), passage.line, &passage.text);
+        format!("\n{}. {file}:{line} ({kind})\n   {text}\n", index + 1)
+    });
+    let entries: String = entries.collect();
+    format!("# Sample with seed {}\n{entries}", options.seed)
+}
+
+fn length_report(passages: &[Found]) -> String {
+    let mut sentences = Vec::new();
+    let mut paragraphs = Vec::new();
+    for Found { file, passage } in passages.iter().filter(|it| is_for_users(&it.file)) {
+        let line = passage.line;
+        for (words, sentence) in passage.long_sentences() {
+            sentences.push(format!("{file}:{line} ({words} words)\n   {sentence}\n"));
+        }
+        let words = passage.words();
+        if words > PARAGRAPH_WORDS {
+            paragraphs.push(format!("{file}:{line} ({words} words)\n"));
+        }
+    }
+    format!(
+        "\n# Sentences over {SENTENCE_WORDS} words in user documentation: {}\n\n{}\
+         \n# Paragraphs over {PARAGRAPH_WORDS} words in user documentation: {}\n\n{}",
+        sentences.len(),
+        sentences.concat(),
+        paragraphs.len(),
+        paragraphs.concat(),
+    )
+}
+
+fn subject_report(commits: &[String]) -> String {
+    let long: Vec<String> = commits
+        .iter()
+        .filter_map(|commit| commit.split_once(' '))
+        .filter(|(_, subject)| subject.chars().count() > SUBJECT_CHARACTERS)
+        .map(|(hash, subject)| format!("{hash} ({}) {subject}\n", subject.chars().count()))
+        .collect();
+    format!(
+        "\n# Commit subjects over {SUBJECT_CHARACTERS} characters: {} of {}\n\n{}",
+        long.len(),
+        commits.len(),
+        long.concat()
+    )
+}
+
+fn vocabulary_report(passages: &[Found]) -> String {
+    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    for Found { passage, .. } in passages {
+        // A test name is prose with underscores between its words.
+        let text = match passage.kind {
+            Kind::TestName => &passage.text.replace('_', " "),
+            _ => &passage.text,
+        };
+        for (word, count) in vocabulary::uses(text) {
+            *uses.entry(word).or_default() += count;
+        }
+    }
+    let lines: usize = passages.iter().map(|it| it.passage.lines).sum();
+    let total: usize = uses.values().sum();
+    let mut rows: Vec<(&str, usize)> = uses.into_iter().collect();
+    rows.sort_by_key(|(word, count)| (std::cmp::Reverse(*count), *word));
+    let rows = rows.into_iter().map(|(word, count)| {
+        let instead = vocabulary::replacement(word).unwrap_or_default();
+        format!("{count:>6}  {word:<20} {instead}\n")
+    });
+    format!(
+        "\n# Old vocabulary: {total} uses in {lines} lines of prose, {} per 1,000 lines\n\n{}",
+        total * 1000 / lines.max(1),
+        rows.collect::<String>()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(file: &str, kind: Kind, text: &str) -> Found {
+        Found {
+            file: file.to_owned(),
+            passage: Passage::new(kind, 7, text),
+        }
+    }
+
+    fn options(seed: u64) -> Options {
+        Options {
+            seed,
+            count: 2,
+            base: None,
+        }
+    }
+
+    #[test]
+    fn sample_names_file_line_and_kind() {
+        let passages = [
+            found("a.rs", Kind::Comment, "One."),
+            found("b.md", Kind::Document, "Two."),
+        ];
+        let expected = "# Sample with seed 3\n\n1. a.rs:7 (comment)\n   One.\n\n2. b.md:7 (document)\n   Two.\n";
+        assert_eq!(sample_report(&passages, &options(3)), expected);
+    }
+
+    #[test]
+    fn measures_user_documentation_only() {
+        let long = "word ".repeat(PARAGRAPH_WORDS + 1);
+        let report = |file| length_report(&[found(file, Kind::Document, &long)]);
+        assert!(report("docs/backup.md").contains("docs/backup.md:7 (81 words)"));
+        assert!(report("README.md").contains("README.md:7"));
+        for file in [
+            "docs/api.md",
+            "docs/internals/a.md",
+            "docs/benchmarks-history.md",
+        ] {
+            assert!(!report(file).contains(":7"), "{file}");
+        }
+    }
+
+    #[test]
+    fn reports_subjects_over_the_limit() {
+        let fits = format!("abc {}", "s".repeat(SUBJECT_CHARACTERS));
+        let long = format!("def {}", "s".repeat(SUBJECT_CHARACTERS + 1));
+        let report = subject_report(&[fits, long]);
+        assert!(report.contains("characters: 1 of 2"), "{report}");
+        assert!(report.contains("def (73)"), "{report}");
+    }
+
+    #[test]
+    fn counts_old_vocabulary_per_thousand_lines() {
+        let passages = [
+            found("a.rs", Kind::TestName, "nobody_is_told"),
+            found("b.md", Kind::Document, "The operator reports the loss."),
+        ];
+        let report = vocabulary_report(&passages);
+        assert!(
+            report.contains("2 uses in 2 lines of prose, 1000 per 1,000"),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn reviews_sources_and_documents_only() {
+        for file in ["crates/api/src/lib.rs", "docs/backup.md"] {
+            assert!(parser(file).is_some(), "{file}");
+        }
+        for file in ["docs/api.md", "Cargo.toml", "e2e/fixtures/a.db"] {
+            assert!(parser(file).is_none(), "{file}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Reads the prose of a Markdown document: paragraphs, list items and table rows, without code blocks.
+
+use super::passage::{Kind, Passage};
+
+/// A passage has at least this many words. Shorter items and rows are names and numbers.
+const WORDS: usize = 4;
+
+/// All passages of a document. Headings and code blocks are left out.
+pub(crate) fn passages(document: &str) -> Vec<Passage> {
+    let mut found: Vec<Passage> = Vec::new();
+    let mut is_open = false;
+    let mut in_code = false;
+    for (number, line) in document.lines().enumerate() {
+        let text = line.trim().trim_start_matches("> ");
+        let is_fence = text.starts_with("```");
+        in_code ^= is_fence;
+        if is_fence || in_code || text.is_empty() || is_no_prose(text) {
+            is_open = false;
+            continue;
+        }
+        match found.last_mut() {
+            Some(last) if is_open && !starts_item(text) => last.extend(text),
+            _ => found.push(Passage::new(Kind::Document, number + 1, text)),
+        }
+        is_open = !text.starts_with('|');
+    }
+    found.retain(|passage| passage.words() >= WORDS);
+    found
+}
+
+fn is_no_prose(text: &str) -> bool {
+    text.starts_with("# ")
+        || text.starts_with("##")
+        || text.starts_with("<!--")
+        || text.chars().all(|c| "|-: ".contains(c))
+}
+
+fn starts_item(text: &str) -> bool {
+    let number = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let is_numbered = number.len() < text.len() && number.starts_with(". ");
+    is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(document: &str) -> Vec<(usize, String)> {
+        let found = passages(document).into_iter();
+        found.map(|passage| (passage.line, passage.text)).collect()
+    }
+
+    #[test]
+    fn joins_lines_of_a_paragraph() {
+        let expected = [
+            (3, "The pod is deleted.".to_owned()),
+            (6, "Then the member restarts.".to_owned()),
+        ];
+        let document = "# Title\n\nThe pod\nis deleted.\n\nThen the member restarts.\n";
+        assert_eq!(texts(document), expected);
+    }
+
+    #[test]
+    fn skips_code_blocks() {
+        let document = "Run this command first:\n```sh\nkubectl get\n```\nThen wait for pods.\n";
+        let expected = [
+            (1, "Run this command first:".to_owned()),
+            (5, "Then wait for pods.".to_owned()),
+        ];
+        assert_eq!(texts(document), expected);
+    }
+
+    #[test]
+    fn keeps_items_and_rows_apart() {
+        let document = "1. one is the first\n   number\n2. two is the next\n- three is the last\n\n\
+                        | a | the cell with words |\n|---|---|\n| 12 | 13 |\n";
+        let expected = [
+            (1, "1. one is the first number"),
+            (3, "2. two is the next"),
+            (4, "- three is the last"),
+            (6, "| a | the cell with words |"),
+        ];
+        assert_eq!(texts(document), expected.map(|(n, t)| (n, t.to_owned())));
+    }
+}

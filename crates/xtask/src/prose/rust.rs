@@ -1,0 +1,328 @@
+//! Reads the prose of a Rust source: comments, doc comments, test names and messages. It knows no files.
+
+use super::passage::{Kind, Passage};
+
+/// A string literal with more characters than this is a message, if it consists of words.
+const MESSAGE_CHARACTERS: usize = 40;
+/// A message has at least this many words. Shorter literals are URLs, keys and flags.
+const MESSAGE_WORDS: usize = 5;
+
+/// A comment line or a string literal of a source.
+enum Token {
+    Comment {
+        line: usize,
+        kind: Kind,
+        text: String,
+    },
+    Literal {
+        line: usize,
+        text: String,
+    },
+}
+
+/// All passages of a source, in the order of their lines.
+pub(crate) fn passages(source: &str) -> Vec<Passage> {
+    let tokens = tokens(source);
+    let mut found = comments(&tokens);
+    found.extend(tokens.iter().filter_map(message));
+    found.extend(test_names(source));
+    found.sort_by_key(|passage| passage.line);
+    found
+}
+
+/// Joins the comment lines that follow each other. A blank comment line and a code fence end a paragraph; code in a
+/// doc comment is left out.
+fn comments(tokens: &[Token]) -> Vec<Passage> {
+    let mut found: Vec<Passage> = Vec::new();
+    let mut previous = None;
+    let mut in_code = false;
+    for token in tokens {
+        let Token::Comment { line, kind, text } = token else {
+            continue;
+        };
+        let follows = previous == Some((*line - 1, *kind));
+        let was_in_code = in_code && follows;
+        let is_fence = text.starts_with("```");
+        in_code = was_in_code != is_fence;
+        let is_separator = text.starts_with("----");
+        if text.is_empty() || is_separator || is_fence || was_in_code {
+            // Nothing joins a fence or a blank line, but the next line may still be code.
+            previous = in_code.then_some((*line, *kind));
+            continue;
+        }
+        previous = Some((*line, *kind));
+        match found.last_mut() {
+            Some(last) if follows && starts_no_item(text) => last.extend(text),
+            _ => found.push(Passage::new(*kind, *line, text)),
+        }
+    }
+    found
+}
+
+/// Whether a line continues the paragraph above instead of starting a list item, heading or table row.
+fn starts_no_item(text: &str) -> bool {
+    !text.starts_with(['-', '*', '|', '#'])
+}
+
+fn message(token: &Token) -> Option<Passage> {
+    let Token::Literal { line, text } = token else {
+        return None;
+    };
+    let is_manifest = text.contains('\n') || has_flow_mapping(text);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = text.split(' ');
+    let plain = words
+        .filter(|word| word.chars().filter(|c| c.is_alphabetic()).count() * 2 > word.len())
+        .count();
+    let is_data = text.contains("\": ") || text.starts_with(['{', '[', '<', '#']);
+    let is_message = text.chars().count() > MESSAGE_CHARACTERS
+        && plain >= MESSAGE_WORDS
+        && plain * 4 > text.split(' ').count() * 3
+        && !is_data
+        && !is_manifest;
+    is_message.then(|| Passage::new(Kind::Message, *line, &text))
+}
+
+/// Whether a text has a YAML mapping on one line, `{name: main}`. A placeholder has no space behind its colon.
+fn has_flow_mapping(text: &str) -> bool {
+    let mut keys = text
+        .split('{')
+        .skip(1)
+        .filter_map(|rest| rest.split_once(": "));
+    keys.any(|(key, _)| !key.is_empty() && key.chars().all(char::is_alphanumeric))
+}
+
+/// The names of functions with a test attribute.
+fn test_names(source: &str) -> Vec<Passage> {
+    let mut found = Vec::new();
+    let mut is_test = false;
+    for (number, line) in source.lines().enumerate() {
+        let line = line.trim_start();
+        if line.starts_with("#[") || line.starts_with("//") {
+            is_test |= line.contains("test]") || line.contains("::test(");
+            continue;
+        }
+        if let Some(name) = function(line).filter(|_| is_test) {
+            found.push(Passage::new(Kind::TestName, number + 1, name));
+        }
+        is_test = false;
+    }
+    found
+}
+
+fn function(line: &str) -> Option<&str> {
+    let (before, rest) = line.split_once("fn ")?;
+    let modifiers = ["pub", "pub(crate)", "pub(super)", "async", "const", ""];
+    let is_function = before.split(' ').all(|word| modifiers.contains(&word));
+    rest.split(['(', '<']).next().filter(|_| is_function)
+}
+
+fn tokens(source: &str) -> Vec<Token> {
+    Lexer {
+        rest: source,
+        line: 1,
+    }
+    .collect()
+}
+
+/// Finds comments and string literals. Everything else of the language is skipped.
+struct Lexer<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl<'a> Lexer<'a> {
+    /// Removes the first `length` bytes and counts their lines.
+    fn take(&mut self, length: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(length);
+        self.line += taken.matches('\n').count();
+        self.rest = rest;
+        taken
+    }
+
+    fn comment(&mut self) -> Token {
+        let line = self.line;
+        let length = self.rest.find('\n').unwrap_or(self.rest.len());
+        let text = self.take(length);
+        let is_doc = text.starts_with("//!") || text.starts_with("///");
+        Token::Comment {
+            line,
+            kind: if is_doc { Kind::Doc } else { Kind::Comment },
+            text: text.trim_start_matches(['/', '!']).trim().to_owned(),
+        }
+    }
+
+    /// The bytes of a raw string's opening, `r#"`, at the start of the rest.
+    fn raw_opening(&self) -> Option<usize> {
+        let rest = self.rest.strip_prefix('r')?;
+        let hashes = rest.len() - rest.trim_start_matches('#').len();
+        rest[hashes..].starts_with('"').then_some(hashes + 2)
+    }
+
+    fn raw_literal(&mut self, opening: usize) -> Token {
+        let line = self.line;
+        self.take(opening);
+        let end = format!("\"{}", "#".repeat(opening - 2));
+        let length = self.rest.find(&end).unwrap_or(self.rest.len());
+        let text = self.take(length).to_owned();
+        self.take(end.len().min(self.rest.len()));
+        Token::Literal { line, text }
+    }
+
+    fn literal(&mut self) -> Token {
+        let line = self.line;
+        self.take(1);
+        let mut is_escaped = false;
+        let end = self.rest.char_indices().find(|(_, c)| {
+            let is_end = *c == '"' && !is_escaped;
+            is_escaped = *c == '\\' && !is_escaped;
+            is_end
+        });
+        let length = end.map_or(self.rest.len(), |(index, _)| index);
+        // A backslash at the end of a line continues the literal without the line break.
+        let text = self.take(length).replace("\\\n", " ").replace("\\n", " ");
+        self.take(usize::from(!self.rest.is_empty()));
+        Token::Literal {
+            line,
+            text: text.replace("\\\"", "\""),
+        }
+    }
+
+    /// The bytes of a character literal at the start of the rest; one for the quote of a lifetime.
+    fn quoted(&self) -> usize {
+        let mut characters = self.rest.char_indices().skip(1);
+        let first = characters.next();
+        if first.is_some_and(|(_, c)| c == '\\') {
+            let end = characters.skip(1).find(|(_, c)| *c == '\'');
+            return end.map_or(1, |(index, _)| index + 1);
+        }
+        match characters.next() {
+            Some((index, '\'')) => index + 1,
+            _ => 1,
+        }
+    }
+}
+
+impl Iterator for Lexer<'_> {
+    type Item = Token;
+
+    fn next(&mut self) -> Option<Token> {
+        let mut after_word = false;
+        while let Some(next) = self.rest.chars().next() {
+            if self.rest.starts_with("//") {
+                return Some(self.comment());
+            }
+            if next == '"' {
+                return Some(self.literal());
+            }
+            if let Some(opening) = self.raw_opening().filter(|_| !after_word) {
+                return Some(self.raw_literal(opening));
+            }
+            let length = if self.rest.starts_with("/*") {
+                self.rest.find("*/").map_or(self.rest.len(), |end| end + 2)
+            } else if next == '\'' {
+                self.quoted()
+            } else {
+                next.len_utf8()
+            };
+            // `br"..."` is a raw literal, the `r` at the end of a word is none.
+            after_word = (next.is_alphanumeric() || next == '_') && next != 'b';
+            self.take(length);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(source: &str, kind: Kind) -> Vec<(usize, String)> {
+        let found = passages(source).into_iter();
+        found
+            .filter(|passage| passage.kind == kind)
+            .map(|passage| (passage.line, passage.text))
+            .collect()
+    }
+
+    #[test]
+    fn joins_comment_lines_into_paragraphs() {
+        let source = "//! One\n//! two.\n//!\n//! Three.\nfn a() {} // Four.\n/// Five.\n// Six.\n";
+        let doc = [(1, "One two."), (4, "Three."), (6, "Five.")];
+        let plain = [(5, "Four."), (7, "Six.")];
+        assert_eq!(
+            texts(source, Kind::Doc),
+            doc.map(|(n, t)| (n, t.to_owned()))
+        );
+        assert_eq!(
+            texts(source, Kind::Comment),
+            plain.map(|(n, t)| (n, t.to_owned()))
+        );
+    }
+
+    #[test]
+    fn skips_code_blocks_in_doc_comments() {
+        let source =
+            "/// Before.\n/// ```\n/// let a = 1;\n///\n/// let b = 1;\n/// ```\n/// After.\n";
+        let expected = [(1, "Before.".to_owned()), (7, "After.".to_owned())];
+        assert_eq!(texts(source, Kind::Doc), expected);
+    }
+
+    #[test]
+    fn keeps_list_items_apart() {
+        let source = "/// - one\n///   more\n/// - two\n";
+        let expected = [(1, "- one more".to_owned()), (3, "- two".to_owned())];
+        assert_eq!(texts(source, Kind::Doc), expected);
+    }
+
+    #[test]
+    fn ignores_comment_markers_in_literals() {
+        let source = "let a = \"http://host\"; let b = '\"'; let c = r#\"// \"no\" \"#; // yes\n";
+        assert_eq!(texts(source, Kind::Comment), [(1, "yes".to_owned())]);
+    }
+
+    #[test]
+    fn distinguishes_lifetimes_from_characters() {
+        let source = "fn a<'a>(b: &'a str) -> char { '\\'' } // yes\n";
+        assert_eq!(texts(source, Kind::Comment), [(1, "yes".to_owned())]);
+    }
+
+    #[test]
+    fn finds_messages_with_continued_lines() {
+        let source =
+            "\nlet a = \"the PersistentVolumeClaim has no \\\n    StorageClass: set one\";\n";
+        let expected = "the PersistentVolumeClaim has no StorageClass: set one";
+        assert_eq!(texts(source, Kind::Message), [(2, expected.to_owned())]);
+    }
+
+    #[test]
+    fn ignores_literals_that_are_data() {
+        let source = "let a = \"https://a.example.com/a-long-path/of-a-url/without-words\";\n\
+                      let b = \"short message\";\n\
+                      let c = r#\"{\"kind\": \"EtcdCluster\", \"and so on for a long time\": 1}\"#;\n";
+        assert_eq!(texts(source, Kind::Message), []);
+    }
+
+    #[test]
+    fn ignores_manifests() {
+        let source =
+            "let a = \"kind: EtcdCluster\nspec:\n  a long list of words: and more of them\";\n";
+        assert_eq!(texts(source, Kind::Message), []);
+        assert!(has_flow_mapping("spec: {static: {member: {}}}"));
+        assert!(!has_flow_mapping("the pod {name:?} fails: {cause}"));
+    }
+
+    #[test]
+    fn ignores_separators() {
+        let found = texts("// ---- etcd ----\n// One.\n", Kind::Comment);
+        assert_eq!(found, [(2, "One.".to_owned())]);
+    }
+
+    #[test]
+    fn finds_test_names() {
+        let source = "#[test]\nfn one() {}\n#[tokio::test(start_paused = true)]\nasync fn two() {}\n\
+                      #[cfg(test)]\nmod tests {}\nfn three() {}\n";
+        let expected = [(2, "one".to_owned()), (4, "two".to_owned())];
+        assert_eq!(texts(source, Kind::TestName), expected);
+    }
+}

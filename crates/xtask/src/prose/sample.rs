@@ -1,0 +1,80 @@
+//! A random choice that depends on nothing but its seed.
+
+/// The generator splitmix64 (Steele, Lea, Flood 2014): the same numbers for a seed on every machine.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`. `end` is not 0.
+    fn below(&mut self, end: usize) -> usize {
+        // The remainder is below `end`, which is a usize.
+        usize::try_from(self.next() % end as u64).unwrap_or_default()
+    }
+
+    /// Up to `count` different items in random order.
+    pub(crate) fn choose<T>(&mut self, mut items: Vec<T>, count: usize) -> Vec<T> {
+        let mut chosen = Vec::new();
+        while chosen.len() < count && !items.is_empty() {
+            let index = self.below(items.len());
+            chosen.push(items.swap_remove(index));
+        }
+        chosen
+    }
+}
+
+/// How many passages to take from each of `groups` groups of these sizes, `count` in all if there are enough: equal
+/// shares, and larger groups fill the shares of small ones.
+pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
+    let mut shares = vec![0; sizes.len()];
+    let mut left = count.min(sizes.iter().sum());
+    while left > 0 {
+        for (share, size) in shares.iter_mut().zip(sizes) {
+            if left > 0 && *share < *size {
+                *share += 1;
+                left -= 1;
+            }
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generator_matches_reference_values() {
+        // The first outputs of the reference implementation for seed 1234567.
+        let mut random = Random(1_234_567);
+        assert_eq!(random.next(), 6_457_827_717_110_365_317);
+        assert_eq!(random.next(), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn same_seed_chooses_the_same_items() {
+        let choose = |seed| Random(seed).choose((0..1000).collect(), 10);
+        assert_eq!(choose(7), choose(7));
+        assert_ne!(choose(7), choose(8));
+    }
+
+    #[test]
+    fn chooses_no_item_twice() {
+        let mut chosen = Random(1).choose((0..20).collect(), 50);
+        chosen.sort_unstable();
+        assert_eq!(chosen, (0..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn shares_are_equal_unless_a_group_is_small() {
+        assert_eq!(shares(&[100, 100, 100], 7), [3, 2, 2]);
+        assert_eq!(shares(&[1, 100, 100], 7), [1, 3, 3]);
+        assert_eq!(shares(&[1, 2], 60), [1, 2]);
+    }
+}
