@@ -2,6 +2,7 @@
 
 mod access;
 mod check;
+mod flags;
 mod join;
 mod options;
 mod peers;
@@ -17,13 +18,16 @@ use serde::{Deserialize, Serialize};
 pub use access::{Auth, NetworkAccess, ROOT_USER};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub(crate) use check::{store_in_effect, validate_spec};
+pub use flags::{
+    OWNED_FLAGS, TYPED_FLAGS, flag_of_env, is_flag, refused_argument, refused_variable,
+};
 pub use options::{
     AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
     DisruptionBudgetPolicy, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
     RecoveryPolicy, ServicesPolicy,
 };
 pub use peers::{PeerListener, PeerStage, peers_of};
-pub use pod::{ImagePullPolicy, OWNED_FLAGS, PodPolicy, TYPED_FLAGS, refused_argument};
+pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
     BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
     MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
@@ -99,6 +103,10 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 #[x_kube(validation = (
     "!has(self.hibernate) || !self.hibernate || (has(self.pod) && has(self.pod.persistentVolumeClaimSpec))",
     "spec.hibernate needs members with volumes, else stopping them loses the data: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
+))]
+#[x_kube(validation = (
+    "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)))",
+    "spec.pod.etcdEnv may not set an option that spec.etcd sets, too: remove that variable"
 ))]
 pub struct EtcdClusterSpec {
     /// Wanted number of members, 1 to 7. An odd number is advised: an even one tolerates no more failures

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::EnvVar;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The schema of a Kubernetes type, without descriptions.
 pub(crate) fn embedded<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
@@ -20,6 +21,15 @@ pub(crate) fn embedded<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema
 pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let items = embedded::<T>(generator);
     json_schema!({ "type": "array", "maxItems": 32, "items": items })
+}
+
+/// The schema of a container's environment. The names are bounded, since rules match them.
+pub(crate) fn environment(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = embedded_list::<EnvVar>(generator).to_value();
+    if let Some(name) = schema.pointer_mut("/items/properties/name") {
+        name["maxLength"] = json!(256);
+    }
+    Schema::try_from(schema).unwrap_or_default()
 }
 
 /// The schema of a map of labels or annotations.

@@ -73,3 +73,23 @@ fn claim(spec: &EtcdClusterSpec) -> Option<Claim> {
         resizing: None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition that is installed may be older than the rule.
+    #[test]
+    fn a_stored_variable_of_an_owned_flag_makes_the_spec_invalid() {
+        let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
+        let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
+        let invalid = desired(&cluster).invalid.unwrap();
+        for words in [
+            "spec.pod.etcdEnv",
+            "ETCD_FORCE_NEW_CLUSTER",
+            "remove the variable",
+        ] {
+            assert!(invalid.contains(words), "{invalid}");
+        }
+    }
+}

@@ -27,6 +27,7 @@ mod defrag;
 mod dns_cached;
 mod dns_down;
 mod drain;
+mod etcd_env;
 mod examples;
 mod fixtures;
 mod hibernate;

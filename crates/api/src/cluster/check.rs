@@ -1,10 +1,13 @@
 //! What can be said about an `EtcdCluster` without asking anybody: what is wrong with it, what is accepted
 //! and has no effect yet, and what must not be ignored.
 
-use super::pod::{PodPolicy, refused_argument};
+use std::collections::BTreeSet;
+
+use super::flags::{flag_of_env, refused_argument, refused_variable};
+use super::pod::PodPolicy;
 use super::{
-    BootstrapMode, EtcdCluster, EtcdClusterSpec, GeneratedTls, MAX_SIZE, MIN_SIZE, MemberAddress,
-    RecoveryPolicy, TlsPolicy,
+    BootstrapMode, EtcdCluster, EtcdClusterSpec, EtcdOptions, GeneratedTls, MAX_SIZE, MIN_SIZE,
+    MemberAddress, RecoveryPolicy, TlsPolicy,
 };
 use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::{Problem, those_set};
@@ -67,6 +70,7 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     }
     problems.extend(tls_problems(spec));
     problems.extend(spec.pod.iter().flat_map(pod_problems));
+    problems.extend(environment_problems(spec));
     let after = spec
         .member_replacement
         .as_ref()
@@ -210,6 +214,31 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     problems
 }
 
+/// What etcd would read from its environment and is not the user's to set, or stands in `spec.etcd`. Values are not
+/// reported.
+fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
+    let options = spec.etcd.as_ref().map(EtcdOptions::given);
+    let options = options.unwrap_or_default();
+    let variables = spec.pod.iter().flat_map(|pod| &pod.etcd_env);
+    let names: BTreeSet<&str> = variables.map(|variable| variable.name.as_str()).collect();
+    let mut problems = Vec::new();
+    for name in names {
+        let Some(flag) = flag_of_env(name) else {
+            continue;
+        };
+        let field = "spec.pod.etcdEnv";
+        let typed = options.iter().find(|(typed, _)| *typed == flag);
+        if let Some(remedy) = refused_variable(name) {
+            let problem = format!("holds {name}, which sets etcd's flag --{flag}");
+            problems.push(Problem::new(field, problem, remedy));
+        } else if let Some((_, option)) = typed {
+            let problem = format!("holds {name} beside spec.etcd.{option}");
+            problems.push(Problem::new(field, problem, "remove the variable"));
+        }
+    }
+    problems
+}
+
 fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let Some(backup) = &spec.backup else {
         return Vec::new();
@@ -300,6 +329,89 @@ mod tests {
             ]
         );
         assert!(problems.iter().all(|problem| !problem.remedy.is_empty()));
+    }
+
+    fn with_variables(names: &[&str], etcd: &str) -> EtcdCluster {
+        let variable = |name: &&str| serde_json::json!({ "name": name, "value": "secret" });
+        let variables: Vec<_> = names.iter().map(variable).collect();
+        let etcd: serde_json::Value = serde_json::from_str(etcd).unwrap();
+        let spec = serde_json::json!({ "pod": { "etcdEnv": variables }, "etcd": etcd });
+        cluster(serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn names_variables_of_owned_flags_once_and_without_values() {
+        let stored = with_variables(
+            &[
+                "ETCD_LOG_LEVEL",
+                "ETCD_WAL_DIR",
+                "ETCD_FORCE_NEW_CLUSTER",
+                "ETCD_WAL_DIR",
+            ],
+            "{}",
+        );
+        let problems: Vec<String> = validate(&stored).iter().map(Problem::to_string).collect();
+        assert_eq!(
+            problems,
+            [
+                "spec.pod.etcdEnv holds ETCD_FORCE_NEW_CLUSTER, which sets etcd's flag --force-new-cluster: remove the \
+                 variable, whose flag is the operator's",
+                "spec.pod.etcdEnv holds ETCD_WAL_DIR, which sets etcd's flag --wal-dir: remove the variable, whose flag \
+                 is the operator's",
+            ]
+        );
+    }
+
+    #[test]
+    fn refuses_a_variable_whatever_its_value_comes_from() {
+        let text = r#"{"pod":{"etcdEnv":[
+            {"name":"ETCD_DATA_DIR"},
+            {"name":"ETCD_NAME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
+            {"name":"ETCD_INITIAL_CLUSTER_STATE","value":""}]}}"#;
+        let problems = validate(&cluster(serde_json::from_str(text).unwrap()));
+        assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
+    }
+
+    /// Manifests of v1beta2 have no other way to set these.
+    #[test]
+    fn refuses_variables_of_options_only_beside_their_field() {
+        for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
+            (
+                "ETCD_QUOTA_BACKEND_BYTES",
+                r#"{"quotaBackendBytes":4294967296}"#,
+            ),
+            (
+                "ETCD_AUTO_COMPACTION_MODE",
+                r#"{"autoCompactionMode":"periodic"}"#,
+            ),
+            (
+                "ETCD_AUTO_COMPACTION_RETENTION",
+                r#"{"autoCompactionRetention":"1"}"#,
+            ),
+            (
+                "ETCD_HEARTBEAT_INTERVAL",
+                r#"{"heartbeatInterval":"200ms"}"#,
+            ),
+            ("ETCD_ELECTION_TIMEOUT", r#"{"electionTimeout":"2s"}"#),
+            ("ETCD_SNAPSHOT_COUNT", r#"{"snapshotCount":5000}"#),
+            ("ETCD_MAX_REQUEST_BYTES", r#"{"maxRequestBytes":2097152}"#),
+        ]) {
+            assert_eq!(flag_of_env(name).as_deref(), Some(*flag));
+            assert_eq!(validate(&with_variables(&[name], "{}")), []);
+            assert_eq!(validate(&with_variables(&["ETCD_LOG_LEVEL"], etcd)), []);
+            let problems = validate(&with_variables(&[name], etcd));
+            assert_eq!(fields(&problems), ["spec.pod.etcdEnv"], "{name}");
+            assert!(problems[0].problem.contains("spec.etcd."), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn variables_of_other_containers_are_the_users() {
+        let text = r#"{"pod":{
+            "sidecars":[{"name":"a","env":[{"name":"ETCD_NAME","value":"x"}]}],
+            "initContainers":[{"name":"b","env":[{"name":"ETCD_DATA_DIR","value":"x"}]}]}}"#;
+        let stored = cluster(serde_json::from_str(text).unwrap());
+        assert_eq!(validate(&stored), []);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::TYPED_FLAGS;
 use crate::backup::{BackupPolicy, Compression};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
@@ -196,6 +197,39 @@ pub struct EtcdOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_request_bytes: Option<i64>,
+}
+
+impl EtcdOptions {
+    /// The flags that the given options set, without dashes, each with its field. In the order of [`TYPED_FLAGS`].
+    ///
+    /// [`TYPED_FLAGS`]: super::TYPED_FLAGS
+    pub(super) fn given(&self) -> Vec<(&'static str, &'static str)> {
+        let Self {
+            quota_backend_bytes,
+            auto_compaction_mode,
+            auto_compaction_retention,
+            heartbeat_interval,
+            election_timeout,
+            snapshot_count,
+            max_request_bytes,
+        } = self;
+        let given = [
+            (quota_backend_bytes.is_some(), "quotaBackendBytes"),
+            (auto_compaction_mode.is_some(), "autoCompactionMode"),
+            (
+                auto_compaction_retention.is_some(),
+                "autoCompactionRetention",
+            ),
+            (heartbeat_interval.is_some(), "heartbeatInterval"),
+            (election_timeout.is_some(), "electionTimeout"),
+            (snapshot_count.is_some(), "snapshotCount"),
+            (max_request_bytes.is_some(), "maxRequestBytes"),
+        ];
+        let flags = TYPED_FLAGS.iter().copied().zip(given);
+        flags
+            .filter_map(|(flag, (given, field))| given.then_some((flag, field)))
+            .collect()
+    }
 }
 
 /// Where and how often a cluster is backed up.

@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schema::{TextMap, embedded, embedded_list, null_as_empty, object_name, text_map};
+use crate::schema::{
+    TextMap, embedded, embedded_list, environment, null_as_empty, object_name, text_map,
+};
 use crate::text::text_enum;
 
 text_enum! {
@@ -22,44 +24,6 @@ text_enum! {
         Never = "Never",
     }
 }
-
-/// Flags of etcd that the operator sets itself: `extraArgs` may not name them, with one dash or two, nor
-/// with the prefix `experimental-`. A name that ends in `*` stands for all that begin so.
-pub const OWNED_FLAGS: &[&str] = &[
-    "name",
-    "data-dir",
-    "wal-dir",
-    "config-file",
-    "force-new-cluster",
-    "initial-*",
-    "listen-*",
-    "advertise-client-urls",
-    "discovery*",
-    "cert-file",
-    "key-file",
-    "trusted-ca-file",
-    "client-cert-auth",
-    "auto-tls",
-    "peer-cert-file",
-    "peer-key-file",
-    "peer-trusted-ca-file",
-    "peer-client-cert-auth",
-    "peer-auto-tls",
-    "peer-skip-client-san-verification",
-    "max-learners",
-    "version",
-];
-
-/// Flags of etcd that have a field in `spec.etcd`.
-pub const TYPED_FLAGS: &[&str] = &[
-    "quota-backend-bytes",
-    "auto-compaction-mode",
-    "auto-compaction-retention",
-    "heartbeat-interval",
-    "election-timeout",
-    "snapshot-count",
-    "max-request-bytes",
-];
 
 /// What the members' pods look like.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -124,13 +88,18 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
-    /// Environment of the etcd container. etcd reads `ETCD_*`; its flags go first.
+    /// Environment of the etcd container. etcd reads the flag `--x-y` from `ETCD_X_Y`. Variables of flags that the
+    /// operator sets are refused. A variable is left out of the pod where its flag is on etcd's command line.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
         skip_serializing_if = "Vec::is_empty"
     )]
-    #[schemars(schema_with = "embedded_list::<EnvVar>")]
+    #[schemars(schema_with = "environment")]
+    #[x_kube(validation = (
+        "!self.exists(env, env.name.matches('^ETCD_(EXPERIMENTAL_)?(NAME|DATA_DIR|WAL_DIR|CONFIG_FILE|FORCE_NEW_CLUSTER|INITIAL_[A-Z0-9_]*|LISTEN_[A-Z0-9_]*|ADVERTISE_CLIENT_URLS|DISCOVERY[A-Z0-9_]*|(PEER_)?(CERT_FILE|KEY_FILE|TRUSTED_CA_FILE|CLIENT_CERT_AUTH|AUTO_TLS)|PEER_SKIP_CLIENT_SAN_VERIFICATION|MAX_LEARNERS|VERSION)$'))",
+        "spec.pod.etcdEnv may not set names, addresses, directories, discovery, TLS or membership of etcd, which are the operator's: remove that variable"
+    ))]
     pub etcd_env: Vec<EnvVar>,
     /// Flags of etcd, one in each item, such as `--log-level=debug`. Those the operator sets are refused.
     #[serde(
@@ -270,60 +239,4 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub busybox_image: Option<String>,
-}
-
-/// Whether `extraArgs` may not hold this argument, and why.
-pub fn refused_argument(argument: &str) -> Option<&'static str> {
-    let Some(flag) = argument.strip_prefix("--") else {
-        return Some("write one flag in each item, as --flag=value");
-    };
-    let name = flag.split('=').next().unwrap_or_default();
-    let name = name.strip_prefix("experimental-").unwrap_or(name);
-    let owned = OWNED_FLAGS
-        .iter()
-        .any(|owned| match owned.strip_suffix('*') {
-            Some(prefix) => name.starts_with(prefix),
-            None => name == *owned,
-        });
-    if owned {
-        Some("remove the flag, which the operator sets itself")
-    } else if TYPED_FLAGS.contains(&name) {
-        Some("use the field of spec.etcd instead")
-    } else {
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refuses_the_flags_the_operator_owns() {
-        for argument in [
-            "--name=x",
-            "--data-dir=/tmp",
-            "--initial-cluster-state=new",
-            "--listen-metrics-urls=http://0.0.0.0:1",
-            "--peer-cert-file=x",
-            "--experimental-max-learners=3",
-            "--discovery-srv=x",
-            "--quota-backend-bytes=1",
-            "name=x",
-        ] {
-            assert!(refused_argument(argument).is_some(), "{argument}");
-        }
-    }
-
-    #[test]
-    fn lets_other_flags_pass() {
-        for argument in [
-            "--log-level=debug",
-            "--enable-pprof",
-            "--names=x",
-            "--auth-token-ttl=5",
-        ] {
-            assert_eq!(refused_argument(argument), None, "{argument}");
-        }
-    }
 }

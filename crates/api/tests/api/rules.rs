@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
+use api::cluster::{OWNED_FLAGS, TYPED_FLAGS, flag_of_env, refused_argument, refused_variable};
+use serde_json::{Value, json};
 
 use crate::files::{objects, yaml_files};
 use crate::schema::{refusals, schema_of};
@@ -98,6 +99,91 @@ fn every_rule_says_what_to_do() {
     for message in messages {
         assert!(message.contains(": "), "no remedy after a colon: {message}");
     }
+}
+
+fn is_refused(pod: &Value) -> bool {
+    let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "example" }, "spec": { "pod": pod } });
+    !refusals(&object).is_empty()
+}
+
+/// The schema and the operator, which judges by itself where an older definition is installed, have one rule.
+#[test]
+fn schema_and_operator_refuse_the_same_flags_and_variables() {
+    let others = [
+        "log-level",
+        "names",
+        "data",
+        "peer-name",
+        "wal",
+        "feature-gates",
+        "discover",
+    ];
+    let owned = OWNED_FLAGS.iter().map(|flag| flag.replace('*', ""));
+    let longer = OWNED_FLAGS.iter().map(|flag| flag.replace('*', "x-9"));
+    let mut flags: Vec<String> = owned.chain(longer).collect();
+    flags.extend(
+        TYPED_FLAGS
+            .iter()
+            .chain(&others)
+            .map(|flag| (*flag).to_owned()),
+    );
+    let more: Vec<String> = flags
+        .iter()
+        .flat_map(|flag| {
+            [
+                format!("experimental-{flag}"),
+                format!("{flag}-more"),
+                format!("x-{flag}"),
+            ]
+        })
+        .collect();
+    for flag in flags.iter().chain(&more) {
+        let argument = format!("--{flag}=1");
+        assert_eq!(
+            is_refused(&json!({ "extraArgs": [argument] })),
+            refused_argument(&argument).is_some(),
+            "{argument}"
+        );
+        let name = format!("ETCD_{}", flag.to_uppercase().replace('-', "_"));
+        let lower = format!("ETCD_{}", flag.replace('-', "_"));
+        for variable in [name, lower] {
+            let env = json!({ "etcdEnv": [{ "name": variable, "value": "1" }] });
+            assert_eq!(
+                is_refused(&env),
+                refused_variable(&variable).is_some(),
+                "{variable}"
+            );
+        }
+    }
+}
+
+/// Whatever the operator owns by a flag it owns by the flag's variable.
+#[test]
+fn a_variable_is_judged_as_its_flag_is() {
+    for owned in OWNED_FLAGS {
+        let flag = owned.replace('*', "x");
+        assert!(refused_argument(&format!("--{flag}")).is_some());
+        let variable = format!("ETCD_{}", flag.to_uppercase().replace('-', "_"));
+        assert_eq!(flag_of_env(&variable).as_deref(), Some(flag.as_str()));
+        assert!(refused_variable(&variable).is_some(), "{variable}");
+    }
+}
+
+/// A restore's template goes by the same rules, in the schema and in the operator.
+#[test]
+fn a_template_sets_no_flag_the_operator_owns() {
+    let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",
+        "metadata": { "name": "example" }, "spec": { "backup": { "name": "b" }, "etcdCluster": { "name": "c",
+            "template": { "spec": { "pod": { "etcdEnv": [{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }] } } } } } });
+    let refusals = refusals(&restore);
+    assert!(
+        refusals.iter().any(|one| one.contains("spec.pod.etcdEnv")),
+        "{refusals:?}"
+    );
+    let problems = api::restore::validate(&serde_json::from_value(restore).unwrap());
+    let fields: Vec<&str> = problems.iter().map(|one| one.field.as_str()).collect();
+    assert_eq!(fields, ["spec.etcdCluster.template.spec.pod.etcdEnv"]);
 }
 
 fn collect_messages(schema: &Value, messages: &mut BTreeSet<String>) {

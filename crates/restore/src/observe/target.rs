@@ -31,7 +31,12 @@ pub(super) fn cluster_to_make(
     let cluster = EtcdCluster::new(&target.name, spec);
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
-        let message = format!("the cluster to make: {}", problem::summary(&problems));
+        // What is recorded beside a backup cannot be corrected there.
+        let or = match target.template {
+            Some(_) => "",
+            None => "; or give spec.etcdCluster.template",
+        };
+        let message = format!("the cluster to make: {}{or}", problem::summary(&problems));
         return Err(Trouble::new(Reason::InvalidSpec, message));
     }
     let dangerous = cluster::unsafe_to_ignore(&cluster.spec);

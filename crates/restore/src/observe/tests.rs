@@ -98,6 +98,22 @@ fn a_recorded_spec_that_cannot_be_is_refused() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
+/// It was recorded by an operator without this rule.
+#[test]
+fn a_recorded_spec_that_sets_an_owned_flag_is_refused() {
+    let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
+    let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
+    let trouble = refused(&restore(Value::Null), Some(&recorded));
+    assert_eq!(trouble.reason, Reason::InvalidSpec);
+    for words in [
+        "spec.pod.etcdEnv",
+        "ETCD_FORCE_NEW_CLUSTER",
+        "or give spec.etcdCluster.template",
+    ] {
+        assert!(trouble.message.contains(words), "{}", trouble.message);
+    }
+}
+
 fn backup(status: Value) -> EtcdBackup {
     serde_json::from_value(json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "nightly" },

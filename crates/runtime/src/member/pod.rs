@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::cluster::PodPolicy;
+use api::cluster::{PodPolicy, flag_of_env, is_flag, refused_variable};
 use api::names;
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
@@ -110,13 +110,15 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     let mut mounts = vec![data_mount()];
     mounts.extend(super::tls::mounts(members, member.name));
     mounts.extend(policy.volume_mounts.iter().cloned());
+    let arguments = etcd_arguments(members, member);
+    let variables = environment(member, policy, &arguments);
     Container {
         name: names::CONTAINER_ETCD.to_owned(),
         image: Some(member.version.image(&members.spec.repository)),
         image_pull_policy: policy.image_pull_policy.as_ref().map(ToString::to_string),
         command: Some(vec![PROGRAM.to_owned()]),
-        args: Some(etcd_arguments(members, member)),
-        env: Some(environment(member, policy)),
+        args: Some(arguments),
+        env: Some(variables),
         ports: Some(vec![
             port("server", names::PEER_PORT),
             port("client", names::CLIENT_PORT),
@@ -140,7 +142,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
 /// How many learners may join at once is said here and not by a flag: flags do not change in a running pod, one that a
 /// release does not know keeps it from starting, and a variable that it does not know is no more than a line in its log.
 /// So a pod can change its image in both directions.
-fn environment(member: &Member<'_>, policy: &PodPolicy) -> Vec<EnvVar> {
+fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let one = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
         value: Some(value),
@@ -148,9 +150,21 @@ fn environment(member: &Member<'_>, policy: &PodPolicy) -> Vec<EnvVar> {
     };
     let learners = one((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
     let defragmentation = says_when_it_is_busy(member, policy).map(one);
-    let users = policy.etcd_env.iter().cloned();
+    let users = policy.etcd_env.iter();
+    let users = users
+        .filter(|one| is_the_users(&one.name, arguments))
+        .cloned();
     let ours = [learners].into_iter().chain(defragmentation);
     ours.chain(users).collect()
+}
+
+/// Whether a variable of `spec.pod.etcdEnv` gets into the pod. Validation refuses the variables of flags that the operator
+/// owns; an object stored before the rule existed must not give them to etcd, for `ETCD_FORCE_NEW_CLUSTER` alone loses a
+/// cluster. A variable whose flag is on the command line is left out, because etcd does not start with both (`verifyEnv`
+/// in its `pkg/flags`).
+fn is_the_users(variable: &str, arguments: &[String]) -> bool {
+    let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
+    refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
 }
 
 /// Has etcd tell clients that ask for its health (`grpc.health.v1`) that it does not serve while it is defragmented, so

@@ -283,7 +283,10 @@ mod tests {
     use super::*;
 
     fn built(version: &str, bump_revision: Option<u64>) -> Pod {
-        let fixture = Fixture::durable().version(version);
+        built_of(&Fixture::durable().version(version), bump_revision)
+    }
+
+    fn built_of(fixture: &Fixture, bump_revision: Option<u64>) -> Pod {
         let members = fixture.members();
         let seed = Seed {
             member: "db-aaaaaaaaaa",
@@ -395,6 +398,21 @@ mod tests {
             let mounted = mounts.iter().any(|mount| mount.mount_path == CLIENT_TLS);
             assert_eq!(mounted, container.name == FETCH, "{}", container.name);
         }
+    }
+
+    /// A recorded spec may be older than the rule that refuses it.
+    #[test]
+    fn a_seed_gets_no_variable_of_an_owned_flag() {
+        let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
+        let spec = built_of(&Fixture::with(json), None).spec.unwrap();
+        let all = spec.init_containers.into_iter().flatten();
+        let variables = all.chain(spec.containers).flat_map(|one| one.env);
+        let names: Vec<String> = variables.flatten().map(|one| one.name).collect();
+        assert!(names.contains(&"GOGC".to_owned()), "{names:?}");
+        assert!(
+            !names.contains(&"ETCD_FORCE_NEW_CLUSTER".to_owned()),
+            "{names:?}"
+        );
     }
 
     /// Invariant 6: without the restored data etcd does not come up as an empty cluster.

@@ -78,6 +78,61 @@ async fn a_status_that_an_older_definition_does_not_know_is_refused_whole_and_to
     refused_by(&["backup", "bumpRevision"], ".status.backup.bumpRevision").await;
 }
 
+/// The definition of EtcdCluster as it was before `spec.pod.etcdEnv` had a rule.
+fn without_the_rule_of_variables() -> CustomResourceDefinition {
+    let mut definition = serde_json::to_value(EtcdCluster::crd()).unwrap();
+    let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let field = &mut schema["properties"]["spec"]["properties"]["pod"]["properties"]["etcdEnv"];
+    let rules = field.as_object_mut().unwrap();
+    assert!(rules.remove("x-kubernetes-validations").is_some());
+    serde_json::from_value(definition).unwrap()
+}
+
+/// An object that was stored before the rule goes on being reported, and can be corrected.
+#[tokio::test]
+async fn a_stored_variable_of_an_owned_flag_holds_up_no_status() {
+    let server = ApiServer::start().await;
+    let client = server.client();
+    let scope = Scope::Namespace(NAMESPACE.into());
+    let kind = ApiResource::erase::<EtcdCluster>(&());
+    let ready = Readiness::default();
+    let older = without_the_rule_of_variables();
+    let make = || older.clone();
+    crd::ready(&client, &kind, Some(&make), &scope, &ready).await;
+    let api = clusters(&client);
+    let with = |name: &str| json!({ "pod": { "etcdEnv": [{ "name": name, "value": "true" }] } });
+    let spec = serde_json::from_value(with("ETCD_FORCE_NEW_CLUSTER")).unwrap();
+    let made = apply::create(&api, "test", &EtcdCluster::new("db", spec)).await;
+    assert!(matches!(made.unwrap(), Created::New(_)));
+
+    crd::ready(&client, &kind, Some(&EtcdCluster::crd), &scope, &ready).await;
+    let patch = async |spec: serde_json::Value| {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        api.patch("db", &PatchParams::default(), &patch).await
+    };
+    // The server takes a new rule a moment after its definition.
+    eventually("the rule", async || {
+        let error = patch(with("ETCD_WAL_DIR")).await.err()?.to_string();
+        let said = error.contains("spec.pod.etcdEnv") && error.contains("remove that variable");
+        assert!(said, "{error}");
+        Some(())
+    })
+    .await;
+
+    let stored = api.get("db").await.unwrap();
+    let status = EtcdClusterStatus {
+        reason: Some("spec.pod.etcdEnv".to_owned()),
+        ..EtcdClusterStatus::default()
+    };
+    apply::status_if_unchanged(&api, "operator", &stored, None, &status)
+        .await
+        .unwrap();
+    let reported = api.get("db").await.unwrap();
+    assert_eq!(reported.status, Some(status));
+    patch(json!({ "size": 5 })).await.unwrap();
+    patch(with("ETCD_LOG_LEVEL")).await.unwrap();
+}
+
 /// As coreos/etcd-operator v0.9.4 made it on a Kubernetes that had `apiextensions.k8s.io/v1beta1`: without a schema, and
 /// with `preserveUnknownFields`, which that version set by itself. It cannot be made any more, but lies where it lay.
 fn of_the_old_operator() -> Value {

@@ -95,6 +95,72 @@ fn etcd_tells_clients_that_it_is_defragmented_unless_the_user_speaks_of_it() {
     assert_eq!(variables("3.6.16", own), [learners, gates], "once");
 }
 
+fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
+    let pod = built(fixture);
+    let all = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+    let pairs = all.iter();
+    pairs
+        .map(|one| {
+            (
+                one["name"].as_str().unwrap().to_owned(),
+                one["value"].clone(),
+            )
+        })
+        .collect()
+}
+
+/// Whatever a stored spec says: the operators' checks come before, and this is the last one.
+#[test]
+fn no_variable_of_an_owned_flag_gets_into_a_pod() {
+    for version in ["3.4.37", "3.5.35", "3.7.3"] {
+        let untouched = variables_of(&Fixture::default().version(version));
+        for owned in api::cluster::OWNED_FLAGS {
+            let flag = owned.replace('*', "x").to_uppercase().replace('-', "_");
+            for name in [format!("ETCD_{flag}"), format!("ETCD_EXPERIMENTAL_{flag}")] {
+                let env = json!([
+                    { "name": name, "value": "true" },
+                    { "name": name, "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } },
+                ]);
+                let fixture = Fixture::with(&json!({ "pod": { "etcdEnv": env } }).to_string());
+                let found = variables_of(&fixture.version(version));
+                assert_eq!(found, untouched, "{version} {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn variables_of_sidecars_stay() {
+    let env = json!([{ "name": "ETCD_NAME", "value": "x" }]);
+    let pod = built_with(&json!({
+        "sidecars": [{ "name": "beside", "image": "b", "env": env }],
+        "initContainers": [{ "name": "before", "image": "a", "env": env }],
+    }));
+    assert_eq!(pod["spec"]["containers"][1]["env"], env);
+    assert_eq!(pod["spec"]["initContainers"][0]["env"], env);
+}
+
+/// etcd does not start with a flag and its variable.
+#[test]
+fn a_variable_is_left_out_beside_its_flag() {
+    let users = |spec: Value| -> Vec<String> {
+        let variables = variables_of(&Fixture::with(&spec.to_string()));
+        let names = variables.into_iter().map(|(name, _)| name);
+        names.skip(2).collect()
+    };
+    let env = json!([
+        { "name": "ETCD_LOG_LEVEL", "value": "debug" },
+        { "name": "ETCD_SNAPSHOT_COUNT", "value": "5" },
+        { "name": "ETCDCTL_API", "value": "3" },
+    ]);
+    let all = ["ETCD_LOG_LEVEL", "ETCD_SNAPSHOT_COUNT", "ETCDCTL_API"];
+    assert_eq!(users(json!({ "pod": { "etcdEnv": env } })), all);
+    let flag = json!({ "pod": { "etcdEnv": env, "extraArgs": ["--log-level=info"] } });
+    assert_eq!(users(flag), all[1..]);
+    let typed = json!({ "pod": { "etcdEnv": env }, "etcd": { "snapshotCount": 9 } });
+    assert_eq!(users(typed), [all[0], all[2]]);
+}
+
 #[test]
 fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
     let pod = built(&Fixture {

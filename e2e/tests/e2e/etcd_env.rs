@@ -1,0 +1,89 @@
+//! `spec.pod.etcdEnv` sets no flag of etcd that the operator owns: with `ETCD_FORCE_NEW_CLUSTER` a healthy cluster of
+//! three would lose two of its three members and their volumes.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail, ensure};
+use e2e::objects::{Kind, ready_members};
+use e2e::{Keyspace, Sandbox, cluster_scenario};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::all_pods_lost::restarts;
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::volume_growth::claims;
+
+const KEYS: usize = 50;
+const PREFIX: &str = "etcd-env";
+/// The only way to set this option in v1beta2.
+const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
+
+async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
+    let variables = json!([{"name": ALLOWED, "value": "1"}, {"name": name, "value": "true"}]);
+    let patch = json!({"spec": {"pod": {"etcdEnv": variables}}}).to_string();
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await
+}
+
+/// By UID: every pod of the cluster with its restarts, and every volume claim.
+async fn standing(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
+    let pods = sandbox.member_pods("c").await?;
+    let claims = claims(sandbox).await?;
+    let ended = |claim: &&_| ResourceExt::meta(*claim).deletion_timestamp.is_none();
+    ensure!(pods.len() == 3 && claims.iter().filter(ended).count() == 3);
+    let pods = pods
+        .iter()
+        .map(|pod: &Pod| (pod.uid().unwrap_or_default(), restarts(pod)));
+    let claims = claims
+        .iter()
+        .map(|claim| (claim.uid().unwrap_or_default(), 0));
+    Ok(pods.chain(claims).collect())
+}
+
+#[tokio::test]
+async fn etcd_env_is_guarded() {
+    cluster_scenario("etcd_env", async |sandbox| {
+        let allowed = format!("{DURABLE}    etcdEnv: [{{name: {ALLOWED}, value: \"1\"}}]\n");
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, &allowed)?)
+            .await?;
+        let object = sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill(PREFIX, KEYS, |_| {}).await?;
+        let before = (
+            standing(sandbox).await?,
+            keys.cluster_id().await?,
+            keys.members().await?,
+        );
+
+        for name in [
+            "ETCD_FORCE_NEW_CLUSTER",
+            "ETCD_WAL_DIR",
+            "ETCD_CONFIG_FILE",
+            "ETCD_DISCOVERY_SRV",
+            "ETCD_INITIAL_CLUSTER_STATE",
+        ] {
+            let text = match set(sandbox, name).await {
+                Ok(printed) => bail!("{name} is accepted: {printed}"),
+                Err(error) => format!("{error:#}"),
+            };
+            ensure!(
+                text.contains("spec.pod.etcdEnv") && text.contains("remove that variable"),
+                "{name}: neither the field nor the remedy in: {text}"
+            );
+        }
+
+        let after = (
+            standing(sandbox).await?,
+            keys.cluster_id().await?,
+            keys.members().await?,
+        );
+        ensure!(before == after, "{before:?}, and afterwards {after:?}");
+        let now = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+        ensure!(now.metadata.generation == object.metadata.generation);
+        ensure!(ready_members(&now) == ready_members(&object));
+        keys.verify(PREFIX, KEYS).await.map(drop)
+    })
+    .await;
+}
