@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail, ensure};
 use e2e::objects::{Kind, ready_members};
 use e2e::{Keyspace, Sandbox, cluster_scenario};
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -28,17 +27,28 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
 
 /// By UID: every pod of the cluster with its restarts, and every volume claim.
 async fn standing(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
-    let pods = sandbox.member_pods("c").await?;
-    let claims = claims(sandbox).await?;
-    let ended = |claim: &&_| ResourceExt::meta(*claim).deletion_timestamp.is_none();
-    ensure!(pods.len() == 3 && claims.iter().filter(ended).count() == 3);
-    let pods = pods
-        .iter()
-        .map(|pod: &Pod| (pod.uid().unwrap_or_default(), restarts(pod)));
-    let claims = claims
-        .iter()
-        .map(|claim| (claim.uid().unwrap_or_default(), 0));
+    let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
+    let kept = claims.iter().map(|claim| &claim.metadata);
+    let kept = kept.filter(|metadata| metadata.deletion_timestamp.is_none());
+    ensure!(
+        pods.len() == 3 && kept.count() == 3,
+        "three pods, three volumes"
+    );
+    let pods = pods.iter();
+    let pods = pods.map(|pod| (pod.uid().unwrap_or_default(), restarts(pod)));
+    let claims = claims.iter();
+    let claims = claims.map(|claim| (claim.uid().unwrap_or_default(), 0));
     Ok(pods.chain(claims).collect())
+}
+
+/// Pods and volumes, the cluster's ID, and its members.
+type Picture = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
+
+async fn picture(sandbox: &Sandbox, keys: &Keyspace) -> Result<Picture> {
+    let mut members = keys.members().await?;
+    members.sort();
+    let cluster = keys.cluster_id().await?;
+    Ok((standing(sandbox).await?, cluster, members))
 }
 
 #[tokio::test]
@@ -51,11 +61,7 @@ async fn etcd_env_is_guarded() {
         let object = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill(PREFIX, KEYS, |_| {}).await?;
-        let before = (
-            standing(sandbox).await?,
-            keys.cluster_id().await?,
-            keys.members().await?,
-        );
+        let before = picture(sandbox, &keys).await?;
 
         for name in [
             "ETCD_FORCE_NEW_CLUSTER",
@@ -74,11 +80,7 @@ async fn etcd_env_is_guarded() {
             );
         }
 
-        let after = (
-            standing(sandbox).await?,
-            keys.cluster_id().await?,
-            keys.members().await?,
-        );
+        let after = picture(sandbox, &keys).await?;
         ensure!(before == after, "{before:?}, and afterwards {after:?}");
         let now = sandbox.objects(Kind::EtcdCluster).get("c").await?;
         ensure!(now.metadata.generation == object.metadata.generation);

@@ -201,8 +201,6 @@ pub struct EtcdOptions {
 
 impl EtcdOptions {
     /// The flags that the given options set, without dashes, each with its field. In the order of [`TYPED_FLAGS`].
-    ///
-    /// [`TYPED_FLAGS`]: super::TYPED_FLAGS
     pub(super) fn given(&self) -> Vec<(&'static str, &'static str)> {
         let Self {
             quota_backend_bytes,
