@@ -26,17 +26,6 @@ pub struct Env {
     pub xtask: Option<PathBuf>,
     /// The testbed's nodes.
     pub nodes: Vec<String>,
-    /// The operators of the commit before; `cargo xtask test` builds them for the tests that begin with them.
-    pub before: Option<Before>,
-}
-
-/// The operators of another commit.
-#[derive(Clone, Debug)]
-pub struct Before {
-    /// Their image, on every node as today's is.
-    pub image: String,
-    /// The files of that commit.
-    pub tree: PathBuf,
 }
 
 /// An S3 server with full access to it.
@@ -95,30 +84,7 @@ impl Env {
             etcd_versions: list("E2E_ETCD_VERSIONS"),
             xtask: var("E2E_XTASK").map(Into::into),
             nodes: list("E2E_NODES"),
-            before: match (var("E2E_BEFORE_IMAGE"), var("E2E_BEFORE_TREE")) {
-                (Some(image), Some(tree)) => Some(Before {
-                    image,
-                    tree: tree.into(),
-                }),
-                _ => None,
-            },
         })
-    }
-
-    /// The surroundings with the operators and the chart of the commit before, and that commit's files.
-    ///
-    /// # Errors
-    /// When there are none, which says how to get them.
-    pub fn before(&self) -> Result<(Self, PathBuf)> {
-        let before = self.before.clone().context(
-            "no operators of the commit before (E2E_BEFORE_IMAGE, E2E_BEFORE_TREE): `cargo xtask test --e2e before` builds them",
-        )?;
-        let with = Self {
-            image: before.image,
-            chart: before.tree.join("charts/etcd-operator"),
-            ..self.clone()
-        };
-        Ok((with, before.tree))
     }
 
     /// The S3 server.

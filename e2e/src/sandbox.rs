@@ -150,18 +150,10 @@ impl Sandbox {
     /// # Errors
     /// When Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
-        self.install_operators_of(&self.env, settings).await
-    }
-
-    /// As [`Self::install_operators_with`], with the chart and the image of other surroundings; the CRDs are today's.
-    ///
-    /// # Errors
-    /// When Helm fails or a Deployment does not become available.
-    pub async fn install_operators_of(&self, env: &Env, settings: &[&str]) -> Result<()> {
         CRDS.get_or_try_init(|| install_crds(&self.env)).await?;
         let mut all = vec!["--set", "crds.install=false"];
         all.extend_from_slice(settings);
-        chart::install(env, RELEASE, &self.namespace, &all).await?;
+        chart::install(&self.env, RELEASE, &self.namespace, &all).await?;
         self.await_operators().await
     }
 
@@ -552,7 +544,7 @@ pub async fn await_no_data(
 ///
 /// # Errors
 /// With what Helm or kubectl say.
-pub async fn install_crds(env: &Env) -> Result<()> {
+async fn install_crds(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(
         env,

@@ -297,10 +297,9 @@ pub struct ChosenBackup {
     /// SHA-256 of the snapshot, in hexadecimal: as the manifest beside it says, or else as it was fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// By how much its revisions are raised, with what is below marked as compacted; 0 where they are not. Without it,
-    /// where an earlier build has begun the restore, `spec` says so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bump_revision: Option<i64>,
+    /// By how much its revisions are raised, with what is below marked as compacted; 0 if they are not raised.
+    #[serde(default)]
+    pub bump_revision: i64,
     /// Generation of the spec that chose it. Before anything is made of it, a changed spec chooses again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,

@@ -282,8 +282,8 @@ async fn in_pod<T>(
     })
 }
 
-/// A pod would wait in vain for a claim that is not there. Only that is said: whoever may not read claims, as by the chart of
-/// an earlier release, makes the pod, and that tells what it lacks.
+/// A pod would wait in vain for a claim that is not there. Only that is said: an operator that may not read claims makes
+/// the pod, and the pod tells what it lacks.
 async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);

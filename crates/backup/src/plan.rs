@@ -568,6 +568,4 @@ fn attempt(backup: &EtcdBackup, begun: Timestamp, observed: &Observed, now: Time
 }
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;

@@ -22,10 +22,6 @@ mod unlabelled;
 pub(crate) use children::is_of_others;
 
 #[cfg(test)]
-mod coreos;
-#[cfg(test)]
-mod earlier;
-#[cfg(test)]
 pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};

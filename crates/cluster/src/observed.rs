@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_of_a_change_is_read_again_also_as_earlier_operators_noted_it() {
+    fn reads_note_about_image_change_as_written() {
         for (note, from, restarts, unreadable) in [
             ("3.6.16/2", "3.6.16", 2, false),
             ("3.6.16/-1/unreadable", "3.6.16", -1, true),

@@ -9,10 +9,8 @@ use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
-use k8s_openapi::api::core::v1::Pod;
 use sha2::{Digest, Sha256};
 
-use crate::made_of::Asked;
 use crate::observed::{Observed, PodFacts, Trouble};
 use crate::plan::{Plan, Step};
 
@@ -31,14 +29,13 @@ pub fn stands(restore: &EtcdRestore, claimed: bool) -> Option<&ChosenBackup> {
     recorded(restore).filter(|chosen| claimed || chosen.generation == generation)
 }
 
-/// Invariant 10: the choice is recorded before anything is made of it. `None` when it is. A restore that an earlier build
-/// has begun goes on without, where nobody can say what it was begun with.
+/// Invariant 10: the choice is recorded before anything is made from it. `None` if it is recorded.
 pub fn to_record(restore: &EtcdRestore, observed: &Observed, claimed: bool) -> Option<Plan> {
     if stands(restore, claimed).is_some() {
         return None;
     }
     let Some(found) = observed.found.clone() else {
-        return (!claimed).then(|| Plan::wait_for("the backup to be looked at"));
+        return Some(Plan::wait_for("the backup to be looked at"));
     };
     let what = format!("recording that it is made of {}", found.location);
     Some(Plan::step(Step::RecordBackup(Box::new(found)), &what))
@@ -53,17 +50,15 @@ pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
         etcd_revision: None,
         stored_size: None,
         sha256: None,
-        bump_revision: Some(restore.spec.bump_revision.unwrap_or_default()),
+        bump_revision: restore.spec.bump_revision.unwrap_or_default(),
         generation: restore.metadata.generation,
         source,
     }
 }
 
-/// By how much the revision is raised; what is below is marked as compacted then. The spec says it only where an earlier
-/// build has begun the restore, and did not record it.
+/// By how much the revision is raised, as recorded; revisions below are marked as compacted. `None` if it is not raised.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
-    let recorded = recorded(restore).and_then(|chosen| chosen.bump_revision);
-    let by = u64::try_from(recorded.or(restore.spec.bump_revision)?).ok()?;
+    let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
 }
 
@@ -75,15 +70,6 @@ pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored
         let told = Some(manifest.sha256.to_ascii_lowercase());
         chosen.sha256 = told.filter(|told| !told.is_empty());
     }
-}
-
-/// What a seed's pod fetches, as its arguments say: it was made by an operator that recorded nothing.
-pub fn of_pod(restore: &EtcdRestore, pod: &Pod) -> Option<ChosenBackup> {
-    let asked = Asked::of(pod)?;
-    Some(ChosenBackup {
-        bump_revision: Some(asked.bump_revision),
-        ..at(restore, asked.source)
-    })
 }
 
 /// Whether what lies there is still what was recorded. Without a manifest beside it the size says it, until the seed has
@@ -243,48 +229,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_an_earlier_build_tells_what_it_fetches() {
-        let arguments = json!([
-            "seed",
-            "fetch",
-            r#"--source={"s3":{"path":"b/k","awsSecret":"aws"}}"#
-        ]);
-        let pod: Pod = serde_json::from_value(json!({ "spec": {
-            "containers": [],
-            "initContainers": [{ "name": "fetch", "args": arguments }],
-        } }))
-        .unwrap();
-        let chosen = of_pod(&restore(), &pod).unwrap();
-        assert_eq!(chosen, at(&restore(), block("b/k")));
-        assert_eq!(of_pod(&restore(), &Pod::default()), None);
-        // What the spec says by now is not what it was made with.
-        let mut raised = restore();
-        raised.spec.bump_revision = Some(1000);
-        assert_eq!(of_pod(&raised, &pod).unwrap(), chosen);
-    }
-
-    #[test]
     fn by_how_much_it_is_raised_is_chosen_with_the_backup() {
         let mut restore = restore();
         restore.spec.bump_revision = Some(1000);
-        assert_eq!(bump_revision(&restore), Some(1000));
         let chosen = at(&restore, block("b/k"));
-        assert_eq!(chosen.bump_revision, Some(1000));
+        assert_eq!(chosen.bump_revision, 1000);
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
         // One that is not raised stays so.
         let chosen = at(&restore, block("b/k"));
-        restore.status.get_or_insert_default().backup = Some(chosen.clone());
+        restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
-        // An earlier build has recorded nothing of it.
-        let before = ChosenBackup {
-            bump_revision: None,
-            ..chosen
-        };
-        restore.status.get_or_insert_default().backup = Some(before);
-        assert_eq!(bump_revision(&restore), Some(7));
     }
 
     /// It stands on volumes, and is compared with by later releases.

@@ -6,7 +6,7 @@ use api::EtcdRestore;
 use api::restore::ChosenBackup;
 use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::{FETCH, Origin, RESTORE};
+use runtime::member::{FETCH, Origin};
 
 use crate::choice::{self, SOURCE};
 use crate::observed::{Another, PodFacts};
@@ -29,11 +29,10 @@ pub struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// Reads the arguments of the containers that make it; `None` where they cannot be read.
+    /// Reads the arguments of the container that fetches; `None` if they cannot be read.
     pub fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
-        // Seeds of earlier releases had a container of its own for the data directory, and that alone was told so.
-        let raised = argument(pod, FETCH, BUMP).or_else(|| argument(pod, RESTORE, BUMP));
+        let raised = argument(pod, FETCH, BUMP);
         Some(Self {
             source: serde_json::from_str(text).ok()?,
             text,
@@ -51,9 +50,7 @@ impl<'a> Asked<'a> {
     }
 
     fn is_raised_otherwise(&self, chosen: &ChosenBackup) -> bool {
-        chosen
-            .bump_revision
-            .is_some_and(|by| by.max(0) != self.bump_revision)
+        chosen.bump_revision.max(0) != self.bump_revision
     }
 }
 
@@ -70,18 +67,12 @@ fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
 /// Compares a seed's pod with the record, where both say something.
 pub fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) {
-        let status = restore.status.as_ref();
-        let verified = status.and_then(|status| status.restored_revision);
-        judge((chosen, verified), &asked, facts);
+        judge(chosen, &asked, facts);
     }
 }
 
-/// The same, of a pod that was told this. `verified` is the revision of the seed that was found to serve.
-pub(crate) fn judge(
-    (chosen, verified): (&ChosenBackup, Option<i64>),
-    asked: &Asked<'_>,
-    facts: &mut PodFacts,
-) {
+/// The same, for a pod with these arguments.
+pub(crate) fn judge(chosen: &ChosenBackup, asked: &Asked<'_>, facts: &mut PodFacts) {
     let differs = |told: Option<&str>| match (told, &chosen.sha256) {
         (Some(told), Some(recorded)) => !told.eq_ignore_ascii_case(recorded),
         _ => false,
@@ -97,22 +88,17 @@ pub(crate) fn judge(
             asks_another.then(|| Another::Fetches(words(chosen, asked, asked.sha256, None)));
         return;
     };
-    let is_verified = verified.is_some() && facts.restored == verified;
     let of = facts.of.as_ref();
-    // What is on its volume it has not made: that says itself of which backup it is.
-    let elsewhere = match (&chosen.sha256, of, of.and_then(|of| of.place.as_ref())) {
+    // Another pod may have made the data on its volume: the data says from which backup.
+    let elsewhere = match (&chosen.sha256, of) {
         // Another place may hold the same.
-        (Some(_), ..) => differs(Some(&held)),
-        (None, _, Some(place)) => *place != choice::place(&chosen.source),
-        // It was there before this release, and nobody says of which backup it is.
-        (None, Some(_), None) => asks_another || !is_verified,
-        // A program of an earlier release says nothing of it.
-        (None, None, _) => asks_another,
+        (Some(_), _) => differs(Some(&held)),
+        (None, Some(of)) => of.place != choice::place(&chosen.source),
+        (None, None) => asks_another,
     };
-    let raised = of.and_then(|of| i64::try_from(of.bump_revision?).ok());
-    let raised_otherwise = match (raised, chosen.bump_revision) {
-        (Some(raised), Some(by)) => by.max(0) != raised,
-        _ => asked.is_raised_otherwise(chosen) && !is_verified,
+    let raised_otherwise = match of {
+        Some(of) => u64::try_from(chosen.bump_revision.max(0)) != Ok(of.bump_revision),
+        None => asked.is_raised_otherwise(chosen),
     };
     let other = elsewhere || raised_otherwise;
     facts.another = other.then(|| Another::Holds(words(chosen, asked, Some(&held), of)));
@@ -131,23 +117,21 @@ fn words(
         0 => String::new(),
         by => format!(", raised by {by}"),
     };
-    let place = of.map(|of| of.place.as_ref());
-    let from = match place {
-        Some(Some(place)) if *place == choice::place(&chosen.source) => chosen.location.clone(),
-        Some(Some(place)) if *place != choice::place(&asked.source) => {
-            "another place, where an earlier pod of it was told to fetch".to_owned()
+    let from = match of.map(|of| &of.place) {
+        Some(place) if *place == choice::place(&chosen.source) => chosen.location.clone(),
+        Some(place) if *place != choice::place(&asked.source) => {
+            "another place, where a previous pod of it was told to fetch".to_owned()
         }
-        Some(None) => "a place that nobody has written down".to_owned(),
         _ => choice::location(&asked.source),
     };
-    let by = of.and_then(|of| i64::try_from(of.bump_revision?).ok());
+    let by = of.and_then(|of| i64::try_from(of.bump_revision).ok());
     format!(
         "{from}{}{}, and recorded is {}{}{}",
         told(sha256),
         raised(by.unwrap_or(asked.bump_revision)),
         chosen.location,
         told(chosen.sha256.as_deref()),
-        raised(chosen.bump_revision.unwrap_or_default()),
+        raised(chosen.bump_revision),
     )
 }
 
@@ -164,7 +148,7 @@ mod tests {
     }
 
     /// What is recorded.
-    fn restore(sha256: Option<&str>, bump_revision: Option<i64>) -> EtcdRestore {
+    fn restore(sha256: Option<&str>, bump_revision: i64) -> EtcdRestore {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
         let chosen = ChosenBackup {
@@ -203,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_fetches_another_backup_than_recorded_is_found_out() {
-        let known = restore(Some(SHA), Some(0));
+        let known = restore(Some(SHA), 0);
         let fetches = |pod: &Pod| {
             let facts = compared(&known, pod, None);
             matches!(facts.another, Some(Another::Fetches(_)))
@@ -231,17 +215,13 @@ mod tests {
             let facts = compared(restore, pod, Some(held));
             matches!(facts.another, Some(Another::Holds(_)))
         };
-        let known = restore(Some(SHA), Some(0));
+        let known = restore(Some(SHA), 0);
         assert!(!holds(&known, &pod("b/k", &[]), SHA));
         assert!(!holds(&known, &pod("b/copy", &[]), SHA));
         assert!(holds(&known, &pod("b/k", &[]), "ffff"));
         assert!(holds(&known, &pod("b/k", &["--bump-revision=7"]), SHA));
-        // On its volume it has found what was verified.
-        let mut verified = known.clone();
-        verified.status.as_mut().unwrap().restored_revision = Some(100);
-        assert!(!holds(&verified, &pod("b/k", &["--bump-revision=7"]), SHA));
         // Without a manifest the place is all there is.
-        let unknown = restore(None, Some(0));
+        let unknown = restore(None, 0);
         assert!(!holds(&unknown, &pod("b/k", &[]), "ffff"));
         assert!(holds(&unknown, &pod("b/newer", &[]), "ffff"));
         let text = match compared(&known, &pod("b/newer", &[]), Some("ffff")).another {
@@ -260,12 +240,12 @@ mod tests {
             choice::place(&block("b/k")),
             choice::place(&block("b/newer")),
         );
-        let held = |restore: &EtcdRestore, pod: &Pod, place: Option<&str>, by: Option<u64>| {
+        let held = |restore: &EtcdRestore, pod: &Pod, place: &str, by: u64| {
             let mut facts = PodFacts {
                 sha256: Some("ffff".into()),
                 restored: Some(100),
                 of: Some(Origin {
-                    place: place.map(str::to_owned),
+                    place: place.to_owned(),
                     bump_revision: by,
                 }),
                 ..PodFacts::default()
@@ -279,14 +259,14 @@ mod tests {
                 }
             }
         };
-        let (unknown, right) = (restore(None, Some(7)), pod("b/k", &["--bump-revision=7"]));
+        let (unknown, right) = (restore(None, 7), pod("b/k", &["--bump-revision=7"]));
         let late = pod("b/newer", &[]);
         for pod in [&right, &late] {
-            assert_eq!(held(&unknown, pod, Some(&here), Some(7)), None);
-            assert!(held(&unknown, pod, Some(&elsewhere), Some(7)).is_some());
-            assert!(held(&unknown, pod, Some(&here), Some(0)).is_some());
+            assert_eq!(held(&unknown, pod, &here, 7), None);
+            assert!(held(&unknown, pod, &elsewhere, 7).is_some());
+            assert!(held(&unknown, pod, &here, 0).is_some());
         }
-        let said = held(&unknown, &right, Some(&elsewhere), Some(0)).unwrap();
+        let said = held(&unknown, &right, &elsewhere, 0).unwrap();
         for part in [
             "another place",
             "recorded is s3://b/k, raised by 7",
@@ -294,67 +274,19 @@ mod tests {
         ] {
             assert!(said.contains(part), "{said}");
         }
-        // An earlier release has made it, and of which backup nobody says: it is accepted where the SHA-256 says so, or it is
-        // what was verified.
-        assert!(held(&unknown, &right, None, None).is_some());
-        let mut verified = unknown.clone();
-        verified.status.as_mut().unwrap().restored_revision = Some(100);
-        assert_eq!(held(&verified, &right, None, None), None);
-        assert!(held(&verified, &late, None, None).is_some());
-        assert_eq!(
-            held(&restore(Some("ffff"), Some(7)), &right, None, None),
-            None
-        );
         // What is known by its SHA-256 may have come from a copy, and not be raised otherwise.
-        let known = restore(Some("ffff"), Some(7));
-        assert_eq!(held(&known, &late, Some(&elsewhere), Some(7)), None);
-        assert!(held(&known, &right, Some(&here), Some(0)).is_some());
-        // An earlier build has not recorded by how much.
-        let before = restore(None, None);
-        assert_eq!(held(&before, &right, Some(&here), Some(0)), None);
-    }
-
-    /// They were told so in the container that made the data directory.
-    #[test]
-    fn by_how_much_the_seeds_of_earlier_releases_are_raised_is_read() {
-        let told = |by: &str| {
-            let mut seed = pod("b/k", &[]);
-            let makes = json!({ "name": "restore", "args": ["seed", "restore", by] });
-            let first = seed.spec.as_mut().unwrap().init_containers.as_mut();
-            first.unwrap().push(serde_json::from_value(makes).unwrap());
-            seed
-        };
-        let (raised, plain) = (told("--bump-revision=7"), told("--token=x"));
-        assert_eq!(Asked::of(&raised).unwrap().bump_revision, 7);
-        assert_eq!(Asked::of(&plain).unwrap().bump_revision, 0);
-        assert!(Asked::of(&told("--bump-revision=x")).is_none());
-        // It is recorded so, whatever the spec says by now, and is of that record.
-        let chosen = choice::of_pod(&restore(None, None), &raised).unwrap();
-        assert_eq!(chosen.bump_revision, Some(7));
-        let known = restore(Some(SHA), Some(7));
-        assert_eq!(compared(&known, &raised, None).another, None);
-        let facts = compared(&known, &plain, None);
-        assert!(matches!(facts.another, Some(Another::Fetches(_))));
-    }
-
-    /// They were recorded without it.
-    #[test]
-    fn by_how_much_it_is_raised_is_not_compared_where_an_earlier_build_began_it() {
-        let facts = compared(
-            &restore(Some(SHA), None),
-            &pod("b/k", &["--bump-revision=7"]),
-            None,
-        );
-        assert_eq!(facts.another, None);
+        let known = restore(Some("ffff"), 7);
+        assert_eq!(held(&known, &late, &elsewhere, 7), None);
+        assert!(held(&known, &right, &here, 0).is_some());
     }
 
     #[test]
     fn a_pod_that_refuses_everything_but_the_recorded_sha256_vouches_for_what_it_serves() {
-        let known = restore(Some(SHA), Some(0));
+        let known = restore(Some(SHA), 0);
         assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).vouched);
         assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).vouched);
         assert!(!compared(&known, &pod("b/k", &[]), None).vouched);
-        let unknown = restore(None, Some(0));
+        let unknown = restore(None, 0);
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).vouched);
         // It is the same backup, and not the same history.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);

@@ -28,13 +28,6 @@ pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     }
 }
 
-/// Whether two texts name the same cluster. Earlier builds wrote IDs with leading zeros, and what they recorded is read
-/// still.
-pub fn is_same_cluster(one: &str, other: &str) -> bool {
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    one == other || number(one).is_some_and(|one| number(other) == Some(one))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,13 +57,6 @@ mod tests {
         restore.spec.etcd_cluster.name = "another".into();
         assert_eq!(target(&restore), "main");
         assert_eq!(seed(&restore), begun);
-    }
-
-    #[test]
-    fn a_cluster_id_with_leading_zeros_is_the_same_cluster() {
-        assert!(is_same_cluster("00000000000000ab", "ab"));
-        assert!(is_same_cluster("ab", "ab") && !is_same_cluster("ab", "ac"));
-        assert!(!is_same_cluster("", "0") && !is_same_cluster("x", "y"));
     }
 
     #[test]

@@ -155,7 +155,7 @@ async fn look_around(
                 made_of::compare(restore, pod, facts);
             }
         }
-        seen.observed.found = backup::begun_with(restore, seen);
+        seen.observed.found = seen.backup.clone().ok();
         members::look_at_storage(eyes.client, &mut seen.observed.seed, &seen.children).await;
         members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
         let pod = seen.children.pod.as_ref();
@@ -246,9 +246,5 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     }
 }
 
-#[cfg(test)]
-mod asked;
-#[cfg(test)]
-mod clocks;
 #[cfg(test)]
 mod tests;

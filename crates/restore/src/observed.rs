@@ -9,8 +9,6 @@ use etcd::KeyHash;
 use runtime::member::Origin;
 use runtime::progress::Moved;
 
-use crate::naming;
-
 /// Everything a plan is made from, besides the EtcdRestore itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
@@ -108,8 +106,7 @@ pub struct ClusterFacts {
 impl ClusterFacts {
     /// Whether this is the cluster that is recorded.
     pub fn is_cluster(&self, id: &str) -> bool {
-        let recorded = self.cluster_id.as_deref();
-        recorded.is_some_and(|recorded| naming::is_same_cluster(recorded, id))
+        self.cluster_id.as_deref() == Some(id)
     }
 
     /// Whether nothing became of this EtcdCluster since that was recorded of it.
@@ -243,8 +240,7 @@ pub struct PodFacts {
     /// The revision an etcd serves that is started from what was fetched and verified. Whatever answers at the pod's
     /// address was: its container becomes etcd only when the data directory is there.
     pub restored: Option<i64>,
-    /// The data directory is there, verified too: etcd is ready on it, or the container said so that made it in the
-    /// seeds of earlier releases.
+    /// The data directory is there and verified: etcd is ready on it.
     pub verified: bool,
     /// What etcd must say of its keys at that revision, where the backup tells.
     pub hash: Option<KeyHash>,

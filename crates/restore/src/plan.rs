@@ -25,11 +25,9 @@ mod ended;
 pub mod expiry;
 pub mod in_place;
 pub mod joining;
-#[cfg(test)]
-mod model;
 pub mod refused;
 #[cfg(test)]
-mod scenarios;
+mod tests;
 mod unfit;
 
 /// How soon to look again while nobody serves.
@@ -375,7 +373,7 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
     if !seed_is_recorded(restore) {
         return record_intent(restore);
     }
-    // Begun by an operator that did not record it.
+    // Somebody has taken the record out of the status.
     if let Some(plan) = choice::to_record(restore, observed, true) {
         return plan;
     }
@@ -490,7 +488,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
 }
 
 fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
-    known.is_some_and(|(id, at)| naming::is_same_cluster(id, cluster) && at == revision)
+    known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
 /// The data directory is made before etcd starts, which takes a second or two for each GiB: a large one is not looked

@@ -12,9 +12,7 @@ use k8s_openapi::api::core::v1::{
     Volume, VolumeMount,
 };
 use kube::ResourceExt;
-use runtime::member::{
-    self, Contents, FETCH, Members, OperatorImage, RESTORE, Report, Seed, Source,
-};
+use runtime::member::{self, Contents, FETCH, Members, OperatorImage, Report, Seed, Source};
 
 use runtime::progress::Moved;
 
@@ -183,13 +181,7 @@ pub fn facts(pod: &Pod) -> PodFacts {
             format!("the seed's pod finds no node: {why}"),
         )
     });
-    // Seeds of earlier releases had a container of its own for the data directory.
-    let apart = pod.spec.as_ref().is_some_and(|spec| {
-        let mut first = spec.init_containers.iter().flatten();
-        first.any(|one| one.name == RESTORE)
-    });
-    let tells = if apart { RESTORE } else { FETCH };
-    let teller = prepare.iter().find(|status| status.name == tells);
+    let teller = prepare.iter().find(|status| status.name == FETCH);
     let told = teller.and_then(reported);
     let serves = containers
         .iter()
@@ -211,7 +203,7 @@ pub fn facts(pod: &Pod) -> PodFacts {
         }),
         moved: fetched(&prepare),
         restored: told.as_ref().map(|contents| contents.revision),
-        verified: told.is_some() && (apart || serves),
+        verified: told.is_some() && serves,
         hash: told.as_ref().and_then(|contents| contents.hash),
         of: told.as_ref().and_then(|contents| contents.of.clone()),
         sha256: told.map(|contents| contents.sha256),

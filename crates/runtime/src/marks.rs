@@ -199,14 +199,9 @@ impl Scope {
     }
 }
 
-/// Whether an operator of the other kind has taken the object, or one from before the condition existed reports
-/// on it.
+/// Whether an operator of the other kind has taken the object.
 fn taken_by_another(status: &Value, own: &str) -> bool {
-    let managed = find(status, MANAGED);
-    match managed {
-        Some(said) => said["status"] == "True" && said["reason"] != own,
-        None => !status["observedGeneration"].is_null(),
-    }
+    find(status, MANAGED).is_some_and(|said| said["status"] == "True" && said["reason"] != own)
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {
@@ -312,8 +307,7 @@ mod tests {
             // It was ours and its annotation was changed: the other kind has not come yet.
             (managed("True", "Namespaced"), false, true),
             (managed("True", "ClusterWide"), true, false),
-            // From before the condition existed.
-            (json!({ "observedGeneration": 3 }), true, true),
+            (json!({ "observedGeneration": 3 }), false, false),
         ];
         for (status, namespaced, cluster_wide) in cases {
             assert_eq!(

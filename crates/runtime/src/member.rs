@@ -27,8 +27,6 @@ mod volume;
 
 #[cfg(test)]
 mod fixture;
-#[cfg(test)]
-mod restricted;
 
 pub use budget::{disruption_budget, quorum};
 pub use difference::{
@@ -39,8 +37,7 @@ pub use hash::spec_hash;
 pub use network::{BESIDE_A_CLAIM, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod, pod_security};
 pub use seed::{
-    Contents, FETCH, Making, OperatorImage, Origin, RESTORE, Report, Seed, Source, seed_name,
-    seed_pod,
+    Contents, FETCH, Making, OperatorImage, Origin, Report, Seed, Source, seed_name, seed_pod,
 };
 pub use services::{
     client_service, closed, headless_service, is_closed, member_service, says_the_same,

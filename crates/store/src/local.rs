@@ -429,7 +429,7 @@ mod tests {
             let upload = store.begin("etcd/main-a").await.unwrap();
             std::mem::forget(upload);
         }
-        // Whoever is alone there sees all, of earlier releases too.
+        // A store without an owner sees all.
         assert_eq!(left(&nobodys).await, 2);
         let found = owned("one").unfinished("etcd/").await.unwrap();
         assert_eq!(found.len(), 1);

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::before::{self, Before};
 use crate::libtest::{self, Summary};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
@@ -20,8 +19,6 @@ use crate::{checkout, image, programs, progress, shell, testbed, times};
 /// The module name of e2e tests that break nodes.
 const ALONE: &str = "alone::";
 const BREAKING: &str = "end-to-end tests that break nodes";
-/// The module name of e2e tests that begin with the operators of the commit before.
-const BEFORE: &str = "before::";
 
 /// Where to run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -73,12 +70,6 @@ struct Prepared {
     steps: Vec<(&'static str, Duration)>,
 }
 
-impl Prepared {
-    fn add(&mut self, name: &str, value: &str) {
-        self.vars.push((name.to_owned(), value.to_owned()));
-    }
-}
-
 /// What the end-to-end tests run with.
 struct Compiled {
     /// The operators and the programs of the e2e crate.
@@ -87,8 +78,6 @@ struct Compiled {
     executable: PathBuf,
     /// The tests that were asked for.
     names: Vec<String>,
-    /// The operators of the commit before, or why there are none.
-    before: Result<Before, String>,
 }
 
 /// `cargo xtask test`.
@@ -103,30 +92,18 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
         // The testbed comes up while cargo compiles.
         let (early, units, compiled) = thread::scope(|scope| {
             let early = scope.spawn(|| begin_cluster(&options.place, None));
-            let mut before = None;
             let units = if options.e2e {
                 Ok(Summary::default())
             } else {
-                compile_unit_tests().and_then(|()| {
-                    // Unit tests wait a lot; all end-to-end tests need the commit before.
-                    let whole = options.filter.is_none() && options.place.context.is_none();
-                    before = whole.then(|| scope.spawn(before::build));
-                    run_unit_tests(options.filter.as_deref())
-                })
+                compile_unit_tests().and_then(|()| run_unit_tests(options.filter.as_deref()))
             };
-            let before = before.and_then(|thread| thread.join().ok());
-            (early.join(), units, compile(options, before))
+            (early.join(), units, compile(options))
         });
         let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
         let result = units.and_then(|units| {
             summary += units;
             let compiled = compiled?;
-            let mut prepared = finish(early.clone(), &options.place, &compiled.built)?;
-            if let Ok(before) = &compiled.before {
-                image::load(&before.image)?;
-                prepared.add("E2E_BEFORE_IMAGE", &before.image.reference);
-                prepared.add("E2E_BEFORE_TREE", &before.tree.display().to_string());
-            }
+            let prepared = finish(early.clone(), &options.place, &compiled.built)?;
             e2e_tests(options, &prepared, &compiled)
         });
         end_cluster(&early, &options.place);
@@ -201,40 +178,22 @@ fn test_program() -> Result<PathBuf> {
         .context("cargo built no end-to-end tests")
 }
 
-/// Compiles all that the end-to-end tests need, the commit before unless it has been.
-fn compile(options: &Tests, before: Option<Result<Before>>) -> Result<Compiled> {
+/// Compiles all that the end-to-end tests need.
+fn compile(options: &Tests) -> Result<Compiled> {
     let built = image::compile_with_fail_points()?;
     let executable = test_program()?;
     let list = shell::output(Command::new(&executable).args(["--list", "--format", "terse"]))?;
     let names = chosen(libtest::listed(&list), options.filter.as_deref());
-    let before = if options.place.context.is_some() {
-        // Their image is in no cluster but the testbed.
-        Err("on the testbed only".to_owned())
-    } else if names.iter().any(|name| name.contains(BEFORE)) {
-        before.unwrap_or_else(before::build).map_err(|error| {
-            let why = format!("{error:#}").replace('\n', " ");
-            progress::say(&format!("no operators of the commit before: {why}"));
-            why
-        })
-    } else {
-        Err("not asked for".to_owned())
-    };
     Ok(Compiled {
         built,
         executable,
         names,
-        before,
     })
 }
 
 fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Result<Summary> {
     let mut summary = Summary::default();
-    let mut names = compiled.names.clone();
-    if let Err(why) = &compiled.before {
-        let needy: Vec<_> = names.extract_if(.., |name| name.contains(BEFORE)).collect();
-        summary.skip(&needy, why);
-    }
-    let (together, alone) = divide(names);
+    let (together, alone) = divide(compiled.names.clone());
     let times = times::begin()?;
     for (what, names, jobs) in [
         ("end-to-end tests", together, options.jobs),

@@ -2,7 +2,6 @@
 //! authorities, a user that is not root, no shell. Its tag follows from its
 //! content. It may not push it anywhere.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,7 +16,7 @@ use crate::{checkout, progress, testbed};
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
 /// The operators.
-pub(crate) const PROGRAMS: &[&str] = &[
+const PROGRAMS: &[&str] = &[
     "etcd-operator",
     "etcd-backup-operator",
     "etcd-restore-operator",
@@ -123,20 +122,10 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal; returns the programs it built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
-    let mut command = Command::new(cargo());
-    command.current_dir(checkout::root());
-    cargo_executables_by(command, args)
-}
-
-/// How cargo is called.
-pub(crate) fn cargo() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
-
-/// As [`cargo_executables`], by a command that starts cargo, somewhere or in some way of its own.
-pub(crate) fn cargo_executables_by(mut command: Command, args: &[&str]) -> Result<Vec<PathBuf>> {
     progress::say(&format!("cargo {}", args.join(" ")));
-    let output = command
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(checkout::root())
         .args(args)
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())

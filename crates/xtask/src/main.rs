@@ -4,7 +4,6 @@
 //! needs to compile.
 
 mod archive;
-mod before;
 mod checkout;
 mod drive;
 mod image;
@@ -17,7 +16,7 @@ mod prose;
 mod shell;
 mod testbed;
 #[cfg(test)]
-mod tidy;
+mod tests;
 mod times;
 
 use std::process::ExitCode;

@@ -5,7 +5,7 @@
 //! the init container that waits for DNS, with etcd's image and a command that ends at once, as the nodes hold no
 //! busybox; the others have none. The probe calls etcdctl without a shell, which the images here have none. On volumes
 //! the pods run as the user the new ones run as, because the volumes here follow no `fsGroup` (`docs/adoption.md`).
-//! Every form with the init container in its own words is in the unit tests (`observe/coreos.rs` in the crate `cluster`).
+//! Every form with the original init container is in the unit tests (`observe/tests/coreos.rs` in the crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};

@@ -43,7 +43,6 @@ pub(crate) enum Task {
         /// Where the newest lies.
         newest: String,
         /// The UIDs of the other EtcdBackups that number theirs at the same path.
-        #[serde(default)]
         others: BTreeSet<String>,
     },
     /// All that this EtcdBackup has stored goes.
@@ -65,7 +64,6 @@ pub(crate) struct Snapshot {
     /// For the manifest.
     pub(crate) cluster: Option<ManifestCluster>,
     /// The Secrets etcd is reached with.
-    #[serde(default)]
     pub(crate) reach: Reach,
 }
 

@@ -14,6 +14,7 @@ use crate::status::{notices, status};
 mod anything;
 mod attempts;
 mod deadline;
+mod model;
 mod periodic;
 
 fn at(second: i64) -> Timestamp {

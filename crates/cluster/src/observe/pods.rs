@@ -57,7 +57,7 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|note| Changed::read(&note)),
         flags: container.map(flags).unwrap_or_default(),
         readyz: container.is_some_and(probes_readyz),
-        spec_hash: recorded_hash(spec, pod),
+        spec_hash: recorded_hash(pod),
         difference: difference(spec, pod),
         initial,
         joins: container.is_some_and(|one| has_word(one, "--initial-cluster-state=existing")),

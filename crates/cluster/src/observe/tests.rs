@@ -13,6 +13,9 @@ use serde_json::json;
 use crate::observe::{Look, Objects, without_etcd};
 use crate::observed::{Kept, Observed, Trouble};
 
+mod coreos;
+mod golden;
+
 const MEMBER: &str = "db-aaaaaaaaaa";
 
 fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {

@@ -114,11 +114,9 @@ async fn is_where_it_was(
     let id = |cluster: &EtcdCluster| cluster.status.as_ref()?.cluster_id.clone();
     Ok(now.filter(|now| {
         let claim = now.annotations().get(ANNOTATION_RESTORE);
-        let same = match (id(now), id(before)) {
-            (Some(now), Some(before)) => naming::is_same_cluster(&now, &before),
-            (now, before) => now == before,
-        };
-        same && now.uid() == before.uid() && claim.map(String::as_str) == Some(naming::uid(restore))
+        id(now) == id(before)
+            && now.uid() == before.uid()
+            && claim.map(String::as_str) == Some(naming::uid(restore))
     }))
 }
 

@@ -12,9 +12,9 @@ use kube::ResourceExt;
 use tokio::time::timeout;
 
 use super::target::{check_version, cluster_to_make};
-use super::{Eyes, STORE, Seen, read};
+use super::{Eyes, STORE, read};
 use crate::choice;
-use crate::observed::{Pod, Source, Trouble};
+use crate::observed::{Source, Trouble};
 use crate::source::{self, SecretData};
 
 /// The backup that was recorded, or the one the spec names now. Where the cluster is `claimed` something may be made of
@@ -30,21 +30,6 @@ pub(super) async fn choose(
     }
     let place = place(eyes, restore, namespace).await?;
     Ok(choice::at(restore, place))
-}
-
-/// What a restore was begun with by an operator that recorded nothing: what the seed's pod fetches, if there is one.
-pub(super) fn begun_with(restore: &EtcdRestore, seen: &Seen) -> Option<ChosenBackup> {
-    if choice::recorded(restore).is_some() {
-        return None;
-    }
-    match (&seen.observed.seed.pod, &seen.children.pod) {
-        (Pod::Present(facts), Some(pod)) => choice::of_pod(restore, pod).map(|mut chosen| {
-            chosen.sha256.clone_from(&facts.sha256);
-            chosen
-        }),
-        (Pod::Absent, _) => seen.backup.clone().ok(),
-        _ => None,
-    }
 }
 
 /// The place of the backup: the restore's own, or that of the EtcdBackup it names.

@@ -15,6 +15,9 @@ use super::backup::place_of;
 use super::members::{child, former_of, is_in_the_way};
 use super::target::{check_version, cluster_to_make};
 use super::*;
+
+mod asked;
+mod clocks;
 use crate::observed::{Child, Former};
 
 fn restore(template: Value) -> EtcdRestore {

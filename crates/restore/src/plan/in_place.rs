@@ -261,7 +261,7 @@ fn stop_for(
             ));
         }
     };
-    let same = naming::is_same_cluster(id, cluster);
+    let same = id == cluster;
     let other = matches!(pod.another, Some(Another::Holds(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
     // One that has joined served what was verified, and clients may have found it since.

@@ -96,7 +96,7 @@ fn hold_back(
             cluster_id,
             revision,
         } => {
-            let same = naming::is_same_cluster(cluster_id, cluster) && *revision >= recorded;
+            let same = cluster_id == cluster && *revision >= recorded;
             (!same).then(|| {
                 differs(&format!(
                     "serves revision {revision} as cluster {cluster_id}, and what was verified is revision {recorded} as \

@@ -342,28 +342,12 @@ fn of_which_backup_it_is_is_read_where_the_seed_says_so() {
         reported(json!([container("fetch", ended(0, &message), json!({}))])).of
     };
     assert_eq!(told("}"), None);
-    assert_eq!(told(r#","of":{}}"#), Some(Origin::default()));
     let all = Origin {
-        place: Some("cd".into()),
-        bump_revision: Some(7),
+        place: "cd".into(),
+        bump_revision: 7,
     };
     let said = r#","of":{"place":"cd","bumpRevision":7}}"#;
     assert_eq!(told(said), Some(all));
-}
-
-#[test]
-fn the_seeds_of_earlier_releases_are_read_for_what_they_are() {
-    let seen = |prepare: Value| {
-        let spec = json!({ "containers": [{ "name": "etcd" }],
-            "initContainers": [{ "name": "fetch" }, { "name": "restore" }] });
-        let pod = json!({ "spec": spec, "status": { "initContainerStatuses": prepare } });
-        let facts = facts(&serde_json::from_value(pod).unwrap());
-        (facts.restored, facts.verified)
-    };
-    let fetched = container("fetch", ended(0, DONE), json!({}));
-    let restored = container("restore", ended(0, DONE), json!({}));
-    assert_eq!(seen(json!([fetched])), (None, false));
-    assert_eq!(seen(json!([fetched, restored])), (Some(7), true));
 }
 
 #[test]
@@ -384,11 +368,11 @@ fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
 #[test]
 fn what_the_kubelet_cannot_start_is_said() {
     let pull = json!({ "waiting": { "reason": "ImagePullBackOff", "message": "not found" } });
-    let trouble = reported(json!([container("restore", pull, json!({}))]))
+    let trouble = reported(json!([container("fetch", pull, json!({}))]))
         .trouble
         .unwrap();
     assert_eq!(trouble.reason, Reason::ImageNotFound);
-    let killed = reported(json!([container("restore", ended(137, ""), json!({}))]))
+    let killed = reported(json!([container("fetch", ended(137, ""), json!({}))]))
         .trouble
         .unwrap();
     assert_eq!(killed.reason, Reason::PodNotStarting);

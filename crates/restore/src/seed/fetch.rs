@@ -116,11 +116,7 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
 
 async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
     let paths = &arguments.paths;
-    if let Some(mut contents) = already_restored(paths)? {
-        if arguments.source.is_some() {
-            // One that an earlier release made: nobody says of which backup it is.
-            contents.of.get_or_insert_default();
-        }
+    if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
     let before = fetched_before(paths)?;
@@ -202,8 +198,8 @@ async fn from_store(
     let contents = verify(&inspected, manifest.as_ref())?;
     check_chosen(arguments, &contents.sha256)?;
     let of = Origin {
-        place: Some(choice::place(source)),
-        bump_revision: None,
+        place: choice::place(source),
+        bump_revision: arguments.bump_revision.unwrap_or_default(),
     };
     Ok(Contents {
         of: Some(of),
@@ -213,7 +209,7 @@ async fn from_store(
 
 /// Whether what an earlier start has fetched, which may have been told another place, is what this one is to fetch.
 fn is_wanted(arguments: &Fetch, fetched: &Contents) -> bool {
-    let of = fetched.of.as_ref().and_then(|of| of.place.as_deref());
+    let of = fetched.of.as_ref().map(|of| of.place.as_str());
     match (&arguments.sha256, &arguments.source) {
         (None, Some(source)) => of == Some(choice::place(source).as_str()),
         _ => is_chosen(arguments, &fetched.sha256),

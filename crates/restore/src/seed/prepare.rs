@@ -84,7 +84,7 @@ pub(super) fn promised(
         // What is compacted has no hash.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         of: expected.of.map(|of| Origin {
-            bump_revision: Some(bump_revision.unwrap_or_default()),
+            bump_revision: bump_revision.unwrap_or_default(),
             ..of
         }),
         ..expected

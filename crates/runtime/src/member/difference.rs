@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::hash::{first_form, said_only};
+use super::hash::said_only;
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
 /// Annotation of a pod with what the user said of it that is changed in place: labels, annotations, CPU and memory.
@@ -117,30 +117,18 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 2] {
     ]
 }
 
-/// The hash of what a pod was made for, in the form [`spec_hash`] has today where that can be told.
-pub fn recorded_hash(spec: &EtcdClusterSpec, pod: &Pod) -> Option<String> {
-    let recorded = annotation(pod, ANNOTATION_SPEC_HASH)?;
-    Some(if *recorded == first_form(spec) {
-        spec_hash(spec)
-    } else {
-        recorded.clone()
-    })
+/// The recorded [`spec_hash`] of the spec a pod was made for. `None` if another operator made the pod.
+pub fn recorded_hash(pod: &Pod) -> Option<String> {
+    annotation(pod, ANNOTATION_SPEC_HASH).cloned()
 }
 
 /// Compares a pod, as read from the API server, with what the spec says today.
 pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let wanted = Said::of(spec);
-    let recorded = recorded_hash(spec, pod);
-    let as_hashed = recorded.as_deref() == Some(&spec_hash(spec));
-    // What the release before made, for the very words that are said today.
-    let first = as_hashed && annotation(pod, ANNOTATION_SPEC_HASH) != recorded.as_ref();
-    let before = if first {
-        Some(wanted.clone())
-    } else {
-        Said::read(pod)
-    };
-    let metadata = metadata(spec, &wanted, (before.as_ref(), first, pod));
-    if !as_hashed {
+    let recorded = recorded_hash(pod);
+    let before = Said::read(pod);
+    let metadata = metadata(&wanted, before.as_ref(), pod);
+    if recorded.as_deref() != Some(&spec_hash(spec)) {
         let why = if recorded.is_none() {
             "its pod was made by another operator"
         } else {
@@ -160,15 +148,11 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     found
 }
 
-fn metadata(
-    spec: &EtcdClusterSpec,
-    wanted: &Said,
-    (before, first, pod): (Option<&Said>, bool, &Pod),
-) -> Option<MetadataPatch> {
+fn metadata(wanted: &Said, before: Option<&Said>, pod: &Pod) -> Option<MetadataPatch> {
     let none = Said::default();
     let known = before.unwrap_or(&none);
     let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
-    if same && !first && annotation(pod, ANNOTATION_SAID).is_some() {
+    if same && annotation(pod, ANNOTATION_SAID).is_some() {
         return None;
     }
     let change = |wanted: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
@@ -184,9 +168,6 @@ fn metadata(
         ..wanted.clone()
     };
     annotations.insert(ANNOTATION_SAID.to_owned(), Some(said.text()));
-    if first {
-        annotations.insert(ANNOTATION_SPEC_HASH.to_owned(), Some(spec_hash(spec)));
-    }
     Some(MetadataPatch {
         labels: change(&wanted.labels, &known.labels),
         annotations,

@@ -2,8 +2,8 @@
 //!
 //! It is of the user's words, not of the built pod: a new release of the operator that builds pods differently
 //! restarts nobody's members ([ADR 14](../../../../docs/adr/0014-what-rolls-out.md)). The hash of the same words is the
-//! same in every release; a test holds it. A release that has to hash other words gives the form another number and
-//! goes on recognising the forms before it.
+//! same in every release; a test pins it. A release that has to hash other words gives the form another number and
+//! continues to recognize the older forms.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// The form of the hash, in front of it.
-const FORM: &str = "2-";
+const FORM: &str = "1-";
 
 /// The form's number and sixteen hexadecimal digits. Only what a pod cannot take while it runs: the image stands in
 /// the pod and the version in an annotation; a volume is changed without its pod; labels, annotations, CPU and memory
@@ -52,19 +52,6 @@ fn said_of_tls(tls: &TlsPolicy) -> Value {
         }),
         None => serde_json::json!(tls),
     }
-}
-
-/// The hash as the release before wrote it: of everything, and so of no use to tell what differs.
-pub(super) fn first_form(spec: &EtcdClusterSpec) -> String {
-    let mut pod = spec.pod.clone().unwrap_or_default();
-    pod.persistent_volume_claim_spec = None;
-    digest(serde_json::json!({
-        "pod": pod,
-        "etcd": spec.etcd,
-        "repository": spec.repository,
-        "memberAddress": spec.member_address,
-        "tls": spec.tls,
-    }))
 }
 
 fn digest(said: Value) -> String {
@@ -116,10 +103,8 @@ mod tests {
     /// and recognise this one.
     #[test]
     fn the_hash_of_the_same_words_is_the_same_in_every_release() {
-        assert_eq!(spec_hash(&spec("{}")), "2-44136fa355b3678a");
-        assert_eq!(spec_hash(&spec(MUCH)), "2-5ef8befa2e869d57");
-        assert_eq!(first_form(&spec("{}")), "85044b41020b7131");
-        assert_eq!(first_form(&spec(MUCH)), "01e174a9f498e903");
+        assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");
+        assert_eq!(spec_hash(&spec(MUCH)), "1-5ef8befa2e869d57");
     }
 
     #[test]

@@ -24,8 +24,6 @@ use super::{Member, Members, Role, Start, data_mount, pod};
 
 /// Name of the container that fetches.
 pub const FETCH: &str = "fetch";
-/// Name of the container that made the data directory in the seeds of earlier releases.
-pub const RESTORE: &str = "restore";
 
 /// Below what no mount of a user's may begin with.
 const TOOLS: &str = "/var/etcd-tools";
@@ -118,21 +116,19 @@ pub struct Contents {
     /// etcd's own hash of the keys, where it is known what an etcd that is started from it must answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
-    /// Of which backup it is. The programs of earlier releases say nothing of it, nor does one that asked a member.
+    /// The backup it was fetched from; absent if a member was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
 }
 
-/// Of which backup the data of a seed is, as far as whoever made it has left that on the volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The backup that a seed's data was made from, as recorded on the volume beside the data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
     /// The place, as SHA-256 of the block that names it, in hexadecimal: a termination message has little room.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<String>,
-    /// By how much its revision was raised; 0 where it was not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bump_revision: Option<u64>,
+    pub place: String,
+    /// By how much its revision was raised; 0 if it was not.
+    pub bump_revision: u64,
 }
 
 /// With what a seed's data directory is made: the first argument of `seed start`, as JSON. What follows it is etcd's

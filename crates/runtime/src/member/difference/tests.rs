@@ -219,34 +219,6 @@ fn a_change_of_metadata_leaves_the_record_of_cpu_and_memory() {
     assert!(found.metadata.is_none() && found.resources.is_some());
 }
 
-/// As the release before made it: one hash over everything, and no record of words.
-fn of_the_release_before(json: &str) -> Pod {
-    let mut pod = made_for(json);
-    let annotations = pod.metadata.annotations.as_mut().unwrap();
-    annotations.insert(ANNOTATION_SPEC_HASH.into(), first_form(&spec(json)));
-    annotations.remove(ANNOTATION_SAID);
-    pod
-}
-
-#[test]
-fn a_pod_of_the_release_before_is_recorded_anew_and_not_restarted() {
-    let json = r#"{"repository":"r/etcd","pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
-    let pod = of_the_release_before(json);
-    let found = differs(&pod, json);
-    assert!(found.is_settled());
-    assert_eq!(
-        recorded_hash(&spec(json), &pod),
-        Some(spec_hash(&spec(json)))
-    );
-    let pod = patched(pod, &found.metadata.unwrap());
-    assert_eq!(differs(&pod, json), Difference::default());
-    let labels = differs(&pod, r#"{"repository":"r/etcd"}"#)
-        .metadata
-        .unwrap()
-        .labels;
-    assert_eq!(labels["team"], None);
-}
-
 #[test]
 fn a_pod_of_another_operator_is_made_anew() {
     let mut pod = made_for("{}");

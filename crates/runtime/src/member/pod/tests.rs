@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::super::fixture::Fixture;
-use super::super::restricted::violations;
 use super::super::{ANNOTATION_SPEC_HASH, Role};
+use restricted::violations;
+
+mod restricted;
 
 fn built(fixture: &Fixture) -> Value {
     serde_json::to_value(fixture.pod()).unwrap()

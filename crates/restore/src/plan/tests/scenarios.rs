@@ -9,7 +9,7 @@ use crate::observed::{Former, Seed};
 mod replacing;
 
 const UID: &str = "restore-uid";
-const ID: &str = "00000000000000ab";
+const ID: &str = "ab";
 
 fn restore(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
     let spec = r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#;
@@ -210,47 +210,17 @@ fn which_backup_it_is_is_recorded_before_anything_is_made_of_it() {
     check(&intended(), &observed, &create);
 }
 
-/// Its seed's pod says what it fetches, or the spec names it still.
+/// Also if somebody has removed the record while the cluster is claimed.
 #[test]
-fn a_restore_an_earlier_build_began_is_recorded_as_it_is_found_and_goes_on() {
+fn records_backup_again_before_anything_else_is_made() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
-    restore.metadata.generation = Some(2);
     for pod in [Pod::Absent, restored_pod()] {
         let mut observed = claimed_with(pod, serves(100));
-        // Where nobody can say it goes on as it began.
-        assert_ne!(plan(&restore, &observed).step, Step::Nothing);
+        check(&restore, &observed, &Step::Nothing);
         observed.found = Some(chosen(&restore, 1));
         let record = Step::RecordBackup(Box::new(chosen(&restore, 1)));
         check(&restore, &observed, &record);
-    }
-}
-
-/// Earlier builds wrote them with leading zeros, and etcd's answers are read without.
-#[test]
-fn a_cluster_id_that_was_recorded_with_leading_zeros_is_known() {
-    let answers = Serving::Serves {
-        cluster_id: "ab".into(),
-        revision: 100,
-    };
-    let formed = Step::RecordFormed {
-        cluster_id: "ab".into(),
-    };
-    let observed = claimed_with(restored_pod(), answers.clone());
-    check(&held(seed_verified()), &observed, &formed);
-    for recorded in [ID, "ab"] {
-        let facts = |claim: Option<&str>| ClusterFacts {
-            cluster_id: Some(recorded.into()),
-            claim: claim.map(str::to_owned),
-            available: true,
-            ..ClusterFacts::default()
-        };
-        let claimed = present(facts(Some(UID)));
-        check(&seed_verified(), &claimed, &Step::ReleaseClaim);
-        let mut released = present(facts(None));
-        released.serving = answers.clone();
-        let plan = check(&seed_verified(), &released, &Step::Nothing);
-        assert_eq!(plan.outlook, Outlook::Complete);
     }
 }
 
@@ -378,18 +348,13 @@ fn clear() -> Step {
     Step::ClearPod(why.into())
 }
 
-/// While it fetches, when the data directory is there, and when that is recorded; with a volume and without.
-fn ended_pods() -> [PodFacts; 3] {
+/// While it fetches, and after it has fetched.
+fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
         ..ended(Life::Ended)
     };
-    // As the seeds of earlier releases told it.
-    let made = PodFacts {
-        verified: true,
-        ..fetched.clone()
-    };
-    [ended(Life::Ended), fetched, made]
+    [ended(Life::Ended), fetched]
 }
 
 /// Nobody can have written to it: another pod finds the data on the volume, or makes it from the backup again.

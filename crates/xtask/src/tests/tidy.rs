@@ -147,6 +147,23 @@ fn no_function_is_over_the_budget() {
     );
 }
 
+/// Test support that several modules share; any other module that only tests see stands below a module `tests`.
+const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
+
+#[test]
+fn test_only_modules_do_not_look_like_production_modules() {
+    let sources = sources();
+    let mut found = Vec::new();
+    for (path, text) in &sources {
+        let after = text.split("#[cfg(test)]\n").skip(1);
+        let lines = after.filter_map(|rest| rest.lines().next());
+        let named = lines.filter_map(|line| line.split("mod ").nth(1)?.split([';', ' ']).next());
+        let other = named.filter(|name| !TEST_SUPPORT.contains(name));
+        found.extend(other.map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(found.is_empty(), "not below a module `tests`: {found:#?}");
+}
+
 #[test]
 fn every_module_says_what_it_is_for() {
     let silent: Vec<String> = sources()

@@ -7,7 +7,7 @@ use super::*;
 mod storage;
 mod unfit;
 
-const OLD: &str = "00000000000000cd";
+const OLD: &str = "cd";
 
 fn before() -> ReplacesStatus {
     ReplacesStatus {
@@ -188,7 +188,7 @@ fn what_is_refused_is_held_back_from_no_deletion() {
     check(&restore, &observed, &Step::Guard(false));
     let refused = check(&let_go(restore.clone()), &observed, &Step::Nothing);
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // As earlier builds have left it.
+    // Also if the failure was recorded before the finalizer was taken away.
     let failed =
         conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
     let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(

@@ -108,7 +108,7 @@ impl World {
     pub(super) fn recorded(&self) -> Option<Made> {
         let chosen = choice::recorded(&self.restore)?;
         let number = chosen.source.source().path().parse().ok()?;
-        Some((number, chosen.bump_revision.unwrap_or_default()))
+        Some((number, chosen.bump_revision))
     }
 
     /// Compared with the record, by what the pod was told and what it tells.
@@ -127,13 +127,11 @@ impl World {
             let (number, bump) = held(cluster, pod);
             facts.sha256 = Some(sha256(number));
             facts.of = (self.mistake != Some(Mistake::SaysNothing)).then(|| Origin {
-                place: (!self.manifests).then(|| choice::place(&block(number))),
-                bump_revision: u64::try_from(bump).ok(),
+                place: choice::place(&block(number)),
+                bump_revision: u64::try_from(bump).unwrap(),
             });
         }
-        let status = self.restore.status.as_ref();
-        let verified = status.and_then(|status| status.restored_revision);
-        made_of::judge((chosen, verified), &asked, &mut facts);
+        made_of::judge(chosen, &asked, &mut facts);
         if self.mistake == Some(Mistake::NeverCompares) {
             facts.another = None;
         }

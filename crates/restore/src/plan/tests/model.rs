@@ -19,10 +19,10 @@ use look::revision;
 use mistakes::Mistake;
 
 const UID: &str = "restore-uid";
-const ID: &str = "00000000000000ab";
+const ID: &str = "ab";
 const BACKUP: i64 = 100;
 /// The cluster that is there in the worlds where one is replaced.
-const OLD: &str = "00000000000000cd";
+const OLD: &str = "cd";
 const OLD_MEMBERS: usize = 3;
 
 /// What happens between two reconciles.

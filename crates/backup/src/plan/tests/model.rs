@@ -11,9 +11,9 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::attempts::MOST;
-use super::{Need, Step, need, plan, rules};
 use crate::observed::{Kept, Listed, Moved, Observed, Pace, Place, Stored, Trouble, Work};
+use crate::plan::attempts::MOST;
+use crate::plan::{Need, Step, Verdict, intent, need, plan, rules};
 use crate::retention::{read, surplus};
 use crate::status::status;
 
@@ -157,7 +157,7 @@ impl World {
                 observed.place = Place::Unknown(missing());
             }
             Need::Place => {
-                let begun = super::intent(&seen).unwrap();
+                let begun = intent(&seen).unwrap();
                 (observed.place, self.process.left) = self.place(begun);
                 self.process.begun = Some(begun);
             }
@@ -183,10 +183,7 @@ impl World {
             }
             let told = matches!(
                 plan.verdict,
-                super::Verdict::Settled
-                    | super::Verdict::Succeeded(_)
-                    | super::Verdict::Failed(_)
-                    | super::Verdict::Tidied(_)
+                Verdict::Settled | Verdict::Succeeded(_) | Verdict::Failed(_) | Verdict::Tidied(_)
             );
             if told {
                 self.forget();
@@ -231,10 +228,8 @@ impl World {
             Step::Begin => {
                 // Invariant 10: the API server holds the intent before the first byte moves.
                 let recorded = self.object.status.as_ref().unwrap();
-                assert!(
-                    super::intent(&self.object).is_some() || recorded.completion_time.is_some()
-                );
-                assert!(super::intent(seen).is_some());
+                assert!(intent(&self.object).is_some() || recorded.completion_time.is_some());
+                assert!(intent(seen).is_some());
                 self.process.transfer.work = Work::Called;
             }
             Step::Abandon => {

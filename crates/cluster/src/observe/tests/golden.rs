@@ -1,11 +1,11 @@
-//! Pods as earlier builds made them, kept in `crates/cluster/tests/pods`, one file for each build: today's operator
-//! restarts none of their members.
+//! The pods that the operator builds for fixed specs, kept in `crates/cluster/tests/golden/pods.json`. A pod is part of the
+//! contract with every running member: a build that restarts members for the pods in this file restarts the members of
+//! every user.
 //!
-//! A build that makes pods otherwise than the one before adds its own file before it is given away, and no file is ever
-//! changed (CONTRIBUTING.md):
+//! After an intended change of what pods contain (CONTRIBUTING.md):
 //!
 //! ```sh
-//! GOLDEN=0.2.0 cargo test -p cluster --lib earlier
+//! UPDATE=1 cargo test -p cluster --lib golden
 //! ```
 
 use std::fs;
@@ -18,14 +18,14 @@ use k8s_openapi::api::core::v1::Pod;
 use runtime::member::{self, Member, Members, Role, Start};
 use serde_json::{Value, json};
 
-use super::pods;
+use crate::observe::pods;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
 use crate::write::Write;
 
 const LETTERS: [&str; 3] = ["a", "b", "c"];
 const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// What users say of pods, in several forms.
+/// Specs with and without each setting that changes a pod.
 fn cases() -> Vec<(&'static str, Value)> {
     let claim = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
     let tls = json!({ "static": { "member": { "peerSecret": "peer", "serverSecret": "server" },
@@ -68,8 +68,8 @@ fn cluster(spec: &Value) -> EtcdCluster {
     cluster
 }
 
-/// What today's build makes: a first member, one that joined, and one that came back on its volume.
-fn made_today(spec: &Value) -> Vec<Pod> {
+/// The pods of a first member, of one that joined, and of one that came back on its volume.
+fn built(spec: &Value) -> Vec<Pod> {
     let cluster = cluster(spec);
     let id = CLUSTER.to_string();
     let members = Members::of(&cluster, "prod", "token", Some(&id));
@@ -94,11 +94,15 @@ fn made_today(spec: &Value) -> Vec<Pod> {
     pods.collect()
 }
 
-fn directory() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
+fn golden_file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pods.json")
 }
 
-/// What the API server adds while they run is in none of the files: the operator compares words (ADR 14).
+fn golden() -> Vec<Value> {
+    serde_json::from_str(&fs::read_to_string(golden_file()).unwrap()).unwrap()
+}
+
+/// The file has none of the fields that the API server adds: the operator compares recorded specs (ADR 14).
 fn runs(mut pod: Pod) -> Pod {
     let ready = json!({ "phase": "Running", "podIP": "10.0.0.7",
         "conditions": [{ "type": "Ready", "status": "True" }],
@@ -133,7 +137,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
     scene
 }
 
-/// What would be done about them that clients or members could notice.
+/// The planned writes that clients or members could notice.
 fn disturbs(scene: &Scene) -> Vec<Write> {
     let plan = scene.led_aside();
     let quiet = |write: &Write| {
@@ -147,54 +151,50 @@ fn disturbs(scene: &Scene) -> Vec<Write> {
     all.filter(|write| !quiet(write)).collect()
 }
 
+/// A failure means that this build restarts the members of every cluster whose pods the build before has made.
 #[test]
-fn no_member_of_an_earlier_build_is_restarted() {
-    let mut read = 0;
-    for file in fs::read_dir(directory()).unwrap() {
-        let path = file.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let golden: Vec<Value> = serde_json::from_str(&text).unwrap();
-        for case in golden {
-            let made: Vec<Pod> = serde_json::from_value(case["pods"].clone()).unwrap();
-            assert_eq!(made.len(), 3);
-            let scene = scene(&case["spec"], &made);
-            let what = format!("{} {}", path.display(), case["case"]);
-            assert_eq!(scene.plan().problems, [], "{what}");
-            assert_eq!(disturbs(&scene), [], "{what}");
-            assert_eq!(scene.plan().asks, None, "{what}");
-            read += 1;
-        }
+fn members_in_golden_pods_are_not_restarted() {
+    let golden = golden();
+    assert_eq!(golden.len(), cases().len());
+    for case in golden {
+        let made: Vec<Pod> = serde_json::from_value(case["pods"].clone()).unwrap();
+        assert_eq!(made.len(), 3);
+        let scene = scene(&case["spec"], &made);
+        let what = &case["case"];
+        assert_eq!(scene.plan().problems, [], "{what}");
+        assert_eq!(disturbs(&scene), [], "{what}");
+        assert_eq!(scene.plan().asks, None, "{what}");
     }
-    assert!(read > 0, "there are files");
 }
 
-/// The test above would see it.
+/// The test above detects a restart.
 #[test]
-fn pods_for_other_words_are_restarted() {
-    let (_, mut spec) = cases().swap_remove(3);
-    let made = made_today(&spec);
-    assert_eq!(disturbs(&scene(&spec, &made)), []);
-    spec["etcd"] = json!({ "heartbeatInterval": "200ms" });
-    let writes = disturbs(&scene(&spec, &made));
-    assert!(
-        writes
-            .iter()
-            .any(|write| matches!(write, Write::DeletePod { .. })),
-        "{writes:?}"
-    );
+fn members_in_golden_pods_are_restarted_for_another_spec() {
+    let mut case = golden().swap_remove(3);
+    let made: Vec<Pod> = serde_json::from_value(case["pods"].take()).unwrap();
+    assert_eq!(disturbs(&scene(&case["spec"], &made)), []);
+    case["spec"]["etcd"] = json!({ "heartbeatInterval": "200ms" });
+    let writes = disturbs(&scene(&case["spec"], &made));
+    let restarts = |write: &Write| matches!(write, Write::DeletePod { .. });
+    assert!(writes.iter().any(restarts), "{writes:?}");
 }
 
-/// Writes the file of today's build where `GOLDEN` names it.
+/// A failure means that new members get another pod than the running ones have. If the change is intended, update the
+/// file, after the tests above have passed with the file as it was.
 #[test]
-fn the_pods_of_today_are_kept_under_the_name_of_their_build() {
-    let Ok(build) = std::env::var("GOLDEN") else {
-        return;
-    };
-    let path = directory().join(format!("{build}.json"));
-    assert!(!path.exists(), "what was given away is not changed");
+fn built_pods_match_golden_file() {
     let all = cases()
         .into_iter()
-        .map(|(case, spec)| json!({ "case": case, "spec": spec, "pods": made_today(&spec) }));
-    let text = serde_json::to_string_pretty(&all.collect::<Vec<_>>()).unwrap();
-    fs::write(path, text + "\n").unwrap();
+        .map(|(case, spec)| json!({ "case": case, "spec": spec, "pods": built(&spec) }));
+    let all: Vec<Value> = all.collect();
+    if std::env::var_os("UPDATE").is_some() {
+        let text = serde_json::to_string_pretty(&all).unwrap();
+        fs::write(golden_file(), text + "\n").unwrap();
+    }
+    for (golden, built) in golden().iter().zip(&all) {
+        assert_eq!(
+            golden, built,
+            "pods have changed; if that is intended: UPDATE=1 cargo test -p cluster --lib golden"
+        );
+    }
 }

@@ -6,7 +6,7 @@ use etcd::KeyHash;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::pods;
+use crate::observe::pods;
 use crate::observed::{Kept, Observed, Seen, Trouble};
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
 use crate::write::Write;

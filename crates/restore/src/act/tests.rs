@@ -1,0 +1,67 @@
+//! What a step sends.
+
+use api::cluster::TlsPolicy;
+
+use super::*;
+
+mod races;
+
+fn restore(scope: Option<&str>) -> EtcdRestore {
+    let spec = r#"{"backup":{"name":"b"},"etcdCluster":{"name":"main","template":{
+        "metadata":{"labels":{"team":"a"},"annotations":{"note":"n","etcd.database.coreos.com/scope":"x"}},
+        "spec":{"size":3}}}}"#;
+    let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+    restore.metadata.uid = Some("restore-uid".into());
+    if let Some(scope) = scope {
+        restore
+            .annotations_mut()
+            .insert(ANNOTATION_SCOPE.into(), scope.into());
+    }
+    restore
+}
+
+#[test]
+fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
+    let cluster = cluster_with_claim(&restore(None), "prod", api::EtcdClusterSpec::default());
+    assert_eq!(
+        cluster.annotations()["etcd.database.coreos.com/restore"],
+        "restore-uid"
+    );
+    assert_eq!(cluster.annotations()["note"], "n");
+    assert_eq!(cluster.labels()["team"], "a");
+    assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
+}
+
+/// The spec asks for something else by now, and the pod that tells what the seed was started with is lost.
+#[test]
+fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_with() {
+    let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };
+    let (accepts, insists) = (
+        tls(r#"{"generated":{},"acceptPlaintext":true}"#),
+        tls(r#"{"generated":{}}"#),
+    );
+    for with in [None, accepts, insists.clone()] {
+        let mut cluster = EtcdCluster::new("main", api::EtcdClusterSpec::default());
+        cluster.spec.tls.clone_from(&with);
+        let turned = formed(&restore(None), &cluster, "ab", Timestamp::UNIX_EPOCH);
+        let token = naming::seed(&restore(None)).token;
+        assert_eq!(turned.bootstrap.as_ref().unwrap().token, token);
+        cluster.status = Some(turned);
+        for wanted in [None, insists.clone()] {
+            cluster.spec.tls = wanted;
+            for claimed in [true, false] {
+                assert_eq!(started::policy(&cluster, None, claimed), with);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_cluster_is_handed_to_the_operator_of_the_restores_scope() {
+    let scope = |scope| {
+        let cluster = cluster_with_claim(&restore(scope), "prod", api::EtcdClusterSpec::default());
+        cluster.annotations().get(ANNOTATION_SCOPE).cloned()
+    };
+    assert_eq!(scope(Some("clusterwide")).as_deref(), Some("clusterwide"));
+    assert_eq!(scope(None), None);
+}
