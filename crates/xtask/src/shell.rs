@@ -39,15 +39,28 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
 }
 
 /// Asks `ready` again and again until it says yes; the error names `what`.
-pub(crate) fn wait_for(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
+    wait_checking(what, limit, || Ok(()), ready)
+}
+
+/// As [`wait_for`]; an error of `check`, which runs before each question, ends the wait at once.
+pub(crate) fn wait_checking(
+    what: &str,
+    limit: Duration,
+    mut check: impl FnMut() -> Result<()>,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
     let begun = Instant::now();
-    while !ready() {
+    loop {
+        check().with_context(|| format!("waiting for {what}"))?;
+        if ready() {
+            return Ok(());
+        }
         if begun.elapsed() > limit {
             bail!("{what}: not within {} s", limit.as_secs());
         }
         thread::sleep(Duration::from_millis(50));
     }
-    Ok(())
 }
 
 /// The last `lines` lines of a text.
@@ -90,6 +103,13 @@ mod tests {
     fn the_tail_of_a_short_text_is_the_text() {
         assert_eq!(tail("a\nb\n", 5), "a\nb");
         assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
+    }
+
+    #[test]
+    fn failed_check_ends_wait_at_once() {
+        let check = || anyhow::bail!("a daemon ended");
+        let error = wait_checking("nodes", Duration::from_mins(1), check, || false).unwrap_err();
+        assert_eq!(format!("{error:#}"), "waiting for nodes: a daemon ended");
     }
 
     #[test]

@@ -100,6 +100,13 @@ pub(crate) fn up(options: Options) -> Result<Up> {
             run_folder.display()
         ));
         let testbed = Testbed::open(&run_folder)?;
+        let stopped = testbed.stopped();
+        if !stopped.is_empty() {
+            bail!(
+                "these of its daemons do not run: {}. `cargo xtask testbed mend` starts them; `down` and `up` make a new testbed.",
+                stopped.join(", ")
+            );
+        }
         testbed
             .wait_ready()
             .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
@@ -159,11 +166,7 @@ impl Testbed {
         };
         let programs = programs::ensure()?;
         let init = state.init.context("the testbed is being brought up")?;
-        let inside = Inside {
-            init,
-            run_folder: run_folder.to_path_buf(),
-            bin: programs.bin.clone(),
-        };
+        let inside = Inside::of(init, run_folder, &programs.bin);
         Ok(Self {
             run_folder: run_folder.to_path_buf(),
             state,
@@ -171,6 +174,15 @@ impl Testbed {
             cgroups: Cgroups::detect()?,
             inside,
         })
+    }
+
+    /// The daemons that do not run, Azurite left out where the testbed has none.
+    fn stopped(&self) -> Vec<String> {
+        daemons(self.state.nodes)
+            .filter(|(name, _)| name != "azurite" || control::stores::has_azurite(self))
+            .filter(|(_, group)| self.cgroups.processes(&group_of(group)).is_empty())
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// Runs kubectl as administrator.
@@ -203,25 +215,59 @@ impl Testbed {
         Ok(())
     }
 
+    /// Waits until `ready` says yes. A daemon that this command started and that ends meanwhile is started once more.
+    ///
+    /// # Errors
+    /// After `limit`, and at once when a daemon has ended for the second time.
+    fn wait_for(&self, what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
+        shell::wait_checking(
+            what,
+            limit,
+            || self.inside.restart_ended(&self.cgroups),
+            ready,
+        )
+    }
+
     fn wait_ready(&self) -> Result<()> {
-        shell::wait_for("the API server", READY_LIMIT, || {
+        self.wait_for("the API server", READY_LIMIT, || {
             self.kubectl(&["get", "--raw", "/readyz"]).is_ok()
+        })
+        .map_err(|error| {
+            let last = self.inside.last_lines("kube-apiserver");
+            error.context(format!(
+                "the last lines of logs/kube-apiserver.log:\n{last}"
+            ))
         })
     }
 
     fn wait_nodes(&self) -> Result<()> {
-        let wanted = usize::from(self.state.nodes);
-        shell::wait_for("the nodes", READY_LIMIT, || {
-            let path = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}";
-            self.kubectl(&["get", "nodes", "-o", path])
-                .is_ok_and(|text| {
-                    text.split_whitespace()
-                        .filter(|word| *word == "True")
-                        .count()
-                        >= wanted
-                })
+        let mut waits = Vec::new();
+        let outcome = self.wait_for("the nodes", READY_LIMIT, || {
+            let path = "jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=='Ready')].status} {end}";
+            let text = self.kubectl(&["get", "nodes", "-o", path]).unwrap_or_default();
+            waits = unready(self.state.nodes, &text);
+            waits.is_empty()
+        });
+        outcome.map_err(|error| match waits.first() {
+            Some(name) => error.context(format!(
+                "not ready: {}; the last lines of logs/{name}-kubelet.log:\n{}",
+                waits.join(", "),
+                self.inside.last_lines(&format!("{name}-kubelet"))
+            )),
+            None => error,
         })
     }
+}
+
+/// The nodes that are not ready; `text` holds a `NAME=STATUS` for each that is known.
+fn unready(nodes: u8, text: &str) -> Vec<String> {
+    (0..nodes)
+        .map(|index| format!("node-{index}"))
+        .filter(|name| {
+            let ready = format!("{name}=True");
+            !text.split_whitespace().any(|word| word == ready)
+        })
+        .collect()
 }
 
 /// The control group everything of this checkout's testbed is in.
@@ -306,7 +352,7 @@ fn begin(
         run_folder,
         &programs.bin,
     )?;
-    state.init = Some(inside.init);
+    state.init = Some(inside.init());
     state.write(run_folder)?;
     let mut testbed = Testbed {
         run_folder: run_folder.to_path_buf(),
@@ -458,6 +504,14 @@ pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     })
 }
 
+/// The names and control groups of all daemons.
+fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
+    control::DAEMONS
+        .iter()
+        .map(|name| ((*name).to_owned(), format!("control/{name}")))
+        .chain(node::daemons(nodes))
+}
+
 /// A short account of the testbed for people.
 pub(crate) fn status() -> Result<String> {
     let testbed = Testbed::running()?;
@@ -480,11 +534,7 @@ pub(crate) fn status() -> Result<String> {
         ),
         String::new(),
     ];
-    for (name, group) in control::DAEMONS
-        .iter()
-        .map(|name| ((*name).to_owned(), format!("control/{name}")))
-        .chain(node::daemons(testbed.state.nodes))
-    {
+    for (name, group) in daemons(testbed.state.nodes) {
         let pids = testbed.cgroups.processes(&group_of(&group));
         let shown = if pids.is_empty() {
             "does not run".to_owned()
@@ -497,4 +547,19 @@ pub(crate) fn status() -> Result<String> {
     lines.push(testbed.kubectl(&["get", "nodes", "-o", "wide"])?);
     lines.push(testbed.kubectl(&["get", "pods", "-A", "-o", "wide"])?);
     Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_nodes_that_are_missing_or_unready() {
+        assert_eq!(
+            unready(3, "node-0=True node-1=False node-10=True "),
+            ["node-1", "node-2"]
+        );
+        assert!(unready(2, "node-1=True node-0=True ").is_empty());
+        assert_eq!(unready(1, ""), ["node-0"]);
+    }
 }

@@ -11,7 +11,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use super::inside::Daemon;
 use super::pki::Authority;
 use super::{Dns, Testbed, group_of, pki};
-use crate::{checkout, shell};
+use crate::checkout;
 
 pub(crate) mod stores;
 
@@ -272,12 +272,14 @@ pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     // Right after its start the API server may still be installing its own ranges and roles.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
-    let applied = shell::wait_for("the addons", Duration::from_secs(30), || {
+    let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {
         last = testbed.kubectl(&["apply", "--server-side", "-f", &path]);
         last.is_ok()
     });
-    last?;
-    applied
+    applied.map_err(|error| match last {
+        Err(cause) => cause.context(format!("{error:#}")),
+        Ok(_) => error,
+    })
 }
 
 /// Waits until DNS and the object stores answer.
@@ -287,7 +289,7 @@ pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
         TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
     };
     stores::wait(testbed)?;
-    shell::wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || {
+    testbed.wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || {
         answers(53) && is_ready(gateway)
     })
 }
@@ -316,10 +318,9 @@ fn start(testbed: &Testbed, name: &str, program: &str, arguments: &str) -> Resul
     );
     testbed.inside.spawn(
         &testbed.cgroups,
-        &Daemon {
+        Daemon {
             name: name.into(),
             group: group_of(&format!("control/{name}")),
-
             umask: "022",
             command,
         },

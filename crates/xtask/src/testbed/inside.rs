@@ -7,25 +7,39 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::cgroup::Cgroups;
 use super::process::Identity;
-use crate::shell;
+use crate::{progress, shell};
 
 /// The name of the program that is the first process, as the kernel shows it.
 const INIT: &str = "testbed-init";
 
 /// A way in.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Inside {
-    pub(crate) init: Identity,
-    pub(crate) run_folder: PathBuf,
+    init: Identity,
+    run_folder: PathBuf,
     /// The testbed's programs.
-    pub(crate) bin: PathBuf,
+    bin: PathBuf,
+    /// The daemons that this command started.
+    started: Mutex<Vec<Started>>,
 }
+
+/// A daemon that this command started and that has to keep running.
+#[derive(Debug)]
+struct Started {
+    daemon: Daemon,
+    /// The daemon ended once and was started again.
+    again: bool,
+}
+
+/// Lines of a daemon's log shown when the daemon ended.
+const LAST_LINES: usize = 8;
 
 /// For the shell: what the caller has open (a lock, say) is not kept open by what it starts.
 const LET_GO: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
@@ -75,11 +89,22 @@ impl Inside {
             },
         )?;
         let init = Identity::of(found.context("the testbed's first process")?)?;
-        Ok(Self {
+        Ok(Self::of(init, run_folder, bin))
+    }
+
+    /// The namespaces of a first process that runs.
+    pub(crate) fn of(init: Identity, run_folder: &Path, bin: &Path) -> Self {
+        Self {
             init,
             run_folder: run_folder.to_path_buf(),
             bin: bin.to_path_buf(),
-        })
+            started: Mutex::default(),
+        }
+    }
+
+    /// The first process.
+    pub(crate) fn init(&self) -> Identity {
+        self.init
     }
 
     /// A command that will run inside, with nothing of our environment but what programs need.
@@ -102,13 +127,66 @@ impl Inside {
         shell::output(self.command("sh").args(["-euc", script]))
     }
 
-    /// Starts a daemon inside, in a group of its own; its output goes to `logs/NAME.log`.
-    pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: &Daemon) -> Result<()> {
+    /// Starts a daemon inside, in a group of its own; its output goes to `logs/NAME.log`. From now on
+    /// [`Inside::restart_ended`] expects the daemon to run.
+    pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: Daemon) -> Result<()> {
+        let mut started = self.started()?;
+        self.launch(cgroups, &daemon)?;
+        started.retain(|one| one.daemon.name != daemon.name);
+        started.push(Started {
+            daemon,
+            again: false,
+        });
+        Ok(())
+    }
+
+    /// Starts each daemon of this command that has ended once more.
+    ///
+    /// # Errors
+    /// When a daemon has ended for the second time; the error shows the last lines of its log.
+    pub(crate) fn restart_ended(&self, cgroups: &Cgroups) -> Result<()> {
+        for one in self.started()?.iter_mut() {
+            let name = &one.daemon.name;
+            if !cgroups.processes(&one.daemon.group).is_empty() {
+                continue;
+            }
+            let last = self.last_lines(name);
+            if one.again {
+                bail!("{name} ended twice; the last lines of logs/{name}.log:\n{last}");
+            }
+            progress::say(&format!(
+                "{name} ended and is started once more; the last lines of logs/{name}.log:\n{last}"
+            ));
+            one.again = true;
+            self.launch(cgroups, &one.daemon)?;
+        }
+        Ok(())
+    }
+
+    /// The end of a daemon's log, indented.
+    pub(crate) fn last_lines(&self, daemon: &str) -> String {
+        let text = fs::read(self.log(daemon)).unwrap_or_default();
+        let last = shell::tail(&String::from_utf8_lossy(&text), LAST_LINES);
+        let lines: Vec<String> = last.lines().map(|line| format!("    {line}")).collect();
+        if lines.is_empty() {
+            "    (the log is empty)".to_owned()
+        } else {
+            lines.join("\n")
+        }
+    }
+
+    fn log(&self, daemon: &str) -> PathBuf {
+        self.run_folder.join("logs").join(format!("{daemon}.log"))
+    }
+
+    fn started(&self) -> Result<MutexGuard<'_, Vec<Started>>> {
+        self.started
+            .lock()
+            .map_err(|_| anyhow::anyhow!("a thread that started a daemon panicked"))
+    }
+
+    fn launch(&self, cgroups: &Cgroups, daemon: &Daemon) -> Result<()> {
         let procs = cgroups.create_leaf(&daemon.group)?.join("cgroup.procs");
-        let log = self
-            .run_folder
-            .join("logs")
-            .join(format!("{}.log", daemon.name));
         let script = format!(
             r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; {LET_GO}; setsid "$@" </dev/null >>"$log" 2>&1 &"#
         );
@@ -117,7 +195,7 @@ impl Inside {
             .args(["-c", &script, "sh"])
             .arg(procs)
             .arg(daemon.umask)
-            .arg(log)
+            .arg(self.log(&daemon.name))
             .args(&daemon.command);
         // The shell ends at once and leaves the daemon to the first process.
         command.stdout(Stdio::null());

@@ -36,7 +36,7 @@ pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     let slot = testbed.state.slot;
     let (near, far) = slot.uplink();
     let interface = slot.interface();
-    let init = testbed.inside.init.pid;
+    let init = testbed.inside.init().pid;
     for folder in COVERED {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {folder}"))?;
     }

@@ -9,17 +9,28 @@ use anyhow::{Context, Result, bail};
 
 use super::inside::Daemon;
 use super::{Testbed, control, group_of, state};
-use crate::{checkout, image, progress, shell};
+use crate::{checkout, image, progress};
 
 /// What runs on each node beside its pods.
 const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
+/// The folder of a node that its kubelet sees as `/var/lib/kubelet/device-plugins`.
+const DEVICE_PLUGINS: &str = "device-plugins";
+/// Runs a kubelet in a mount namespace of its own, where the folder named first lies over
+/// `/var/lib/kubelet/device-plugins`. That path is built into the kubelet: two kubelets that start at the same moment
+/// would take each other's socket. `/var/lib/kubelet` becomes private first, so that the other kubelets do not get
+/// this mount. All other mounts stay shared: the container runtime needs the volumes the kubelet mounts.
+const OWN_DEVICE_PLUGINS: &str = "mount --make-private /var/lib/kubelet
+    mkdir -p /var/lib/kubelet/device-plugins
+    mount --bind \"$1\" /var/lib/kubelet/device-plugins
+    shift
+    exec \"$@\"";
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
 /// Starts a node's container runtime and gives it the images it lacks.
 pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
-    for part in ["pod-logs", "kubelet", "plugins", "opt"] {
+    for part in ["pod-logs", "kubelet", "plugins", "opt", DEVICE_PLUGINS] {
         fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
     }
     write_network(testbed)?;
@@ -29,7 +40,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     testbed.cgroups.create(&group_of(&name))?;
     testbed.inside.spawn(
         &testbed.cgroups,
-        &Daemon {
+        Daemon {
             name: format!("{name}-containerd"),
             group: group_of(&format!("{name}/daemons/containerd")),
             umask: "022",
@@ -40,7 +51,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
             ],
         },
     )?;
-    shell::wait_for(
+    testbed.wait_for(
         &format!("{name}'s container runtime"),
         Duration::from_secs(30),
         || ctr(testbed, index, "version").is_ok(),
@@ -90,11 +101,20 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     let zone = ZONES[usize::from(index) % ZONES.len()];
     testbed.inside.spawn(
         &testbed.cgroups,
-        &Daemon {
+        Daemon {
             name: format!("{name}-kubelet"),
             group: group_of(&format!("{name}/daemons/kubelet")),
             umask: "022",
             command: vec![
+                "unshare".into(),
+                "--mount".into(),
+                "--propagation=unchanged".into(),
+                "--".into(),
+                "sh".into(),
+                "-euc".into(),
+                OWN_DEVICE_PLUGINS.into(),
+                "sh".into(),
+                folder.join(DEVICE_PLUGINS).display().to_string(),
                 "kubelet".into(),
                 format!("--config={}", config.display()),
                 format!("--kubeconfig={run}/{name}.kubeconfig"),
@@ -204,7 +224,7 @@ pub(crate) fn start(name: &str) -> Result<()> {
 /// Waits until the node has reported itself ready after `begun`: its old report may still say so.
 fn wait_heard_of(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
     let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
-    shell::wait_for(
+    testbed.wait_for(
         &format!("{name} to be ready"),
         Duration::from_secs(90),
         || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{Testbed, daemon_runs, start};
-use crate::{progress, shell};
+use crate::progress;
 
 /// The port of the S3 server.
 pub(crate) const S3_PORT: u16 = 7070;
@@ -63,6 +63,11 @@ fn azurite(testbed: &Testbed) -> Option<std::path::PathBuf> {
     script.is_file().then_some(script)
 }
 
+/// Whether this testbed has an Azurite.
+pub(crate) fn has_azurite(testbed: &Testbed) -> bool {
+    azurite(testbed).is_some()
+}
+
 pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     let Some(script) = azurite(testbed) else {
         progress::say("without Azurite, because Node.js is missing");
@@ -101,7 +106,7 @@ pub(super) fn wait(testbed: &Testbed) -> Result<()> {
             continue;
         }
         let shown = format!("{daemon} (logs/{daemon}.log)");
-        shell::wait_for(&shown, Duration::from_secs(30), || {
+        testbed.wait_for(&shown, Duration::from_secs(30), || {
             let prepared = daemon != "azurite" || testbed.run_folder.join("azurite/ready").exists();
             listens(port) && prepared
         })?;
