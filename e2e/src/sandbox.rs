@@ -1,8 +1,8 @@
 //! A namespace of a test's own, with the operators installed in it by the chart, under the chart's own RBAC.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::Write as _;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,7 +18,9 @@ use crate::objects::{self, Kind};
 use crate::wait::{Look, until};
 use crate::{Env, PATIENCE, chart, kubectl};
 
-/// The CRDs are the cluster's, not a namespace's: installed once for all tests of a process.
+/// Names a file that is empty when a run of `cargo xtask test` begins; each test of the run is a process of its own.
+const RUN_LOCK: &str = "E2E_RUN_LOCK";
+/// The CRDs are the cluster's, not a namespace's: installed once for all tests of a process, and of a run.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
 /// The release name in every test's namespace.
@@ -70,7 +72,6 @@ pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
 /// # Panics
 /// When the test fails.
 pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
-    let begun = Instant::now();
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
         let outcome = body(&sandbox).await;
@@ -81,24 +82,12 @@ pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
         outcome
     }
     .await;
-    note_time(name, begun.elapsed());
     if let Err(error) = outcome {
         #[allow(clippy::panic)] // How a test fails.
         {
             panic!("{name}: {error:?}");
         }
     }
-}
-
-/// Tells `cargo xtask test` how long a test took, if that asks for it.
-fn note_time(name: &str, took: Duration) {
-    let Ok(file) = std::env::var("E2E_TIMES") else {
-        return;
-    };
-    let file = OpenOptions::new().create(true).append(true).open(file);
-    let line = format!("{name} {:.1}\n", took.as_secs_f32());
-    // It is told to people, and no test fails for it.
-    drop(file.and_then(|mut file| file.write_all(line.as_bytes())));
 }
 
 impl Sandbox {
@@ -150,7 +139,8 @@ impl Sandbox {
     /// # Errors
     /// When Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
-        CRDS.get_or_try_init(|| install_crds(&self.env)).await?;
+        CRDS.get_or_try_init(|| install_crds_once(&self.env))
+            .await?;
         let mut all = vec!["--set", "crds.install=false"];
         all.extend_from_slice(settings);
         chart::install(&self.env, RELEASE, &self.namespace, &all).await?;
@@ -538,6 +528,26 @@ pub async fn await_no_data(
         },
     )
     .await
+}
+
+/// Installs the CRDs unless a test of the same run has.
+async fn install_crds_once(env: &Env) -> Result<()> {
+    let Ok(path) = std::env::var(RUN_LOCK) else {
+        return install_crds(env).await;
+    };
+    let mut file = tokio::task::spawn_blocking(move || {
+        let file = File::options().append(true).open(&path)?;
+        file.lock()?;
+        anyhow::Ok(file)
+    })
+    .await?
+    .context(RUN_LOCK)?;
+    if file.metadata().context(RUN_LOCK)?.len() == 0 {
+        install_crds(env).await?;
+        file.write_all(b"the CRDs are installed\n")
+            .context(RUN_LOCK)?;
+    }
+    Ok(())
 }
 
 /// Renders the CRDs out of the chart and applies them, as an administrator may do who installs them apart.

@@ -1,24 +1,17 @@
-//! The commands `test`, `demo` and `bench`: they prepare a cluster and the
-//! image, hand both to the programs of the e2e crate through the environment,
-//! and tell what came out.
+//! The commands `demo` and `bench`: they prepare a cluster and the image and
+//! hand both to the programs of the e2e crate through the environment, as
+//! `test` does.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::libtest::{self, Summary};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
-use crate::{checkout, image, programs, progress, shell, testbed, times};
-
-/// The module name of e2e tests that break nodes.
-const ALONE: &str = "alone::";
-const BREAKING: &str = "end-to-end tests that break nodes";
+use crate::{checkout, image, progress, shell, testbed};
 
 /// Where to run.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -27,28 +20,10 @@ pub(crate) struct Where {
     /// built; kubectl and helm have to be on the PATH. Name an image the cluster can pull in E2E_IMAGE, and an S3
     /// server in E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY, E2E_S3_SECRET_KEY.
     #[arg(long, value_name = "NAME")]
-    context: Option<String>,
+    pub(crate) context: Option<String>,
     /// Leave the testbed up at the end.
     #[arg(long)]
     keep: bool,
-}
-
-/// Which tests to run.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Tests {
-    #[command(flatten)]
-    place: Where,
-    /// Only the unit tests.
-    #[arg(long, conflicts_with = "e2e")]
-    unit: bool,
-    /// Only the end-to-end tests.
-    #[arg(long)]
-    e2e: bool,
-    /// How many end-to-end tests run at a time; those that break nodes run alone.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    jobs: u16,
-    /// Only tests with this in their name.
-    filter: Option<String>,
 }
 
 /// A program of the e2e crate and what it is given.
@@ -65,205 +40,9 @@ pub(crate) struct Program {
 }
 
 /// A cluster with the image in it.
-struct Prepared {
-    vars: Vec<(String, String)>,
+pub(crate) struct Prepared {
+    pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
-}
-
-/// What the end-to-end tests run with.
-struct Compiled {
-    /// The operators and the programs of the e2e crate.
-    built: Vec<PathBuf>,
-    /// The program of the tests.
-    executable: PathBuf,
-    /// The tests that were asked for.
-    names: Vec<String>,
-}
-
-/// `cargo xtask test`.
-pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
-    let begun = Instant::now();
-    ensure_packages(&[Purpose::Build])?;
-    let mut summary = Summary::default();
-    if options.unit {
-        compile_unit_tests()?;
-        summary += run_unit_tests(options.filter.as_deref())?;
-    } else {
-        // The testbed comes up while cargo compiles.
-        let (early, units, compiled) = thread::scope(|scope| {
-            let early = scope.spawn(|| begin_cluster(&options.place, None));
-            let units = if options.e2e {
-                Ok(Summary::default())
-            } else {
-                compile_unit_tests().and_then(|()| run_unit_tests(options.filter.as_deref()))
-            };
-            (early.join(), units, compile(options))
-        });
-        let early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
-        let result = units.and_then(|units| {
-            summary += units;
-            let compiled = compiled?;
-            let prepared = finish(early.clone(), &options.place, &compiled.built)?;
-            e2e_tests(options, &prepared, &compiled)
-        });
-        end_cluster(&early, &options.place);
-        summary += result?;
-    }
-    Ok(report(&summary, begun.elapsed()))
-}
-
-fn report(summary: &Summary, took: Duration) -> ExitCode {
-    for name in &summary.ignored {
-        println!("skipped: {name}");
-    }
-    for name in &summary.failures {
-        println!("failed: {name}");
-        for line in summary.reasons.get(name).into_iter().flatten() {
-            println!("    {line}");
-        }
-    }
-    progress::say(&format!("all tests took {}", progress::seconds(took)));
-    println!("{}", summary.line());
-    if summary.failed == 0 && summary.passed > 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
-/// What cargo is told of the unit tests. xtask by itself: together, its dependencies' features would have the large ones
-/// compiled a second time.
-const UNITS: [&[&str]; 2] = [&["--workspace", "--exclude", "xtask"], &["-p", "xtask"]];
-
-fn compile_unit_tests() -> Result<()> {
-    progress::say("cargo test --no-run");
-    let compiled = Command::new(cargo())
-        .args(["test", "--no-run"])
-        .args(UNITS[0])
-        .current_dir(checkout::root())
-        .status()
-        .context("cargo")?;
-    if !compiled.success() {
-        bail!("the unit tests do not compile");
-    }
-    Ok(())
-}
-
-fn run_unit_tests(filter: Option<&str>) -> Result<Summary> {
-    // Many of them start real servers. On a fresh machine those are built meanwhile, and have to be there first.
-    programs::ensure()?;
-    let mut summary = Summary::default();
-    for selection in UNITS {
-        progress::say(&format!("cargo test {}", selection.join(" ")));
-        let mut command = Command::new(cargo());
-        command
-            .args(["test", "--no-fail-fast"])
-            .args(selection)
-            .args(filter)
-            .current_dir(checkout::root());
-        summary += run_tests("unit tests", &mut command)?;
-    }
-    Ok(summary)
-}
-
-/// Builds the end-to-end tests; returns their program.
-fn test_program() -> Result<PathBuf> {
-    let built = image::cargo_executables(
-        &[&["test", "--test", "e2e", "--no-run"], image::SELECTION].concat(),
-    )?;
-    // Beside the tests, cargo names the crate's programs.
-    built
-        .into_iter()
-        .find(|file| file.parent().is_some_and(|folder| folder.ends_with("deps")))
-        .context("cargo built no end-to-end tests")
-}
-
-/// Compiles all that the end-to-end tests need.
-fn compile(options: &Tests) -> Result<Compiled> {
-    let built = image::compile_with_fail_points()?;
-    let executable = test_program()?;
-    let list = shell::output(Command::new(&executable).args(["--list", "--format", "terse"]))?;
-    let names = chosen(libtest::listed(&list), options.filter.as_deref());
-    Ok(Compiled {
-        built,
-        executable,
-        names,
-    })
-}
-
-fn e2e_tests(options: &Tests, prepared: &Prepared, compiled: &Compiled) -> Result<Summary> {
-    let mut summary = Summary::default();
-    let (together, alone) = divide(compiled.names.clone());
-    let times = times::begin()?;
-    for (what, names, jobs) in [
-        ("end-to-end tests", together, options.jobs),
-        (BREAKING, alone, 1),
-    ] {
-        if names.is_empty() {
-            continue;
-        }
-        if options.place.context.is_some() && what == BREAKING {
-            summary.skip(&names, "a cluster of the user's own is not broken");
-            continue;
-        }
-        progress::say(&format!("{}: {what}, {jobs} at a time", names.len()));
-        let mut command = Command::new(&compiled.executable);
-        command
-            .arg("--exact")
-            .arg(format!("--test-threads={jobs}"))
-            .args(&names);
-        command
-            .current_dir(checkout::root().join("e2e"))
-            .env(times::FILE, &times)
-            // As in the testbed's daemons: less collecting of garbage by kubectl and helm.
-            .env("GOGC", testbed::GOGC)
-            .envs(prepared.vars.iter().cloned());
-        summary += run_tests(what, &mut command)?;
-    }
-    if let Some(told) = fs::read_to_string(&times)
-        .ok()
-        .and_then(|lines| times::longest(&lines))
-    {
-        progress::say(&told);
-    }
-    if summary.failed > 0 {
-        progress::say(
-            "logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
-        );
-    }
-    Ok(summary)
-}
-
-fn chosen(names: Vec<String>, filter: Option<&str>) -> Vec<String> {
-    let is_wanted = |name: &String| filter.is_none_or(|filter| name.contains(filter));
-    names.into_iter().filter(is_wanted).collect()
-}
-
-/// The tests that run together, and those that need the cluster for themselves.
-fn divide(names: Vec<String>) -> (Vec<String>, Vec<String>) {
-    names.into_iter().partition(|name| !name.contains(ALONE))
-}
-
-/// Runs a test program, showing and reading what it says.
-fn run_tests(what: &str, command: &mut Command) -> Result<Summary> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start the {what}"))?;
-    let output = child.stdout.take().context("output")?;
-    let mut summary = Summary::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line.with_context(|| format!("output of the {what}"))?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        summary.read(&line);
-    }
-    let status = child.wait().with_context(|| what.to_owned())?;
-    if !status.success() && summary.failed == 0 {
-        summary.broke(what);
-    }
-    Ok(summary)
 }
 
 /// One backup of a large database beside doing it by hand: etcd and an S3 server as processes, no Kubernetes
@@ -296,7 +75,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
                 });
             }
         };
-    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    let mut command = Command::new(image::cargo());
     command.arg("test").args(image::SELECTION);
     command.args(["--test", "bench", "--", "--ignored", "--nocapture"]);
     command
@@ -378,14 +157,14 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
 
 /// A cluster, still without the image.
 #[derive(Clone)]
-struct Early {
+pub(crate) struct Early {
     vars: Vec<(String, String)>,
     /// Taken down when the work is done.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }
 
-fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
+pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     if let Some(context) = &place.context {
         for program in ["kubectl", "helm"] {
             if shell::which(program).is_none() {
@@ -434,7 +213,7 @@ fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
 }
 
 /// Adds the image and the chart.
-fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
+pub(crate) fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
     let Early {
         mut vars,
         mut steps,
@@ -482,7 +261,7 @@ pub(crate) fn tell_how_to_load(image: &image::ImageRef) {
     ));
 }
 
-fn end_cluster(early: &Early, place: &Where) {
+pub(crate) fn end_cluster(early: &Early, place: &Where) {
     if !early.end {
         return;
     }
@@ -493,54 +272,5 @@ fn end_cluster(early: &Early, place: &Where) {
     } else if let Err(error) = testbed::down() {
         // What came out of the work matters more than that the testbed stays.
         progress::say(&format!("the testbed could not be taken down: {error:#}"));
-    }
-}
-
-fn cargo() -> String {
-    std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(list: &[&str]) -> Vec<String> {
-        list.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[test]
-    fn tests_that_break_nodes_run_alone() {
-        let (together, alone) =
-            divide(names(&["scale::grows", "replace_member::alone::node_lost"]));
-        assert_eq!(together, ["scale::grows"]);
-        assert_eq!(alone, ["replace_member::alone::node_lost"]);
-    }
-
-    #[test]
-    fn a_filter_chooses_among_both() {
-        let all = names(&["scale::grows", "scale::alone::x", "other"]);
-        let (together, alone) = divide(chosen(all, Some("scale")));
-        assert_eq!((together.len(), alone.len()), (1, 1));
-    }
-
-    #[test]
-    fn a_test_program_that_crashes_is_a_failure() {
-        let summary = run_tests(
-            "crash",
-            Command::new("sh").args(["-c", "echo 'test a ... ok'; exit 101"]),
-        )
-        .unwrap();
-        assert_eq!(summary.failed, 1);
-    }
-
-    #[test]
-    fn what_tests_print_need_not_be_text() {
-        let script = r"printf '\377\n'; echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
-        assert_eq!(
-            run_tests("x", Command::new("sh").args(["-c", script]))
-                .unwrap()
-                .passed,
-            1
-        );
     }
 }

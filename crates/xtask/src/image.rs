@@ -2,6 +2,7 @@
 //! authorities, a user that is not root, no shell. Its tag follows from its
 //! content. It may not push it anywhere.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use crate::{checkout, progress, testbed};
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
 /// The operators.
-const PROGRAMS: &[&str] = &[
+pub(crate) const PROGRAMS: &[&str] = &[
     "etcd-operator",
     "etcd-backup-operator",
     "etcd-restore-operator",
@@ -41,7 +42,7 @@ pub(crate) const SELECTION: &[&str] = &[
 ];
 
 /// What is added to the operators for the end-to-end tests: they die where a test asks for it.
-const FAIL_POINTS: &[&str] = &[
+pub(crate) const FAIL_POINTS: &[&str] = &[
     "--features",
     "cluster/failpoints,backup/failpoints,restore/failpoints",
 ];
@@ -122,9 +123,18 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal; returns the programs it built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
+    Ok(executables(&cargo_messages(args)?))
+}
+
+/// How cargo is called.
+pub(crate) fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Runs cargo with its progress on the terminal; returns its JSON messages, one a line.
+pub(crate) fn cargo_messages(args: &[&str]) -> Result<String> {
     progress::say(&format!("cargo {}", args.join(" ")));
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = Command::new(cargo())
         .current_dir(checkout::root())
         .args(args)
         .arg("--message-format=json-render-diagnostics")
@@ -135,7 +145,7 @@ pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
     if !output.status.success() {
         bail!("cargo {} failed; its messages are above", args.join(" "));
     }
-    Ok(executables(&String::from_utf8_lossy(&output.stdout)))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The programs in cargo's JSON messages.

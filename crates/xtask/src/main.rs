@@ -9,11 +9,14 @@ mod drive;
 mod image;
 mod libtest;
 mod packages;
+mod pool;
 mod preflight;
 mod programs;
 mod progress;
 mod prose;
+mod report;
 mod shell;
+mod suite;
 mod testbed;
 #[cfg(test)]
 mod tests;
@@ -44,7 +47,7 @@ enum Command {
     ///
     /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. A testbed that was up before
     /// stays up.
-    Test(drive::Tests),
+    Test(suite::Tests),
     /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
     ///
     /// Options come first, then what to measure and its own options: `bench --dns cache30 cluster --rounds 10 --json FILE`.
@@ -158,7 +161,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Demo(options) => return drive::program("demo", &options),
-        Command::Test(options) => return drive::test(&options),
+        Command::Test(options) => return suite::test(&options),
         Command::Bench(options) => return drive::program("bench", &options),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;

@@ -46,3 +46,24 @@ pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(
 pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
+
+/// A duration to the second or the minute: `75 s`, `22 min`.
+pub(crate) fn rough(time: Duration) -> String {
+    let seconds = (time + Duration::from_millis(500)).as_secs();
+    if seconds < 120 {
+        format!("{seconds} s")
+    } else {
+        format!("{} min", (seconds + 30) / 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rough_durations_are_rounded() {
+        assert_eq!(rough(Duration::from_millis(74_600)), "75 s");
+        assert_eq!(rough(Duration::from_secs(22 * 60 + 29)), "22 min");
+    }
+}

@@ -1,46 +1,84 @@
-//! How long each end-to-end test took: they write it into a file, one line each, and the longest are told at the end. It
-//! may not fail a run.
+//! Remembers how long stages and test programs took in the last run, for the order of the next run and its time left.
+//! A file that cannot be read or written changes nothing else.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use crate::checkout;
+use crate::{checkout, progress};
 
-/// Names the file to the tests.
-pub(crate) const FILE: &str = "E2E_TIMES";
-/// So many are told.
-const LONGEST: usize = 10;
-
-/// The file, which is not there yet.
-pub(crate) fn begin() -> Result<PathBuf> {
-    let file = checkout::target()?.join("e2e-times");
-    // One of an earlier run that cannot be removed is added to.
-    drop(fs::remove_file(&file));
-    Ok(file)
+/// Durations in seconds, by name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    stages: BTreeMap<String, f64>,
+    jobs: BTreeMap<String, f64>,
+    #[serde(skip)]
+    file: PathBuf,
 }
 
-/// The longest of the lines `NAME SECONDS`, in words, and what all took together.
-pub(crate) fn longest(lines: &str) -> Option<String> {
-    let mut times: Vec<(f64, &str)> = lines
-        .lines()
-        .filter_map(|line| line.rsplit_once(' '))
-        .filter_map(|(name, seconds)| Some((seconds.parse().ok()?, name)))
-        .collect();
-    times.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let all: f64 = times.iter().map(|(seconds, _)| seconds).sum();
-    let told = times.iter().take(LONGEST);
-    let told: Vec<String> = told
-        .map(|(seconds, name)| format!("{name} {seconds:.0} s"))
-        .collect();
-    (times.len() > LONGEST).then(|| {
-        format!(
-            "{} end-to-end tests took {all:.0} s one by one; the longest: {}",
-            times.len(),
-            told.join(", ")
-        )
-    })
+impl Times {
+    /// Reads the file in the target directory.
+    pub(crate) fn read() -> Result<Self> {
+        Ok(Self::read_from(
+            &checkout::target()?.join("test-times.json"),
+        ))
+    }
+
+    fn read_from(file: &Path) -> Self {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        Self {
+            file: file.to_owned(),
+            ..serde_json::from_str(&text).unwrap_or_default()
+        }
+    }
+
+    /// How long a stage took the last time.
+    pub(crate) fn stage(&self, name: &str) -> Option<Duration> {
+        duration(self.stages.get(name))
+    }
+
+    /// How long a test program, or an end-to-end test, took the last time.
+    pub(crate) fn job(&self, name: &str) -> Option<Duration> {
+        duration(self.jobs.get(name))
+    }
+
+    pub(crate) fn note_stage(&mut self, name: &str, took: Duration) {
+        self.stages.insert(name.to_owned(), took.as_secs_f64());
+    }
+
+    pub(crate) fn note_job(&mut self, name: &str, took: Duration) {
+        self.jobs.insert(name.to_owned(), took.as_secs_f64());
+    }
+
+    /// Keeps only the jobs that are still there; after a run of all of them.
+    pub(crate) fn retain_jobs(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.jobs.retain(|name, _| is_there(name));
+    }
+
+    /// Writes the file, in one step.
+    pub(crate) fn write(&self) {
+        let new = self
+            .file
+            .with_extension(format!("{}.new", std::process::id()));
+        let written = serde_json::to_string_pretty(self)
+            .map_err(std::io::Error::from)
+            .and_then(|text| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, &self.file));
+        if let Err(error) = written {
+            progress::say(&format!(
+                "the durations of this run are not kept: {}: {error}",
+                self.file.display()
+            ));
+        }
+    }
+}
+
+fn duration(seconds: Option<&f64>) -> Option<Duration> {
+    Duration::try_from_secs_f64(*seconds?).ok()
 }
 
 #[cfg(test)]
@@ -48,16 +86,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_are_told_first_and_few_are_not_told_of() {
-        let lines: Vec<String> = (1..=11).map(|time| format!("t-{time} {time}.4")).collect();
-        let told = longest(&format!("{}\nnonsense\n", lines.join("\n"))).unwrap();
-        assert!(
-            told.starts_with(
-                "11 end-to-end tests took 70 s one by one; the longest: t-11 11 s, t-10 10 s"
-            ),
-            "{told}"
-        );
-        assert!(!told.contains("t-1 1 s"), "{told}");
-        assert_eq!(longest("a 1\n"), None);
+    fn written_durations_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("times.json");
+        let mut times = Times::read_from(&file);
+        assert_eq!(times.stage("clippy"), None);
+        times.note_stage("clippy", Duration::from_millis(1500));
+        times.note_job("a::b", Duration::from_secs(7));
+        times.note_job("removed", Duration::from_secs(1));
+        times.retain_jobs(|name| name == "a::b");
+        times.write();
+        let read = Times::read_from(&file);
+        assert_eq!(read, times);
+        assert_eq!(read.stage("clippy"), Some(Duration::from_millis(1500)));
+        assert_eq!(read.job("removed"), None);
+    }
+
+    #[test]
+    fn damaged_file_counts_as_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("times.json");
+        fs::write(&file, "{\"stages\":{\"x\":-1.0},").unwrap();
+        assert_eq!(Times::read_from(&file).stage("x"), None);
     }
 }

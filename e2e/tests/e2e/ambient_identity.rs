@@ -180,28 +180,32 @@ async fn by_grant_alone(wide: &Sandbox, allowed: &Sandbox, other: &Sandbox) -> R
     Ok(())
 }
 
-#[tokio::test]
-async fn without_a_secret_a_namespace_uses_the_operators_identity_only_where_that_is_granted() {
-    let _one = ONE_AT_A_TIME.lock().await;
-    scenario("ambient", async |wide| {
-        let allowed = Sandbox::create("ambient_allowed").await?;
-        let other = Sandbox::create("ambient_other").await?;
-        let outcome = by_grant_alone(wide, &allowed, &other).await;
-        if outcome.is_err() {
-            allowed.print_state().await;
-            other.print_state().await;
-        }
-        // What belongs to no namespace.
-        let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
-        let uninstalled = chart::helm(&wide.env, &gone).await;
-        let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
-        let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
-        let removed = kubectl::run(&wide.env, &words).await;
-        other.delete().await;
-        allowed.delete().await;
-        outcome?;
-        removed?;
-        uninstalled.map(drop)
-    })
-    .await;
+mod serial {
+    use super::*;
+
+    #[tokio::test]
+    async fn without_a_secret_a_namespace_uses_the_operators_identity_only_where_that_is_granted() {
+        let _one = ONE_AT_A_TIME.lock().await;
+        scenario("ambient", async |wide| {
+            let allowed = Sandbox::create("ambient_allowed").await?;
+            let other = Sandbox::create("ambient_other").await?;
+            let outcome = by_grant_alone(wide, &allowed, &other).await;
+            if outcome.is_err() {
+                allowed.print_state().await;
+                other.print_state().await;
+            }
+            // What belongs to no namespace.
+            let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
+            let uninstalled = chart::helm(&wide.env, &gone).await;
+            let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
+            let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
+            let removed = kubectl::run(&wide.env, &words).await;
+            other.delete().await;
+            allowed.delete().await;
+            outcome?;
+            removed?;
+            uninstalled.map(drop)
+        })
+        .await;
+    }
 }

@@ -12,7 +12,8 @@ use crate::fixtures::cluster;
 
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 
-/// Held by a test while its cluster-wide operators run: they would take each other's objects.
+/// Held by a test while its cluster-wide operators run: they would take each other's objects. `cargo xtask test` runs
+/// each test in a process of its own, and never two of the modules `serial` at a time; this is for all other ways.
 pub(crate) static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// A cluster of one member, annotated or not.
@@ -113,24 +114,28 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     Ok(())
 }
 
-#[tokio::test]
-async fn every_object_has_one_manager_by_its_annotation_or_says_that_it_has_none() {
-    let _one = ONE_AT_A_TIME.lock().await;
-    scenario("clusterwide_own", async |namespaced| {
-        let wide = Sandbox::create("clusterwide").await?;
-        let empty = Sandbox::create("clusterwide_none").await?;
-        let outcome = live_together(namespaced, &wide, &empty).await;
-        if outcome.is_err() {
-            wide.print_state().await;
-            empty.print_state().await;
-        }
-        // Its ClusterRoles are no namespace's.
-        let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
-        let uninstalled = chart::helm(&wide.env, &gone).await;
-        empty.delete().await;
-        wide.delete().await;
-        outcome?;
-        uninstalled.map(drop)
-    })
-    .await;
+mod serial {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_object_has_one_manager_by_its_annotation_or_says_that_it_has_none() {
+        let _one = ONE_AT_A_TIME.lock().await;
+        scenario("clusterwide_own", async |namespaced| {
+            let wide = Sandbox::create("clusterwide").await?;
+            let empty = Sandbox::create("clusterwide_none").await?;
+            let outcome = live_together(namespaced, &wide, &empty).await;
+            if outcome.is_err() {
+                wide.print_state().await;
+                empty.print_state().await;
+            }
+            // Its ClusterRoles are no namespace's.
+            let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
+            let uninstalled = chart::helm(&wide.env, &gone).await;
+            empty.delete().await;
+            wide.delete().await;
+            outcome?;
+            uninstalled.map(drop)
+        })
+        .await;
+    }
 }

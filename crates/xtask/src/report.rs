@@ -1,0 +1,143 @@
+//! What `cargo xtask test` prints at its end: the stages, the slowest tests, why tests failed, and the counts. It may
+//! not run anything.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::libtest::Outcome;
+use crate::{libtest, progress};
+
+/// Tests in the list of the slowest.
+const SLOWEST: usize = 20;
+
+/// A test that ended, by its full name.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) took: Duration,
+    /// What a failed test printed, or why a test was skipped.
+    pub(crate) output: String,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) stages: Vec<(String, Duration)>,
+    pub(crate) tests: Vec<Test>,
+}
+
+impl Report {
+    /// Adds tests that are not run, and why.
+    pub(crate) fn skip(&mut self, names: Vec<String>, why: &str) {
+        self.tests.extend(names.into_iter().map(|name| Test {
+            name,
+            outcome: Outcome::Skipped,
+            took: Duration::ZERO,
+            output: why.to_owned(),
+        }));
+    }
+
+    pub(crate) fn count(&self, outcome: Outcome) -> usize {
+        self.of(outcome).count()
+    }
+
+    fn of(&self, outcome: Outcome) -> impl Iterator<Item = &Test> {
+        self.tests
+            .iter()
+            .filter(move |test| test.outcome == outcome)
+    }
+
+    /// The whole text; its last line has the counts.
+    pub(crate) fn text(&self, took: Duration) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\nstages:");
+        for (stage, took) in &self.stages {
+            let _ = writeln!(text, "{:>10}  {stage}", progress::seconds(*took));
+        }
+        let _ = writeln!(text, "{:>10}  from begin to end", progress::seconds(took));
+        let mut timed: Vec<&Test> = self
+            .tests
+            .iter()
+            .filter(|test| !test.took.is_zero())
+            .collect();
+        timed.sort_by_key(|test| std::cmp::Reverse(test.took));
+        let _ = writeln!(text, "\nthe {} slowest tests:", SLOWEST.min(timed.len()));
+        for test in timed.iter().take(SLOWEST) {
+            let _ = writeln!(text, "{:>10}  {}", progress::seconds(test.took), test.name);
+        }
+        let _ = writeln!(text);
+        for test in self.of(Outcome::Skipped) {
+            let why = match test.output.as_str() {
+                "" => String::new(),
+                why => format!(" ({why})"),
+            };
+            let _ = writeln!(text, "skipped: {}{why}", test.name);
+        }
+        for test in self.of(Outcome::Failed) {
+            let _ = writeln!(text, "failed: {}", test.name);
+            for line in libtest::reason(&test.output) {
+                let _ = writeln!(text, "    {line}");
+            }
+        }
+        let _ = writeln!(
+            text,
+            "{} passed, {} failed, {} skipped",
+            self.count(Outcome::Passed),
+            self.count(Outcome::Failed),
+            self.count(Outcome::Skipped)
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn test(name: &str, outcome: Outcome, seconds: u64, output: &str) -> Test {
+        Test {
+            name: name.into(),
+            outcome,
+            took: Duration::from_secs(seconds),
+            output: output.into(),
+        }
+    }
+
+    #[test]
+    fn names_stages_slowest_tests_and_reasons() {
+        let mut report = Report {
+            stages: vec![("clippy".into(), Duration::from_secs(3))],
+            tests: vec![
+                test("quick", Outcome::Passed, 1, ""),
+                test("slow", Outcome::Failed, 9, "Error: no quorum\n"),
+            ],
+        };
+        report.skip(vec!["node".into()], "own cluster");
+        let text = report.text(Duration::from_secs(12));
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+        assert!(at("3.0 s  clippy") < at("12.0 s  from begin"));
+        assert!(at("9.0 s  slow") < at("1.0 s  quick"));
+        assert!(at("skipped: node (own cluster)") < at("failed: slow\n    Error: no quorum"));
+        assert!(
+            text.ends_with("\n1 passed, 1 failed, 1 skipped\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn lists_twenty_slowest_tests() {
+        let tests = (1..40)
+            .map(|n| test(&format!("t{n}."), Outcome::Passed, n, ""))
+            .collect();
+        let report = Report {
+            tests,
+            ..Report::default()
+        };
+        let text = report.text(Duration::ZERO);
+        assert!(
+            text.contains("the 20 slowest") && text.contains(" t20.") && !text.contains(" t19.")
+        );
+    }
+}

@@ -1,0 +1,515 @@
+//! The command `test`: runs lints, unit tests and end-to-end tests as stages, and prints what came out. It may not know
+//! what the tests are about.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::drive::{Early, Prepared, Where, begin_cluster, end_cluster, finish};
+use crate::libtest::{self, Outcome};
+use crate::packages::{Purpose, ensure_packages};
+use crate::pool::{self, Job};
+use crate::report::Report;
+use crate::times::Times;
+use crate::{checkout, image, preflight, programs, progress, shell, testbed};
+
+/// The name of modules whose end-to-end tests break nodes: they run one by one, after the others.
+const ALONE: &str = "alone";
+/// The name of modules whose end-to-end tests never run together with another one of them.
+const SERIAL: &str = "serial";
+/// Names a file to the end-to-end tests that is empty when they begin, for work they do once per run.
+const RUN_LOCK: &str = "E2E_RUN_LOCK";
+
+const LINTS: &str = "formatting and lints";
+const COMPILE_UNITS: &str = "compile the unit tests";
+const UNITS: &str = "unit tests";
+const COMPILE_E2E: &str = "compile the operators and the end-to-end tests";
+const TESTBED: &str = "testbed, as far as it was not up";
+const IMAGE: &str = "image into the testbed";
+const E2E: &str = "end-to-end tests";
+const BREAKING: &str = "end-to-end tests that break nodes";
+const DOWN: &str = "testbed down";
+
+/// What cargo is told of the unit tests. xtask by itself: together, its dependencies' features would have the large ones
+/// compiled a second time.
+const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
+const XTASK: &[&str] = &["-p", "xtask"];
+
+/// Which tests to run.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Tests {
+    #[command(flatten)]
+    place: Where,
+    /// Check formatting and lints first.
+    #[arg(long)]
+    lint: bool,
+    /// Only the unit tests.
+    #[arg(long, conflicts_with = "e2e")]
+    unit: bool,
+    /// Only the end-to-end tests.
+    #[arg(long)]
+    e2e: bool,
+    /// How many end-to-end tests run at a time; those that break nodes run alone.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: u16,
+    /// Only tests with this in their name.
+    filter: Option<String>,
+}
+
+impl Tests {
+    /// The stages in their order.
+    fn stages(&self) -> Vec<&'static str> {
+        let groups: [(bool, &[&'static str]); 3] = [
+            (self.lint, &[LINTS]),
+            (!self.e2e, &[COMPILE_UNITS, UNITS]),
+            (
+                !self.unit,
+                &[COMPILE_E2E, TESTBED, IMAGE, E2E, BREAKING, DOWN],
+            ),
+        ];
+        let chosen = groups.into_iter().filter(|(wanted, _)| *wanted);
+        chosen.flat_map(|(_, stages)| stages).copied().collect()
+    }
+
+    fn is_chosen(&self, name: &str) -> bool {
+        self.filter
+            .as_ref()
+            .is_none_or(|filter| name.contains(filter))
+    }
+}
+
+/// `cargo xtask test`.
+pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
+    let begun = Instant::now();
+    ensure_packages(&[Purpose::Build])?;
+    let mut run = Run {
+        stages: options.stages(),
+        forecasts: BTreeMap::new(),
+        times: Times::read()?,
+        report: Report::default(),
+        jobs: Vec::new(),
+        filtered: options.filter.is_some(),
+    };
+    run.all(options)?;
+    if !run.filtered && !options.unit && !options.e2e {
+        let jobs = std::mem::take(&mut run.jobs);
+        run.times
+            .retain_jobs(|name| jobs.iter().any(|job| job == name));
+    }
+    run.times.write();
+    print!("{}", run.report.text(begun.elapsed()));
+    let failed = run.report.count(Outcome::Failed);
+    Ok(if failed == 0 && run.report.count(Outcome::Passed) > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A run of the stages.
+struct Run {
+    stages: Vec<&'static str>,
+    /// How long stages of tests are going to take, as soon as their tests are known.
+    forecasts: BTreeMap<&'static str, Option<Duration>>,
+    times: Times,
+    report: Report,
+    /// The names of all jobs.
+    jobs: Vec<String>,
+    /// Not all tests run.
+    filtered: bool,
+}
+
+/// The stages whose duration depends on the filter.
+const OF_TESTS: &[&str] = &[UNITS, E2E, BREAKING];
+
+/// What the end-to-end tests run with.
+struct Compiled {
+    /// The operators and the programs of the e2e crate.
+    built: Vec<PathBuf>,
+    together: Vec<Job>,
+    alone: Vec<Job>,
+}
+
+impl Run {
+    fn all(&mut self, options: &Tests) -> Result<()> {
+        if options.lint {
+            self.stage(LINTS, |_| lint())?;
+        }
+        if options.unit {
+            return self.unit_tests(options);
+        }
+        if options.place.context.is_none() {
+            // Says at once what the machine lacks, before minutes of compiling.
+            preflight::check(&checkout::run_folder())?;
+        }
+        thread::scope(|scope| {
+            // On a fresh machine the testbed's programs take longer than all that is compiled here.
+            let builds = options
+                .place
+                .context
+                .is_none()
+                .then(|| scope.spawn(programs::ensure));
+            if !options.e2e {
+                self.unit_tests(options)?;
+            }
+            // Last, because a testbed at rest takes processor time from everything else.
+            let early = scope.spawn(|| begin_cluster(&options.place, None));
+            let compiled = self.stage(COMPILE_E2E, |run| run.compile_e2e(options));
+            let early = self.stage(TESTBED, |_| {
+                if let Some(builds) = builds {
+                    builds
+                        .join()
+                        .map_err(|_| anyhow::anyhow!("the thread that builds panicked"))??;
+                }
+                early
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))?
+            })?;
+            let outcome = compiled.and_then(|compiled| self.e2e_tests(options, &early, compiled));
+            let ended = self.stage(DOWN, |_| {
+                end_cluster(&early, &options.place);
+                Ok(())
+            });
+            outcome.and(ended)
+        })
+    }
+
+    /// Does the work of a stage, saying which one begins, and notes how long it took.
+    fn stage<T>(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let number = self
+            .stages
+            .iter()
+            .position(|stage| *stage == name)
+            .map_or(0, |at| at + 1);
+        let expected = match (self.expected(name), self.later(name)) {
+            (Some(stage), Some(later)) => format!(
+                ": about {}, all about {}",
+                progress::rough(stage),
+                progress::rough(stage + later)
+            ),
+            (Some(stage), None) => format!(": about {}", progress::rough(stage)),
+            (None, _) => String::new(),
+        };
+        progress::say(&format!(
+            "stage {number} of {}: {name}{expected}",
+            self.stages.len()
+        ));
+        let begun = Instant::now();
+        let result = work(self)?;
+        let took = begun.elapsed();
+        self.report.stages.push((name.to_owned(), took));
+        if !(self.filtered && OF_TESTS.contains(&name)) {
+            self.times.note_stage(name, took);
+        }
+        Ok(result)
+    }
+
+    /// How long a stage is going to take.
+    fn expected(&self, stage: &str) -> Option<Duration> {
+        match self.forecasts.get(stage) {
+            Some(forecast) => *forecast,
+            None if self.filtered && OF_TESTS.contains(&stage) => None,
+            None => self.times.stage(stage),
+        }
+    }
+
+    /// How long the stages after this one are going to take.
+    fn later(&self, stage: &str) -> Option<Duration> {
+        let after = self.stages.iter().skip_while(|one| **one != stage).skip(1);
+        after.map(|one| self.expected(one)).sum()
+    }
+
+    fn unit_tests(&mut self, options: &Tests) -> Result<()> {
+        let jobs = self.stage(COMPILE_UNITS, |_| unit_jobs(options))?;
+        self.play(UNITS, jobs, processors())
+    }
+
+    fn compile_e2e(&mut self, options: &Tests) -> Result<Compiled> {
+        let built = image::compile_with_fail_points()?;
+        let program = test_program()?;
+        let list = shell::output(Command::new(&program).args(["--list", "--format", "terse"]))?;
+        let chosen = libtest::listed(&list)
+            .into_iter()
+            .filter(|name| options.is_chosen(name));
+        let jobs: Vec<Job> = chosen.map(|name| e2e_job(&program, name)).collect();
+        let (alone, together): (Vec<Job>, Vec<Job>) =
+            jobs.into_iter().partition(|job| is_in(ALONE, &job.name));
+        self.foresee(E2E, &together, usize::from(options.jobs));
+        self.foresee(BREAKING, &alone, 1);
+        Ok(Compiled {
+            built,
+            together,
+            alone,
+        })
+    }
+
+    fn foresee(&mut self, stage: &'static str, jobs: &[Job], slots: usize) {
+        let forecast = pool::forecast(jobs, slots, &self.times);
+        self.forecasts.insert(stage, forecast);
+    }
+
+    fn e2e_tests(&mut self, options: &Tests, early: &Early, compiled: Compiled) -> Result<()> {
+        let Compiled {
+            built,
+            mut together,
+            mut alone,
+        } = compiled;
+        let prepared = self.stage(IMAGE, |_| finish(early.clone(), &options.place, &built))?;
+        let vars = e2e_vars(prepared)?;
+        for job in together.iter_mut().chain(&mut alone) {
+            job.vars.extend(vars.iter().cloned());
+        }
+        self.play(E2E, together, usize::from(options.jobs))?;
+        if options.place.context.is_some() {
+            let names = alone.into_iter().map(|job| job.name).collect();
+            self.report
+                .skip(names, "a cluster of the user's own is not broken");
+        } else {
+            self.play(BREAKING, alone, 1)?;
+        }
+        if self.report.count(Outcome::Failed) > 0 {
+            progress::say(
+                "logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
+            );
+        }
+        Ok(())
+    }
+
+    /// A stage of tests.
+    fn play(&mut self, stage: &'static str, jobs: Vec<Job>, slots: usize) -> Result<()> {
+        self.foresee(stage, &jobs, slots);
+        self.stage(stage, |run| {
+            run.jobs.extend(jobs.iter().map(|job| job.name.clone()));
+            let done = pool::run(jobs, slots, &run.times, run.later(stage));
+            for (name, took) in &done.jobs {
+                run.times.note_job(name, *took);
+            }
+            run.report.tests.extend(done.tests);
+            Ok(())
+        })
+    }
+}
+
+fn processors() -> usize {
+    thread::available_parallelism().map_or(2, usize::from)
+}
+
+fn lint() -> Result<()> {
+    let cargo = |args: &[&str]| {
+        progress::say(&format!("cargo {}", args.join(" ")));
+        shell::inherit(
+            Command::new(image::cargo())
+                .args(args)
+                .current_dir(checkout::root()),
+        )
+    };
+    let strict: &[&str] = &["--", "-D", "warnings"];
+    cargo(&["fmt", "--all", "--check"])?;
+    cargo(&[&["clippy"], WORKSPACE, &["--all-targets"], strict].concat())?;
+    // `cargo test` leaves these out (they need a cluster), and with it `--all-targets`.
+    cargo(&[&["clippy"], WORKSPACE, &["--test", "e2e"], strict].concat())?;
+    cargo(&[&["clippy"], XTASK, &["--all-targets"], strict].concat())
+}
+
+/// Compiles the unit tests; returns the programs that have tests to run.
+fn unit_jobs(options: &Tests) -> Result<Vec<Job>> {
+    let begin: &[&str] = &["test", "--no-run"];
+    // With fail points, as the operators of the end-to-end tests: the crates are compiled once.
+    let workspace = image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat())?;
+    let xtask = image::cargo_messages(&[begin, XTASK].concat())?;
+    // Many of them start real servers. On a fresh machine those are built meanwhile, and have to be there first.
+    programs::ensure()?;
+    let mut jobs = Vec::new();
+    for message in workspace.lines().chain(xtask.lines()) {
+        let Some(mut job) = unit_job(message) else {
+            continue;
+        };
+        job.args.extend(options.filter.clone());
+        let mut list = Command::new(&job.program);
+        list.args(["--list", "--format", "terse"])
+            .args(&options.filter);
+        job.tests = libtest::listed(&shell::output(list.current_dir(&job.folder))?).len();
+        if job.tests > 0 {
+            jobs.push(job);
+        }
+    }
+    Ok(jobs)
+}
+
+/// The test program that one of cargo's messages names.
+fn unit_job(message: &str) -> Option<Job> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let program = message["executable"].as_str()?;
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
+    let package = folder.file_name()?.to_str()?;
+    let target = message["target"]["name"].as_str()?;
+    let name = match message["target"]["kind"][0].as_str()? {
+        "lib" => target.to_owned(),
+        "bin" => format!("{package}/bin/{target}"),
+        _ => format!("{package}/{target}"),
+    };
+    Some(Job {
+        prefix: format!("{name}::"),
+        name,
+        program: program.into(),
+        args: json_args(),
+        folder: folder.to_owned(),
+        // As cargo sets them.
+        vars: vec![
+            json_var(),
+            (
+                "CARGO_MANIFEST_DIR".to_owned(),
+                folder.display().to_string(),
+            ),
+            (
+                "CARGO".to_owned(),
+                image::cargo().to_string_lossy().into_owned(),
+            ),
+        ],
+        ..Job::default()
+    })
+}
+
+/// An end-to-end test, which is a process of its own: the longest can start first.
+fn e2e_job(program: &Path, name: String) -> Job {
+    Job {
+        args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
+        serial: is_in(SERIAL, &name),
+        name,
+        program: program.to_owned(),
+        folder: checkout::root().join("e2e"),
+        vars: vec![json_var()],
+        tests: 1,
+        ..Job::default()
+    }
+}
+
+fn json_args() -> Vec<String> {
+    libtest::ARGS.iter().map(|arg| (*arg).to_owned()).collect()
+}
+
+fn json_var() -> (String, String) {
+    let (name, value) = libtest::UNLOCK;
+    (name.to_owned(), value.to_owned())
+}
+
+/// Whether a test stands in a module of this name.
+fn is_in(module: &str, test: &str) -> bool {
+    test.rsplit("::").skip(1).any(|part| part == module)
+}
+
+/// The variables of the end-to-end tests.
+fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
+    let lock = checkout::target()?.join("e2e-run.lock");
+    File::create(&lock).with_context(|| lock.display().to_string())?;
+    let mut vars = prepared.vars;
+    vars.extend([
+        (RUN_LOCK.to_owned(), lock.display().to_string()),
+        // As in the testbed's daemons: less collecting of garbage by kubectl and helm.
+        ("GOGC".to_owned(), testbed::GOGC.to_owned()),
+    ]);
+    Ok(vars)
+}
+
+/// Builds the end-to-end tests; returns their program.
+fn test_program() -> Result<PathBuf> {
+    let built = image::cargo_executables(
+        &[
+            &["test", "--test", "e2e", "--no-run"],
+            image::SELECTION,
+            image::FAIL_POINTS,
+        ]
+        .concat(),
+    )?;
+    // Beside the tests, cargo names the crate's programs.
+    built
+        .into_iter()
+        .find(|file| file.parent().is_some_and(|folder| folder.ends_with("deps")))
+        .context("cargo built no end-to-end tests")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(args: &[&str]) -> Tests {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            tests: Tests,
+        }
+        <Line as clap::Parser>::parse_from([&["test"], args].concat()).tests
+    }
+
+    #[test]
+    fn stages_follow_the_options() {
+        assert_eq!(options(&["--unit"]).stages(), [COMPILE_UNITS, UNITS]);
+        let e2e = [COMPILE_E2E, TESTBED, IMAGE, E2E, BREAKING, DOWN];
+        assert_eq!(options(&["--e2e"]).stages(), e2e);
+        assert_eq!(options(&["--lint"]).stages().len(), 9);
+    }
+
+    #[test]
+    fn tests_in_marked_modules_are_recognized() {
+        assert!(is_in(ALONE, "replace_member::alone::node_lost"));
+        assert!(!is_in(ALONE, "scale::grows_alone"));
+        assert!(!is_in(ALONE, "scale::alone"));
+        assert!(e2e_job(Path::new("x"), "clusterwide::serial::y".into()).serial);
+    }
+
+    #[test]
+    fn test_programs_are_found_in_cargos_messages() {
+        let message = |kind: &str, test: bool| {
+            serde_json::json!({
+                "reason": "compiler-artifact",
+                "manifest_path": "/w/crates/cluster/Cargo.toml",
+                "target": { "name": "model", "kind": [kind] },
+                "profile": { "test": test },
+                "executable": "/t/model-1234",
+            })
+            .to_string()
+        };
+        let job = unit_job(&message("test", true)).unwrap();
+        assert_eq!(
+            (&*job.name, &*job.prefix),
+            ("cluster/model", "cluster/model::")
+        );
+        assert_eq!(job.folder, Path::new("/w/crates/cluster"));
+        assert_eq!(
+            unit_job(&message("bin", true)).unwrap().name,
+            "cluster/bin/model"
+        );
+        assert_eq!(unit_job(&message("lib", true)).unwrap().name, "model");
+        assert!(unit_job(&message("bin", false)).is_none());
+        assert!(unit_job("not json").is_none());
+    }
+
+    #[test]
+    fn later_stages_are_unknown_in_a_first_run() {
+        let mut run = Run {
+            stages: vec![LINTS, COMPILE_UNITS, UNITS],
+            forecasts: BTreeMap::new(),
+            times: Times::default(),
+            report: Report::default(),
+            jobs: Vec::new(),
+            filtered: false,
+        };
+        assert_eq!(run.later(LINTS), None);
+        run.times.note_stage(COMPILE_UNITS, Duration::from_secs(5));
+        run.forecasts.insert(UNITS, Some(Duration::from_secs(2)));
+        assert_eq!(run.later(LINTS), Some(Duration::from_secs(7)));
+        assert_eq!(run.later(UNITS), Some(Duration::ZERO));
+    }
+}
