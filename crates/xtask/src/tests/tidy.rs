@@ -165,6 +165,32 @@ fn test_only_modules_do_not_look_like_production_modules() {
 }
 
 #[test]
+fn no_doc_comment_holds_rust_code() {
+    // Doc tests are switched off in every crate: code in a doc comment would never be compiled.
+    let found: Vec<String> = sources()
+        .iter()
+        .filter(|(_, text)| has_rust_code(text))
+        .map(|(path, _)| path.display().to_string())
+        .collect();
+    assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
+}
+
+/// Whether a doc comment has a code block in Rust, which is also the language of a block that names none.
+fn has_rust_code(text: &str) -> bool {
+    let marks = text.lines().filter_map(|line| {
+        let line = line.trim_start();
+        let doc = line
+            .strip_prefix("///")
+            .or_else(|| line.strip_prefix("//!"))?;
+        doc.trim().strip_prefix("```")
+    });
+    // Every other mark begins a block.
+    marks
+        .step_by(2)
+        .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
+}
+
+#[test]
 fn every_module_says_what_it_is_for() {
     let silent: Vec<String> = sources()
         .iter()
