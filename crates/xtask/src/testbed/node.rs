@@ -13,15 +13,15 @@ use crate::{checkout, image, progress};
 
 /// What runs on each node beside its pods.
 const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
-/// The folder of a node that its kubelet sees as `/var/lib/kubelet/device-plugins`.
-const DEVICE_PLUGINS: &str = "device-plugins";
-/// Runs a kubelet in a mount namespace of its own, where the folder named first lies over
-/// `/var/lib/kubelet/device-plugins`. That path is built into the kubelet: two kubelets that start at the same moment
-/// would take each other's socket. `/var/lib/kubelet` becomes private first, so that the other kubelets do not get
-/// this mount. All other mounts stay shared: the container runtime needs the volumes the kubelet mounts.
-const OWN_DEVICE_PLUGINS: &str = "mount --make-private /var/lib/kubelet
-    mkdir -p /var/lib/kubelet/device-plugins
-    mount --bind \"$1\" /var/lib/kubelet/device-plugins
+/// The folder of a node that its kubelet sees as `/var/lib/kubelet`.
+const LIB: &str = "lib-kubelet";
+/// Runs a kubelet in a mount namespace of its own, where the folder named first lies over `/var/lib/kubelet`. The path
+/// of the socket for device plugins there is built into the kubelet, and its certificate is there by default: kubelets
+/// that start at the same moment would take each other's files. `/var/lib/kubelet` becomes private first, so that the
+/// other kubelets do not get this mount. All other mounts stay shared: the container runtime needs the volumes the
+/// kubelet mounts.
+const OWN_LIB: &str = "mount --make-private /var/lib/kubelet
+    mount --bind \"$1\" /var/lib/kubelet
     shift
     exec \"$@\"";
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
@@ -30,7 +30,7 @@ const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
-    for part in ["pod-logs", "kubelet", "plugins", "opt", DEVICE_PLUGINS] {
+    for part in ["pod-logs", "kubelet", "plugins", "opt", LIB] {
         fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
     }
     write_network(testbed)?;
@@ -112,9 +112,9 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
                 "--".into(),
                 "sh".into(),
                 "-euc".into(),
-                OWN_DEVICE_PLUGINS.into(),
+                OWN_LIB.into(),
                 "sh".into(),
-                folder.join(DEVICE_PLUGINS).display().to_string(),
+                folder.join(LIB).display().to_string(),
                 "kubelet".into(),
                 format!("--config={}", config.display()),
                 format!("--kubeconfig={run}/{name}.kubeconfig"),
