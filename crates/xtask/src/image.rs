@@ -41,7 +41,7 @@ pub(crate) const SELECTION: &[&str] = &[
     "-p", "cluster", "-p", "backup", "-p", "restore", "-p", "e2e",
 ];
 
-/// What is added to the operators for the end-to-end tests: they die where a test asks for it.
+/// What is added to the operators for the tests: they die where an end-to-end test asks for it.
 pub(crate) const FAIL_POINTS: &[&str] = &[
     "--features",
     "cluster/failpoints,backup/failpoints,restore/failpoints",
@@ -52,11 +52,20 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
 }
 
-/// As [`compile`], with the operators' fail points. They are put aside at once: another build without fail points
-/// leaves its programs where cargo left these.
+/// As [`compile`], with the operators' fail points.
 pub(crate) fn compile_with_fail_points() -> Result<Vec<PathBuf>> {
-    let built = cargo_executables(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())?;
-    built.into_iter().map(|file| put_aside(&file)).collect()
+    let messages = cargo_messages(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())?;
+    operators_with_fail_points(&messages)
+}
+
+/// The operators in the messages of a cargo that compiled them with fail points. They are put aside at once: another
+/// build without fail points leaves its programs where cargo left these.
+pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
+    executables(messages)
+        .into_iter()
+        .filter(|file| PROGRAMS.iter().any(|program| file.ends_with(program)))
+        .map(|file| put_aside(&file))
+        .collect()
 }
 
 fn put_aside(file: &Path) -> Result<PathBuf> {

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// The same beside a program that prints its own progress.
+const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Prints one line of progress.
 pub(crate) fn say(text: &str) {
@@ -22,11 +24,24 @@ pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
 
 /// Like [`step`], and gives the time it took, too.
 pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+    beating(what, HEARTBEAT, work)
+}
+
+/// Like [`timed`], for work that prints its own progress.
+pub(crate) fn stage<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+    beating(what, SLOW_HEARTBEAT, work)
+}
+
+fn beating<T>(
+    what: &str,
+    period: Duration,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(T, Duration)> {
     let begun = Instant::now();
     let (done, waiting) = mpsc::channel::<()>();
     let label = what.to_owned();
     let heart = thread::spawn(move || {
-        while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(HEARTBEAT) {
+        while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(period) {
             eprintln!("    {label} ... {} so far", seconds(begun.elapsed()));
         }
     });

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::drive::{Early, Prepared, Where, begin_cluster, end_cluster, finish};
+use crate::drive::{Prepared, Where, begin_cluster, end_cluster, finish};
 use crate::libtest::{self, Outcome};
 use crate::packages::{Purpose, ensure_packages};
 use crate::pool::{self, Job};
@@ -26,10 +26,9 @@ const SERIAL: &str = "serial";
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const LINTS: &str = "formatting and lints";
-const COMPILE_UNITS: &str = "compile the unit tests";
+const COMPILE: &str = "compiling";
 const UNITS: &str = "unit tests";
-const COMPILE_E2E: &str = "compile the operators and the end-to-end tests";
-const TESTBED: &str = "testbed, as far as it was not up";
+const TESTBED: &str = "testbed up, and the image";
 const IMAGE: &str = "image into the testbed";
 const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
@@ -39,6 +38,10 @@ const DOWN: &str = "testbed down";
 /// compiled a second time.
 const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
+/// Adds the end-to-end tests to what cargo compiles; without it they are left out, because they need a cluster.
+const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
+/// Their program, as [`unit_job`] names it.
+const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// Which tests to run.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,13 +67,11 @@ pub(crate) struct Tests {
 impl Tests {
     /// The stages in their order.
     fn stages(&self) -> Vec<&'static str> {
-        let groups: [(bool, &[&'static str]); 3] = [
+        let groups: [(bool, &[&'static str]); 4] = [
             (self.lint, &[LINTS]),
-            (!self.e2e, &[COMPILE_UNITS, UNITS]),
-            (
-                !self.unit,
-                &[COMPILE_E2E, TESTBED, IMAGE, E2E, BREAKING, DOWN],
-            ),
+            (true, &[COMPILE]),
+            (!self.e2e, &[UNITS]),
+            (!self.unit, &[TESTBED, IMAGE, E2E, BREAKING, DOWN]),
         ];
         let chosen = groups.into_iter().filter(|(wanted, _)| *wanted);
         chosen.flat_map(|(_, stages)| stages).copied().collect()
@@ -127,10 +128,12 @@ struct Run {
 /// The stages whose duration depends on the filter.
 const OF_TESTS: &[&str] = &[UNITS, E2E, BREAKING];
 
-/// What the end-to-end tests run with.
+/// What is compiled, and the tests that were asked for.
+#[derive(Default)]
 struct Compiled {
-    /// The operators and the programs of the e2e crate.
-    built: Vec<PathBuf>,
+    units: Vec<Job>,
+    /// The operators.
+    operators: Vec<PathBuf>,
     together: Vec<Job>,
     alone: Vec<Job>,
 }
@@ -140,37 +143,41 @@ impl Run {
         if options.lint {
             self.stage(LINTS, |_| lint())?;
         }
-        if options.unit {
-            return self.unit_tests(options);
-        }
-        if options.place.context.is_none() {
+        let own = options.unit || options.place.context.is_some();
+        if !own {
             // Says at once what the machine lacks, before minutes of compiling.
             preflight::check(&checkout::run_folder())?;
         }
         thread::scope(|scope| {
             // On a fresh machine the testbed's programs take longer than all that is compiled here.
-            let builds = options
-                .place
-                .context
-                .is_none()
-                .then(|| scope.spawn(programs::ensure));
-            if !options.e2e {
-                self.unit_tests(options)?;
+            let programs = (!own).then(|| scope.spawn(programs::ensure));
+            let compiled = self.stage(COMPILE, |_| compile(options))?;
+            self.foresee(UNITS, &compiled.units, processors());
+            self.foresee(E2E, &compiled.together, usize::from(options.jobs));
+            self.foresee(BREAKING, &compiled.alone, 1);
+            if let Some(programs) = programs {
+                joined(programs)?;
             }
-            // Last, because a testbed at rest takes processor time from everything else.
-            let early = scope.spawn(|| begin_cluster(&options.place, None));
-            let compiled = self.stage(COMPILE_E2E, |run| run.compile_e2e(options));
+            if !options.e2e {
+                // Many unit tests start real servers.
+                programs::ensure()?;
+                self.play(UNITS, compiled.units, processors())?;
+            }
+            if options.unit {
+                return Ok(());
+            }
             let early = self.stage(TESTBED, |_| {
-                if let Some(builds) = builds {
-                    builds
-                        .join()
-                        .map_err(|_| anyhow::anyhow!("the thread that builds panicked"))??;
-                }
-                early
-                    .join()
-                    .map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))?
+                let early = scope.spawn(|| begin_cluster(&options.place, None));
+                // Kept: the next stage finds it made.
+                let image = image::build(&compiled.operators);
+                joined(early).and_then(|early| image.map(|_| early))
             })?;
-            let outcome = compiled.and_then(|compiled| self.e2e_tests(options, &early, compiled));
+            let outcome = self.stage(IMAGE, |_| {
+                finish(early.clone(), &options.place, &compiled.operators)
+            });
+            let outcome = outcome.and_then(|prepared| {
+                self.e2e_tests(options, prepared, compiled.together, compiled.alone)
+            });
             let ended = self.stage(DOWN, |_| {
                 end_cluster(&early, &options.place);
                 Ok(())
@@ -203,9 +210,12 @@ impl Run {
             "stage {number} of {}: {name}{expected}",
             self.stages.len()
         ));
-        let begun = Instant::now();
-        let result = work(self)?;
-        let took = begun.elapsed();
+        let (result, took) = if OF_TESTS.contains(&name) {
+            let begun = Instant::now();
+            (work(self)?, begun.elapsed())
+        } else {
+            progress::stage(name, || work(self))?
+        };
         self.report.stages.push((name.to_owned(), took));
         if !(self.filtered && OF_TESTS.contains(&name)) {
             self.times.note_stage(name, took);
@@ -228,42 +238,18 @@ impl Run {
         after.map(|one| self.expected(one)).sum()
     }
 
-    fn unit_tests(&mut self, options: &Tests) -> Result<()> {
-        let jobs = self.stage(COMPILE_UNITS, |_| unit_jobs(options))?;
-        self.play(UNITS, jobs, processors())
-    }
-
-    fn compile_e2e(&mut self, options: &Tests) -> Result<Compiled> {
-        let built = image::compile_with_fail_points()?;
-        let program = test_program()?;
-        let list = shell::output(Command::new(&program).args(["--list", "--format", "terse"]))?;
-        let chosen = libtest::listed(&list)
-            .into_iter()
-            .filter(|name| options.is_chosen(name));
-        let jobs: Vec<Job> = chosen.map(|name| e2e_job(&program, name)).collect();
-        let (alone, together): (Vec<Job>, Vec<Job>) =
-            jobs.into_iter().partition(|job| is_in(ALONE, &job.name));
-        self.foresee(E2E, &together, usize::from(options.jobs));
-        self.foresee(BREAKING, &alone, 1);
-        Ok(Compiled {
-            built,
-            together,
-            alone,
-        })
-    }
-
     fn foresee(&mut self, stage: &'static str, jobs: &[Job], slots: usize) {
         let forecast = pool::forecast(jobs, slots, &self.times);
         self.forecasts.insert(stage, forecast);
     }
 
-    fn e2e_tests(&mut self, options: &Tests, early: &Early, compiled: Compiled) -> Result<()> {
-        let Compiled {
-            built,
-            mut together,
-            mut alone,
-        } = compiled;
-        let prepared = self.stage(IMAGE, |_| finish(early.clone(), &options.place, &built))?;
+    fn e2e_tests(
+        &mut self,
+        options: &Tests,
+        prepared: Prepared,
+        mut together: Vec<Job>,
+        mut alone: Vec<Job>,
+    ) -> Result<()> {
         let vars = e2e_vars(prepared)?;
         for job in together.iter_mut().chain(&mut alone) {
             job.vars.extend(vars.iter().cloned());
@@ -303,6 +289,12 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(2, usize::from)
 }
 
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread
+        .join()
+        .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+}
+
 fn lint() -> Result<()> {
     let cargo = |args: &[&str]| {
         progress::say(&format!("cargo {}", args.join(" ")));
@@ -312,37 +304,54 @@ fn lint() -> Result<()> {
                 .current_dir(checkout::root()),
         )
     };
-    let strict: &[&str] = &["--", "-D", "warnings"];
+    let strict: &[&str] = &["--all-targets", "--", "-D", "warnings"];
     cargo(&["fmt", "--all", "--check"])?;
-    cargo(&[&["clippy"], WORKSPACE, &["--all-targets"], strict].concat())?;
-    // `cargo test` leaves these out (they need a cluster), and with it `--all-targets`.
-    cargo(&[&["clippy"], WORKSPACE, &["--test", "e2e"], strict].concat())?;
-    cargo(&[&["clippy"], XTASK, &["--all-targets"], strict].concat())
+    cargo(&[&["clippy"], WORKSPACE, E2E_TESTS, strict].concat())?;
+    cargo(&[&["clippy"], XTASK, strict].concat())
 }
 
-/// Compiles the unit tests; returns the programs that have tests to run.
-fn unit_jobs(options: &Tests) -> Result<Vec<Job>> {
+/// Compiles what the tests need. With fail points everywhere, the crates are compiled once.
+fn compile(options: &Tests) -> Result<Compiled> {
+    let mut compiled = Compiled::default();
     let begin: &[&str] = &["test", "--no-run"];
-    // With fail points, as the operators of the end-to-end tests: the crates are compiled once.
-    let workspace = image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat())?;
-    let xtask = image::cargo_messages(&[begin, XTASK].concat())?;
-    // Many of them start real servers. On a fresh machine those are built meanwhile, and have to be there first.
-    programs::ensure()?;
-    let mut jobs = Vec::new();
-    for message in workspace.lines().chain(xtask.lines()) {
+    let messages = if options.e2e {
+        compiled.operators = image::compile_with_fail_points()?;
+        let test: &[&str] = &["--test", "e2e"];
+        image::cargo_messages(
+            &[begin, test, image::SELECTION, image::FAIL_POINTS, E2E_TESTS].concat(),
+        )?
+    } else if options.unit {
+        image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat())?
+    } else {
+        let all = [begin, WORKSPACE, image::FAIL_POINTS, E2E_TESTS].concat();
+        let messages = image::cargo_messages(&all)?;
+        compiled.operators = image::operators_with_fail_points(&messages)?;
+        messages
+    };
+    let xtask = if options.e2e {
+        String::new()
+    } else {
+        image::cargo_messages(&[begin, XTASK].concat())?
+    };
+    for message in messages.lines().chain(xtask.lines()) {
         let Some(mut job) = unit_job(message) else {
             continue;
         };
-        job.args.extend(options.filter.clone());
-        let mut list = Command::new(&job.program);
-        list.args(["--list", "--format", "terse"])
-            .args(&options.filter);
-        job.tests = libtest::listed(&shell::output(list.current_dir(&job.folder))?).len();
-        if job.tests > 0 {
-            jobs.push(job);
+        let list = ["--list", "--format", "terse"];
+        let mut list_tests = Command::new(&job.program);
+        let names = shell::output(list_tests.args(list).current_dir(&job.folder))?;
+        let mut names = libtest::listed(&names);
+        names.retain(|name| options.is_chosen(name));
+        if job.name == E2E_PROGRAM {
+            let jobs = names.into_iter().map(|name| e2e_job(&job.program, name));
+            (compiled.alone, compiled.together) = jobs.partition(|job| is_in(ALONE, &job.name));
+        } else if !options.e2e && !names.is_empty() {
+            job.args.extend(options.filter.clone());
+            job.tests = names.len();
+            compiled.units.push(job);
         }
     }
-    Ok(jobs)
+    Ok(compiled)
 }
 
 /// The test program that one of cargo's messages names.
@@ -423,23 +432,6 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     Ok(vars)
 }
 
-/// Builds the end-to-end tests; returns their program.
-fn test_program() -> Result<PathBuf> {
-    let built = image::cargo_executables(
-        &[
-            &["test", "--test", "e2e", "--no-run"],
-            image::SELECTION,
-            image::FAIL_POINTS,
-        ]
-        .concat(),
-    )?;
-    // Beside the tests, cargo names the crate's programs.
-    built
-        .into_iter()
-        .find(|file| file.parent().is_some_and(|folder| folder.ends_with("deps")))
-        .context("cargo built no end-to-end tests")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -455,10 +447,10 @@ mod tests {
 
     #[test]
     fn stages_follow_the_options() {
-        assert_eq!(options(&["--unit"]).stages(), [COMPILE_UNITS, UNITS]);
-        let e2e = [COMPILE_E2E, TESTBED, IMAGE, E2E, BREAKING, DOWN];
+        assert_eq!(options(&["--unit"]).stages(), [COMPILE, UNITS]);
+        let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
         assert_eq!(options(&["--e2e"]).stages(), e2e);
-        assert_eq!(options(&["--lint"]).stages().len(), 9);
+        assert_eq!(options(&["--lint"]).stages().len(), 8);
     }
 
     #[test]
@@ -499,7 +491,7 @@ mod tests {
     #[test]
     fn later_stages_are_unknown_in_a_first_run() {
         let mut run = Run {
-            stages: vec![LINTS, COMPILE_UNITS, UNITS],
+            stages: vec![LINTS, COMPILE, UNITS],
             forecasts: BTreeMap::new(),
             times: Times::default(),
             report: Report::default(),
@@ -507,7 +499,7 @@ mod tests {
             filtered: false,
         };
         assert_eq!(run.later(LINTS), None);
-        run.times.note_stage(COMPILE_UNITS, Duration::from_secs(5));
+        run.times.note_stage(COMPILE, Duration::from_secs(5));
         run.forecasts.insert(UNITS, Some(Duration::from_secs(2)));
         assert_eq!(run.later(LINTS), Some(Duration::from_secs(7)));
         assert_eq!(run.later(UNITS), Some(Duration::ZERO));
