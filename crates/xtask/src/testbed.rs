@@ -232,12 +232,7 @@ impl Testbed {
         self.wait_for("the API server", READY_LIMIT, || {
             self.kubectl(&["get", "--raw", "/readyz"]).is_ok()
         })
-        .map_err(|error| {
-            let last = self.inside.last_lines("kube-apiserver");
-            error.context(format!(
-                "the last lines of logs/kube-apiserver.log:\n{last}"
-            ))
-        })
+        .map_err(|error| self.explained(error, "kube-apiserver", ""))
     }
 
     fn wait_nodes(&self) -> Result<()> {
@@ -249,13 +244,25 @@ impl Testbed {
             waits.is_empty()
         });
         outcome.map_err(|error| match waits.first() {
-            Some(name) => error.context(format!(
-                "not ready: {}; the last lines of logs/{name}-kubelet.log:\n{}",
-                waits.join(", "),
-                self.inside.last_lines(&format!("{name}-kubelet"))
-            )),
+            Some(name) => {
+                let daemon = format!("{name}-kubelet");
+                self.explained(
+                    error,
+                    &daemon,
+                    &format!("not ready: {}; ", waits.join(", ")),
+                )
+            }
             None => error,
         })
+    }
+
+    /// Adds the last lines of a daemon's log to the error of a wait, unless a daemon that ended is the cause.
+    fn explained(&self, error: anyhow::Error, daemon: &str, what: &str) -> anyhow::Error {
+        if self.inside.restart_ended(&self.cgroups).is_err() {
+            return error;
+        }
+        let last = self.inside.last_lines(daemon);
+        anyhow::anyhow!("{error:#}; {what}the last lines of logs/{daemon}.log:\n{last}")
     }
 }
 
