@@ -38,6 +38,16 @@ impl Report {
         }));
     }
 
+    /// Adds what kept the run from its end.
+    pub(crate) fn fail(&mut self, error: &anyhow::Error) {
+        self.tests.push(Test {
+            name: "the run did not come to its end".to_owned(),
+            outcome: Outcome::Failed,
+            took: Duration::ZERO,
+            output: format!("Error: {error:#}"),
+        });
+    }
+
     pub(crate) fn count(&self, outcome: Outcome) -> usize {
         self.of(outcome).count()
     }
@@ -122,6 +132,21 @@ mod tests {
         assert!(at("skipped: node (own cluster)") < at("failed: slow\n    Error: no quorum"));
         assert!(
             text.ends_with("\n1 passed, 1 failed, 1 skipped\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn run_that_breaks_off_counts_as_failure() {
+        let mut report = Report::default();
+        report.fail(&anyhow::anyhow!("protoc is missing").context("cargo"));
+        let text = report.text(Duration::ZERO);
+        assert!(
+            text.contains("    Error: cargo: protoc is missing\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\n0 passed, 1 failed, 0 skipped\n"),
             "{text}"
         );
     }

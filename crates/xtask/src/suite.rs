@@ -96,8 +96,9 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
         jobs: Vec::new(),
         filtered: options.filter.is_some(),
     };
-    run.all(options)?;
-    if !run.filtered && !options.unit && !options.e2e {
+    if let Err(error) = run.all(options) {
+        run.report.fail(&error);
+    } else if !run.filtered && !options.unit && !options.e2e {
         let jobs = std::mem::take(&mut run.jobs);
         run.times
             .retain_jobs(|name| jobs.iter().any(|job| job == name));
