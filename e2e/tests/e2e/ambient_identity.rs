@@ -181,7 +181,7 @@ async fn by_grant_alone(wide: &Sandbox, allowed: &Sandbox, other: &Sandbox) -> R
 }
 
 mod serial {
-    use super::*;
+    use super::{ONE_AT_A_TIME, RELEASE, Sandbox, by_grant_alone, chart, kubectl, scenario};
 
     #[tokio::test]
     async fn without_a_secret_a_namespace_uses_the_operators_identity_only_where_that_is_granted() {

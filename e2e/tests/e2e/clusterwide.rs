@@ -115,7 +115,7 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
 }
 
 mod serial {
-    use super::*;
+    use super::{ONE_AT_A_TIME, RELEASE, Sandbox, chart, live_together, scenario};
 
     #[tokio::test]
     async fn every_object_has_one_manager_by_its_annotation_or_says_that_it_has_none() {
