@@ -82,6 +82,12 @@ impl Authority {
         })
     }
 
+    /// Its private key, in PEM.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// A certificate for servers and clients of these names.
     ///
     /// # Errors

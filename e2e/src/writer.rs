@@ -202,6 +202,11 @@ impl Writer {
         self.look(Ledger::silence)
     }
 
+    /// Reads back as another client: the certificate of the one that wrote is accepted no longer.
+    pub fn read_as(&mut self, identity: &Identity) {
+        self.way.identity = Some(identity.clone());
+    }
+
     /// Ends the writing, looks for every acknowledged write, and says what became of them.
     ///
     /// # Errors

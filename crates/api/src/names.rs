@@ -72,8 +72,8 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 /// Common name of the operators' generated certificate. Nobody else gets one of this name, so it may stand for a user of
 /// etcd.
 pub const OPERATOR_USER: &str = "etcd-operator";
-/// Pod annotation with the authorities of Secrets that others keep, as they were when the pod was made: what stands for
-/// each, towards peers and towards clients.
+/// Pod annotation with the authorities its etcd was started with, towards peers and towards clients: of static Secrets
+/// what stands for each, of generated certificates the first sixteen digits of each fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` the pod was made with.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";

@@ -23,7 +23,7 @@ pub(crate) use secret::{
     AUTHORITIES, NEXT_CERTIFICATE, NEXT_KEY, TLS_CERTIFICATE, TLS_KEY, authority_secret, bundle,
     digest, held, leaf_secret,
 };
-pub use secret::{Held, Leaf};
+pub use secret::{Anchor, Held, Leaf};
 pub(crate) use sign::{Made, Request, authority, leaf};
 
 /// How much of its life a certificate has behind it when it is renewed: two thirds.

@@ -1,5 +1,7 @@
 //! What the planner sees of generated certificates, and the writes they take. Plain data without any key.
 
+mod trust;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -50,18 +52,9 @@ pub struct Noted {
     pub trust: Option<String>,
     /// A digest of the certificates it was told of.
     pub certificates: Option<String>,
-    /// The authorities of Secrets that others keep, as they were when it was made.
+    /// The authorities it was started with: of Secrets that others keep what stands for each, of generated ones the
+    /// beginnings of their fingerprints.
     pub authorities: Option<Authorities>,
-}
-
-impl Noted {
-    /// Until when an authority is valid that its etcd trusts. Of those that others keep nothing is noted, which is no
-    /// time long ago.
-    pub fn trusts_until(&self) -> Option<Timestamp> {
-        let (_, until) = self.trust.as_ref()?.split_once('@')?;
-        let until = until.parse().ok().filter(|seconds| *seconds > 0)?;
-        Timestamp::from_second(until).ok()
-    }
 }
 
 impl Certificates {
@@ -80,10 +73,16 @@ impl Certificates {
                 .get(names::ANNOTATION_AUTHORITIES)
                 .map(|text| Authorities::read(text)),
         };
-        let secrets: BTreeMap<_, _> = secrets
+        let mut secrets: BTreeMap<_, _> = secrets
             .iter()
             .map(|secret| (secret.name_any(), held(secret, &uid)))
             .collect();
+        for circle in rule.iter().flat_map(Rule::circles) {
+            let name = circle.secret(&cluster.name_any());
+            if let Some(held) = secrets.remove(&name) {
+                secrets.insert(name, held.of_authority());
+            }
+        }
         Self {
             rule,
             others: None,
@@ -166,26 +165,6 @@ impl Certificates {
         self.secrets.get(&names::certificate_secret(owner, used))
     }
 
-    /// What stands on a pod that is started now about whom it trusts; `None` until all authorities are there.
-    pub fn trust(&self) -> Option<String> {
-        let Some(rule) = self.rule.as_ref() else {
-            return self.others.as_ref().map(|digest| format!("{digest}@0"));
-        };
-        let mut digests = Vec::new();
-        let mut until: Option<Timestamp> = None;
-        for circle in rule.circles() {
-            let authority = self.authority(circle)?;
-            digests.push(authority.trust());
-            // The first that ends, ends it for the pod.
-            until = until.into_iter().chain(authority.trusts_until).min();
-        }
-        let until = until.map_or(0, Timestamp::as_second);
-        Some(format!(
-            "{}@{until}",
-            digest(digests.iter().map(String::as_str))
-        ))
-    }
-
     /// What stands on a pod that was told of its certificates; `None` until all are there.
     pub fn told(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
@@ -202,14 +181,6 @@ impl Certificates {
             })
             .collect();
         prints.map(digest)
-    }
-
-    /// Why a pod has to be made again: etcd reads whom it trusts when it starts, and never again.
-    pub fn outdated(&self, member: &str) -> Option<String> {
-        let wanted = self.trust()?;
-        let noted = self.pods.get(member)?.trust.as_ref()?;
-        let other = noted.split('@').next() != wanted.split('@').next();
-        other.then(|| "it was started with other certificate authorities".to_owned())
     }
 }
 
@@ -246,6 +217,16 @@ pub enum CertificateWrite {
         /// The version of the Secret that is replaced, if there is one.
         over: Option<String>,
     },
+    /// Puts authorities that members trust and show certificates of back into the trust bundle of an authority that
+    /// was replaced.
+    Rejoin {
+        /// Which.
+        circle: Circle,
+        /// All that are to be trusted beside the one that signs and the next one, in PEM.
+        beside: Vec<Vec<u8>>,
+        /// The version of the Secret.
+        over: String,
+    },
     /// Makes the authority that signs next; members are to trust it first.
     Prepare {
         /// Which.
@@ -278,6 +259,17 @@ pub enum CertificateWrite {
         /// The version of the authority's Secret.
         by: String,
     },
+    /// Writes the trust bundle of its authority to the Secret of a certificate, which stays as it is.
+    Trust {
+        /// A member, or the cluster.
+        owner: String,
+        /// What the certificate is for.
+        used: CertificateUse,
+        /// The version of the Secret.
+        over: String,
+        /// The version of the authority's Secret.
+        by: String,
+    },
     /// Tells a pod of its certificates: the kubelet then looks at the Secrets at once, instead of within a minute.
     Tell {
         /// Whose pod.
@@ -286,6 +278,8 @@ pub enum CertificateWrite {
         uid: String,
         /// What its etcd trusts, where that did not stand there.
         trust: Option<String>,
+        /// The authorities it was started with, where they did not stand there.
+        authorities: Option<String>,
         /// Which certificates.
         certificates: String,
     },
@@ -303,10 +297,12 @@ impl CertificateWrite {
     pub fn point(&self) -> &'static str {
         match self {
             Self::Authority { .. } => "before-make-authority",
+            Self::Rejoin { .. } => "before-rejoin-authority",
             Self::Prepare { .. } => "before-prepare-authority",
             Self::Switch { .. } => "before-switch-authority",
             Self::Retire { .. } => "before-retire-authority",
             Self::Issue { .. } => "before-issue-certificate",
+            Self::Trust { .. } => "before-write-trust-bundle",
             Self::Tell { .. } => "before-tell-certificates",
             Self::Discard { .. } => "before-discard-certificate",
         }
@@ -316,12 +312,13 @@ impl CertificateWrite {
     pub fn event(&self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Authority { .. } => Some(("AuthorityCreated", "Create")),
+            Self::Rejoin { .. } => Some(("AuthorityRejoined", "Rotate")),
             Self::Prepare { .. } => Some(("AuthorityPrepared", "Rotate")),
             Self::Switch { .. } => Some(("AuthoritySwitched", "Rotate")),
             Self::Retire { .. } => Some(("AuthorityRetired", "Rotate")),
             Self::Issue { over: Some(_), .. } => Some(("CertificateRenewed", "Renew")),
             Self::Issue { over: None, .. } => Some(("CertificateIssued", "Create")),
-            Self::Tell { .. } | Self::Discard { .. } => None,
+            Self::Trust { .. } | Self::Tell { .. } | Self::Discard { .. } => None,
         }
     }
 }
@@ -330,6 +327,13 @@ impl fmt::Display for CertificateWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Authority { circle, .. } => write!(f, "make the {} authority", circle.word()),
+            Self::Rejoin { circle, .. } => {
+                let word = circle.word();
+                write!(
+                    f,
+                    "trust the {word} authorities that members use, beside the one in the Secret"
+                )
+            }
             Self::Prepare { circle, .. } => {
                 write!(
                     f,
@@ -348,6 +352,13 @@ impl fmt::Display for CertificateWrite {
             } => {
                 let verb = if over.is_some() { "renew" } else { "issue" };
                 write!(f, "{verb} the {} certificate of {owner}", used.word())
+            }
+            Self::Trust { owner, used, .. } => {
+                let word = used.word();
+                write!(
+                    f,
+                    "write the trust bundle beside the {word} certificate of {owner}"
+                )
             }
             Self::Tell { member, .. } => write!(f, "tell the pod of {member} of its certificates"),
             Self::Discard { secret, .. } => write!(f, "delete Secret {secret}"),

@@ -9,6 +9,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+#[path = "model/authorities.rs"]
+mod authorities;
 #[path = "model/converge.rs"]
 mod converge;
 #[path = "model/etcd.rs"]
@@ -178,6 +180,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
         begun: others::Begun::Here,
         silent: false,
         tls: None,
+        authorities: false,
     }
 }
 

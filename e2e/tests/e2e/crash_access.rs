@@ -23,9 +23,12 @@ const MAKING: &[&str] = &[
 /// New authorities are asked for.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
+    "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
+/// The bundle of an authority is lost.
+const LOSS: &[&str] = &["before-rejoin-authority"];
 /// A member with certificates of its own leaves.
 const LEAVING: &[&str] = &["before-discard-certificate"];
 /// Authentication is turned on.
@@ -38,9 +41,10 @@ const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
 /// All of them.
-pub(crate) const POINTS: [&[&str]; 8] = [
+pub(crate) const POINTS: [&[&str]; 9] = [
     MAKING,
     ROTATION,
+    LOSS,
     LEAVING,
     TURNING_ON,
     PASSWORD,
@@ -97,6 +101,13 @@ async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
                     .map(drop)
             })
             .await?;
+        victim
+            .dies_at(LOSS, async |_| {
+                let patch = r#"{"data":{"ca.crt":null}}"#;
+                let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
         let size = Cell::new(3);
         victim
             .dies_at(LEAVING, async |_| {
@@ -104,7 +115,7 @@ async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
                 sandbox.scale("c", size.get()).await
             })
             .await?;
-        let points = MAKING.len() + ROTATION.len() + LEAVING.len();
+        let points = MAKING.len() + ROTATION.len() + LOSS.len() + LEAVING.len();
         ensure!(victim.lives_on().await? == points);
         until("one authority is trusted", PATIENCE, async || {
             for secret in ["c-client-ca", "c-peer-ca"] {

@@ -59,6 +59,7 @@ mod tls_backup_restore;
 mod tls_bad_secrets;
 mod tls_cert_manager_form;
 mod tls_generated;
+mod tls_lost_authority;
 mod tls_peer_only;
 mod tls_quorum_loss;
 mod tls_refused;

@@ -5,6 +5,7 @@ use std::fmt;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey};
+use runtime::certificate::Certificate;
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use rustls_pki_types::pem::PemObject;
 use sha2::{Digest, Sha256};
@@ -36,6 +37,11 @@ impl Key {
         let block = pem::Pem::new("PRIVATE KEY", document.as_ref());
         let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
         Ok(pem::encode_config(&block, lines).into_bytes())
+    }
+
+    /// Whether a certificate is of this key: its public key ends with the point on the curve.
+    pub(crate) fn is_of(&self, certificate: &Certificate) -> bool {
+        certificate.public_key.ends_with(self.der_bytes())
     }
 
     /// What certificates call this key: the first 20 bytes of a digest of the public half.

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use runtime::certificate::{Certificate, certificates, hexadecimal};
 use sha2::{Digest, Sha256};
 
-use super::{Circle, Made, Rule, renewal};
+use super::{Circle, Key, Made, Rule, renewal};
 
 /// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
@@ -36,6 +36,8 @@ pub struct Leaf {
     pub names: BTreeSet<String>,
     /// Its digest.
     pub fingerprint: String,
+    /// It is a certificate authority's, and its name is one that this operator can write as an issuer.
+    pub can_sign: bool,
 }
 
 impl Leaf {
@@ -43,6 +45,17 @@ impl Leaf {
     pub fn renewal(&self) -> Timestamp {
         renewal(self.not_before, self.not_after)
     }
+}
+
+/// An authority in a trust bundle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Anchor {
+    /// Its name, by which certificates name their issuer.
+    pub subject: Vec<u8>,
+    /// Valid until then.
+    pub not_after: Timestamp,
+    /// The certificate, in PEM.
+    pub pem: Vec<u8>,
 }
 
 /// A Secret of a cluster's generated certificates, without its keys.
@@ -56,12 +69,12 @@ pub struct Held {
     pub owned: bool,
     /// Whose certificate it holds: a member.
     pub member: Option<String>,
-    /// What is in `tls.crt`, where it can be read.
+    /// What is in `tls.crt`; `None` if it cannot be read or `tls.key` is not its key.
     pub certificate: Option<Leaf>,
-    /// What is in `next.crt`.
+    /// What is in `next.crt`; `None` as for `tls.crt`.
     pub next: Option<Leaf>,
-    /// The authorities in `ca.crt`: their digests, and as they stand there.
-    pub trusts: BTreeMap<String, Vec<u8>>,
+    /// The authorities in `ca.crt`, by their fingerprints.
+    pub trusts: BTreeMap<String, Anchor>,
     /// Until when one of them is valid.
     pub trusts_until: Option<Timestamp>,
     /// The text by which a person asked for this authority.
@@ -72,6 +85,21 @@ impl Held {
     /// A digest of the authorities that are trusted.
     pub fn trust(&self) -> String {
         digest(self.trusts.keys().map(String::as_str))
+    }
+
+    /// Whether an authority of this name stands in `ca.crt`.
+    pub fn trusts_issuer(&self, subject: &[u8]) -> bool {
+        let mut anchors = self.trusts.values();
+        anchors.any(|anchor| anchor.subject == subject)
+    }
+
+    /// As the Secret of an authority: certificates that cannot sign do not count.
+    pub(crate) fn of_authority(self) -> Self {
+        Self {
+            certificate: self.certificate.filter(|leaf| leaf.can_sign),
+            next: self.next.filter(|leaf| leaf.can_sign),
+            ..self
+        }
     }
 }
 
@@ -96,6 +124,11 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
             .map(|value| value.0.as_slice())
     };
     let read = |key: &str| value(key).and_then(|pem| certificates(pem).ok());
+    let pair = |certificate: &str, key: &str| {
+        let first = read(certificate)?.into_iter().next()?;
+        let key = Key::read(value(key)?).ok()?;
+        key.is_of(&first).then(|| leaf_of(first))
+    };
     let trusted = read(AUTHORITIES).unwrap_or_default();
     let owners = metadata.owner_references.iter().flatten();
     let labels = metadata.labels.as_ref();
@@ -106,24 +139,10 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
         member: labels
             .and_then(|labels| labels.get(names::LABEL_MEMBER))
             .cloned(),
-        certificate: read(TLS_CERTIFICATE)
-            .filter(|_| value(TLS_KEY).is_some())
-            .and_then(first),
-        next: read(NEXT_CERTIFICATE)
-            .filter(|_| value(NEXT_KEY).is_some())
-            .and_then(first),
+        certificate: pair(TLS_CERTIFICATE, TLS_KEY),
+        next: pair(NEXT_CERTIFICATE, NEXT_KEY),
         trusts_until: trusted.iter().map(|one| one.not_after).max(),
-        trusts: trusted
-            .into_iter()
-            .map(|one| {
-                let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
-                let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-                (
-                    one.fingerprint,
-                    pem::encode_config(&block, lines).into_bytes(),
-                )
-            })
-            .collect(),
+        trusts: trusted.into_iter().map(anchor_of).collect(),
         rotated_for: metadata
             .annotations
             .as_ref()
@@ -132,17 +151,42 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
     }
 }
 
-fn first(certificates: Vec<Certificate>) -> Option<Leaf> {
-    let one = certificates.into_iter().next()?;
+fn leaf_of(one: Certificate) -> Leaf {
     let addresses = one.addresses.iter().map(ToString::to_string);
-    Some(Leaf {
+    Leaf {
         not_before: one.not_before,
         not_after: one.not_after,
         names: one.dns_names.iter().cloned().chain(addresses).collect(),
+        can_sign: one.is_authority && name_of(&one.common_name).as_ref() == Some(&one.subject),
         issuer: one.issuer,
         subject: one.subject,
         fingerprint: one.fingerprint,
-    })
+    }
+}
+
+/// The distinguished name with this common name alone, in DER, as the signer writes it: a sequence of one set of one
+/// pair of `commonName` and a UTF-8 string. `None` for a name too long for lengths of one byte.
+fn name_of(common_name: &str) -> Option<Vec<u8>> {
+    const COMMON_NAME: [u8; 5] = [6, 3, 85, 4, 3];
+    let text = common_name.as_bytes();
+    let length = u8::try_from(text.len()).ok().filter(|it| *it <= 100)?;
+    let mut der = vec![0x30, length + 11, 0x31, length + 9, 0x30, length + 7];
+    der.extend(COMMON_NAME);
+    der.extend([0x0c, length]);
+    der.extend(text);
+    Some(der)
+}
+
+/// By its fingerprint.
+fn anchor_of(one: Certificate) -> (String, Anchor) {
+    let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    let anchor = Anchor {
+        subject: one.subject,
+        not_after: one.not_after,
+        pem: pem::encode_config(&block, lines).into_bytes(),
+    };
+    (one.fingerprint, anchor)
 }
 
 /// Several certificates as one text.

@@ -95,10 +95,17 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// A pod whose etcd trusts others than it should has to be made anew.
+/// A pod whose etcd trusts others than it should has to be made anew. One without a volume is followed by a new member,
+/// which has to be accepted by those that run.
 pub(super) fn differ(observed: &mut Observed) {
+    let certificates = &observed.certificates;
+    let running = observed.pods.iter().filter(|(_, pod)| pod.running);
+    let running: Vec<&String> = running.map(|(member, _)| member).collect();
+    let takes_part = certificates.accepts_new_members(running.iter().copied());
     for (member, pod) in &mut observed.pods {
-        if let Some(why) = observed.certificates.outdated(member) {
+        if let Some(why) = observed.certificates.outdated(member)
+            && (pod.durable || takes_part)
+        {
             pod.difference.pod.get_or_insert(why);
         }
     }

@@ -8,16 +8,23 @@
 //! the next one is trusted beside the one that signs, and every member is started with both; the next one signs;
 //! every certificate is made anew and clients are given time to take theirs; the one before is trusted no longer, and
 //! every member is started once more.
+//!
+//! An authority that is lost is replaced in the same steps. The new one can sign at once, and does not before every
+//! member trusts it: until then members keep the certificates they have, and only their trust bundles are written anew.
+//! [`rejoin`] is for members that have no certificate that the others accept.
 
-use std::collections::BTreeSet;
+mod rejoin;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::names::CertificateUse;
 use jiff::Timestamp;
 
-use crate::authority::{Circle, Held, Rule, made_at};
+use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::observed::{Disk, Observed, Seen};
+use crate::observed::{Disk, Observed, Pod, Seen};
+use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::write::{Order, Write};
 
@@ -42,6 +49,7 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     for circle in keeper.rule.circles() {
         keeper.authority(circle, draft);
     }
+    let adds = keeper.hold_back(draft);
     let started = keeper.before_pods(draft);
     keeper.of_cluster(draft);
     for member in keeper.members() {
@@ -54,6 +62,7 @@ pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     keeper.tell(draft);
     keeper.before_services_go(draft);
     keeper.start_again(draft);
+    keeper.rejoin(adds, draft);
 }
 
 /// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
@@ -161,7 +170,11 @@ impl Keeper<'_> {
             draft.problem("SecretNotOurs", text);
             return;
         }
-        let Some(signs) = &held.certificate else {
+        let usable = held
+            .certificate
+            .as_ref()
+            .filter(|signs| signs.not_after > self.now);
+        let Some(signs) = usable else {
             let beside = self.trusted_already(circle);
             say(
                 CertificateWrite::Authority {
@@ -173,14 +186,12 @@ impl Keeper<'_> {
             );
             return;
         };
-        if signs.not_after <= self.now {
-            // Nobody can be told in steps: no connection can be made any more.
-            let beside = Vec::new();
+        if let Some(beside) = self.incomplete(circle, held) {
             say(
-                CertificateWrite::Authority {
+                CertificateWrite::Rejoin {
                     circle,
                     beside,
-                    over: Some(over),
+                    over,
                 },
                 draft,
             );
@@ -213,20 +224,23 @@ impl Keeper<'_> {
             return;
         };
         let over = held.resource_version.clone();
-        let leaves = self.leaves(circle);
         let mut newest = signs.not_before;
-        for leaf in &leaves {
-            match &leaf.certificate {
+        let mut made = true;
+        for (owner, used) in self.all_of(circle) {
+            let leaf = self.certificates.leaf(&owner, used);
+            match leaf.and_then(|leaf| leaf.certificate.as_ref()) {
                 Some(one) if one.issuer == signs.subject => newest = newest.max(made_at(one)),
-                _ => {
-                    let text = format!(
-                        "every certificate is made by the new {} authority",
-                        circle.word()
-                    );
-                    draft.wait("AuthorityRotating", text, BLIND);
-                    return;
-                }
+                _ => made = false,
             }
+        }
+        // Invariant 20: nothing is retired before every member that runs was started with its successor.
+        if !made || !self.reached_all(circle, held) {
+            let text = format!(
+                "every member is started with the new {} authority, and every certificate is made by it",
+                circle.word()
+            );
+            draft.wait("AuthorityRotating", text, BLIND);
+            return;
         }
         let told = self.observed.pods.keys().all(|member| self.is_told(member));
         let grace = (self.rule.validity / 3).max(SHORTEST_GRACE);
@@ -254,12 +268,16 @@ impl Keeper<'_> {
         of_members.chain(own).collect()
     }
 
-    /// The Secrets with certificates of one authority.
+    /// The same of one authority.
+    fn all_of(&self, circle: Circle) -> impl Iterator<Item = (String, CertificateUse)> {
+        let all = self.all().into_iter();
+        all.filter(move |(_, used)| Circle::of(*used) == circle)
+    }
+
+    /// The Secrets with certificates of one authority, as far as they are there.
     fn leaves(&self, circle: Circle) -> Vec<&Held> {
-        let all = self.all();
-        all.iter()
-            .filter(|(_, used)| Circle::of(*used) == circle)
-            .filter_map(|(owner, used)| self.certificates.leaf(owner, *used))
+        self.all_of(circle)
+            .filter_map(|(owner, used)| self.certificates.leaf(&owner, used))
             .collect()
     }
 
@@ -269,11 +287,68 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
+    /// What certificates' Secrets trust, apart from authorities that have run out: nobody can be told of a new one in
+    /// steps by them, as no connection can be made any more.
     fn trusted_already(&self, circle: Circle) -> Vec<Vec<u8>> {
         let leaves = self.leaves(circle);
-        let all = leaves.iter().flat_map(|leaf| leaf.trusts.clone());
-        let distinct: std::collections::BTreeMap<_, _> = all.collect();
-        distinct.into_values().collect()
+        let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
+        let valid = all.filter(|(_, anchor)| anchor.not_after > self.now);
+        let distinct: BTreeMap<&String, &Anchor> = valid.collect();
+        let pem = distinct.into_values().map(|anchor| anchor.pem.clone());
+        pem.collect()
+    }
+
+    /// What an authority's bundle is to hold beside the one that signs and the next one, if it lacks one of these or
+    /// one that certificates in use were signed by: the Secret was replaced.
+    fn incomplete(&self, circle: Circle, held: &Held) -> Option<Vec<Vec<u8>>> {
+        let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
+        let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
+        let leaves = self.leaves(circle);
+        let in_use = leaves.iter().filter_map(|secret| {
+            let leaf = secret.certificate.as_ref()?;
+            let lacks = leaf.not_after > self.now && !held.trusts_issuer(&leaf.issuer);
+            let mut named = secret.trusts.iter();
+            named.find(|(print, anchor)| {
+                let valid = lacks && anchor.not_after > self.now;
+                valid && anchor.subject == leaf.issuer && self.is_trusted(circle, print)
+            })
+        });
+        let in_use: BTreeMap<&String, &Anchor> = in_use.collect();
+        let whole = own.iter().all(|print| held.trusts.contains_key(*print));
+        if whole && in_use.is_empty() {
+            return None;
+        }
+        // Those before stay trusted as long as clients are given time.
+        let known = leaves.iter().flat_map(|secret| &secret.trusts);
+        let known = known.filter(|(print, anchor)| {
+            let replaced = !in_use.is_empty() && anchor.not_after > self.now;
+            replaced && self.is_trusted(circle, print)
+        });
+        let beside: BTreeMap<&String, &Anchor> = held.trusts.iter().chain(known).collect();
+        let beside = beside.into_iter().filter(|(print, _)| !own.contains(print));
+        Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
+    }
+
+    /// A pod was started with this authority, or may have been. Where there is no pod, no member has to be told.
+    fn is_trusted(&self, circle: Circle, fingerprint: &str) -> bool {
+        self.observed.pods.keys().any(|member| {
+            let unknown = self.certificates.started_with(member).is_none();
+            unknown || self.certificates.trusts(member, circle, fingerprint)
+        })
+    }
+
+    /// The authority that signs, while its Secret holds all it has to.
+    fn signer(&self, circle: Circle) -> Option<(&Held, &Leaf)> {
+        let held = self.certificates.signer(circle)?;
+        let signs = held.certificate.as_ref()?;
+        let valid = signs.not_after > self.now;
+        (valid && self.incomplete(circle, held).is_none()).then_some((held, signs))
+    }
+
+    /// The members whose etcd may run.
+    fn running(&self) -> impl Iterator<Item = (&String, &Pod)> {
+        let pods = self.observed.pods.iter();
+        pods.filter(|(_, pod)| pod.running && !pod.failed)
     }
 
     /// Invariant 20: whom an authority is to be trusted by has been started with it: every certificate's Secret names
@@ -284,45 +359,64 @@ impl Keeper<'_> {
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
+        // By what it noted about this authority alone: the other one may be lost at the moment.
         let mut started = pods.map(|(member, pod)| {
-            let noted = self.certificates.pods.get(member);
-            let known = noted.is_some_and(|noted| noted.trust.is_some());
-            pod.stays() && pod.ready && known && self.certificates.outdated(member).is_none()
+            let with = &self.certificates;
+            pod.stays() && pod.ready && with.started_with_bundle(member, circle, held)
         });
         in_secrets && started.all(|one| one)
     }
 
-    /// A certificate, where it has to be made now.
+    /// What a certificate's Secret needs now.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let circle = Circle::of(used);
-        let authority = self.certificates.authority(circle)?;
-        let signs = authority.certificate.as_ref()?;
+        let (authority, signs) = self.signer(circle)?;
+        let by = authority.resource_version.clone();
         let write = |over: Option<String>| CertificateWrite::Issue {
             owner: owner.to_owned(),
             used,
             over,
-            by: authority.resource_version.clone(),
+            by: by.clone(),
         };
-        if !authority.owned || signs.not_after <= self.now {
+        // Invariant 20: a member that runs goes on with the files it has, which stay in its pod when their Secret is
+        // lost, until every member accepts what is signed now.
+        let accepted = || {
+            let runs = self.running().any(|(member, _)| member == owner);
+            let running = self.running().map(|(member, _)| member);
+            !runs || self.certificates.all_accept_signer(circle, running)
+        };
+        let Some(held) = self.certificates.leaf(owner, used) else {
+            return accepted().then(|| write(None));
+        };
+        let over = held.resource_version.clone();
+        if !held.owned {
             return None;
         }
-        let Some(held) = self.certificates.leaf(owner, used) else {
-            return Some(write(None));
+        let Some(leaf) = &held.certificate else {
+            return accepted().then(|| write(Some(over)));
         };
-        let over = Some(held.resource_version.clone());
-        let Some(leaf) = held.certificate.as_ref().filter(|_| held.owned) else {
-            return held.owned.then(|| write(over));
+        let remade = if leaf.issuer == signs.subject {
+            let wanted = self.rule.names(owner, used);
+            let covers = |name: &String| leaf.names.contains(&name.to_ascii_lowercase());
+            let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
+            due || !wanted.iter().all(covers)
+        } else if leaf.not_after <= self.now {
+            // It is worth nothing.
+            true
+        } else if authority.trusts_issuer(&leaf.issuer) {
+            self.reached_all(circle, authority)
+        } else {
+            accepted()
         };
-        let wanted = self.rule.names(owner, used);
-        let covers = wanted
-            .iter()
-            .all(|name| leaf.names.contains(&name.to_ascii_lowercase()));
-        // By another authority: replaced when the one that signs is trusted by all, or this one is worth nothing.
-        let other = leaf.issuer != signs.subject
-            && (leaf.not_after <= self.now || self.reached_all(circle, authority));
-        let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
-        let trusts = held.trusts == authority.trusts;
-        (due || other || !covers || !trusts).then(|| write(over))
+        if remade {
+            return Some(write(Some(over)));
+        }
+        (held.trusts != authority.trusts).then(|| CertificateWrite::Trust {
+            owner: owner.to_owned(),
+            used,
+            over,
+            by,
+        })
     }
 
     fn of_member(&self, member: &str) -> Vec<CertificateWrite> {
@@ -339,14 +433,43 @@ impl Keeper<'_> {
         }
     }
 
+    /// Every authority can sign, so every member can be started.
+    fn is_ready(&self) -> bool {
+        let mut circles = self.rule.circles();
+        circles.all(|circle| self.signer(circle).is_some())
+    }
+
+    /// Invariant 20: a member that serves is not ended while it could not be started again, and none joins those that
+    /// would not accept it: `true` if one was to.
+    fn hold_back(&self, draft: &mut Draft) -> bool {
+        let ready = self.is_ready();
+        let running = self.running().map(|(member, _)| member);
+        let joins = self.certificates.accepts_new_members(running);
+        let adds = |write: &Write| matches!(write, Write::AddMember { .. });
+        let held = |write: &Write| !ready && starts(write, self.observed) || !joins && adds(write);
+        let before = draft.orders.len();
+        draft.orders.retain(|order| match order {
+            // A start waits for its certificates, and is taken out with them.
+            Order::Writes(writes) => {
+                let begins = |write: &Write| matches!(write, Write::CreatePod(_));
+                writes.iter().any(begins) || !writes.iter().any(held)
+            }
+            _ => true,
+        });
+        let change = draft
+            .change
+            .take_if(|change| change.writes.iter().any(held));
+        if change.is_some() || draft.orders.len() < before {
+            let text = "no member is added or restarted until the certificate authorities allow it";
+            draft.wait("AuthorityRotating", text, BLIND);
+        }
+        !joins && change.is_some_and(|change| change.writes.iter().any(adds))
+    }
+
     /// Invariant 20: a member's certificates are there before its pod is made. Those who are started are returned.
     fn before_pods(&self, draft: &mut Draft) -> BTreeSet<String> {
         let mut started = BTreeSet::new();
-        let ready = self.certificates.trust().is_some()
-            && self.rule.circles().all(|circle| {
-                let authority = self.certificates.authority(circle);
-                authority.is_some_and(|held| held.owned && held.certificate.is_some())
-            });
+        let ready = self.is_ready();
         let mut waits = false;
         for order in &mut draft.orders {
             let Order::Writes(writes) = order else {
@@ -399,7 +522,12 @@ impl Keeper<'_> {
             .pods
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
-        told.is_some() && told == self.certificates.told(member).as_ref()
+        let told = told.is_some() && told == self.certificates.told(member).as_ref();
+        // A pod that carries only a digest of its authorities, as releases before wrote it.
+        let noted = self.certificates.pods.get(member);
+        let silent =
+            noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
+        told && !(silent && self.certificates.started_with(member).is_some())
     }
 
     /// Pods are told of new certificates, so that their kubelet brings them now.
@@ -418,11 +546,18 @@ impl Keeper<'_> {
                 leaf.is_some_and(|leaf| made_at(leaf) < pod.created || !pod.running)
             });
             let trust = self.certificates.trust().filter(|_| unknown && after);
+            let started = match &trust {
+                Some(_) => self.certificates.authorities_now(),
+                None => self.certificates.started_with(member),
+            };
+            let noted = noted.and_then(|noted| noted.authorities.as_ref());
+            let authorities = started.filter(|_| noted.is_none());
             order(
                 CertificateWrite::Tell {
                     member: member.clone(),
                     uid: pod.uid.clone(),
                     trust,
+                    authorities: authorities.map(|all| all.to_string()),
                     certificates,
                 },
                 draft,
@@ -491,5 +626,7 @@ impl Keeper<'_> {
     }
 }
 
+#[cfg(test)]
+mod lost;
 #[cfg(test)]
 mod tests;

@@ -43,7 +43,7 @@ pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
 }
 
 /// Whether a write starts a member, or leads to one being started.
-fn starts(write: &Write, observed: &Observed) -> bool {
+pub(super) fn starts(write: &Write, observed: &Observed) -> bool {
     let serves = |member: &String| {
         let pod = observed.pods.get(member);
         pod.is_some_and(|pod| pod.ready && pod.stays())

@@ -13,9 +13,13 @@ use crate::run::{Fault, Run, said};
 const ROUNDS: usize = 450;
 
 impl crate::world::World {
-    /// A switch of TLS starts all members again several times.
+    /// A switch of TLS, or another authority, starts all members again several times.
     fn patience(&self) -> usize {
-        if self.plays_tls() { 6 * ROUNDS } else { ROUNDS }
+        if self.plays_tls() || self.plays_authorities() {
+            6 * ROUNDS
+        } else {
+            ROUNDS
+        }
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) silent: bool,
     /// TLS is switched in this run; what it begins with. Played in rounds of its own (`switch`).
     pub(crate) tls: Option<u8>,
+    /// Certificates are generated, and their Secrets are lost. Played in rounds of its own (`authorities`).
+    pub(crate) authorities: bool,
 }
 
 /// Numbers choose among what there is at that moment.
@@ -103,6 +105,8 @@ pub(crate) enum Event {
     Version(u8),
     /// The user switches TLS on, off, or to other certificates, or turns around.
     SwitchTls(u8),
+    /// A Secret with generated certificates is deleted, emptied or replaced.
+    LoseSecret(u8),
     /// Somebody edits a member's Service.
     DriftService(u8),
     /// Somebody deletes a member's Service.
@@ -250,6 +254,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         },
         silent: false,
         tls: None,
+        authorities: false,
     }
 }
 

@@ -21,6 +21,7 @@ impl World {
             }
             Event::Version(which) => self.want_version(which),
             Event::SwitchTls(which) => self.switch_tls(which),
+            Event::LoseSecret(which) => self.lose_secret(which),
             Event::Heal => self.heal(),
             Event::ChangeSettings | Event::Hibernate | Event::Fill | Event::Mistrust(_) => {
                 self.wish(event);

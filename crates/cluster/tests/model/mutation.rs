@@ -158,6 +158,13 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Members are dialled on the second port before their Services have it.
     RedirectsBeforeThePort,
+    /// Members get certificates by an authority that the others do not trust yet. Found in rounds of its own
+    /// (`authorities`), as are the others about that.
+    IssuesUntrusted,
+    /// The operator gets a certificate that members do not accept yet.
+    LocksItselfOut,
+    /// An authority is retired before all members trust the next one.
+    RetiresEarly,
 }
 
 impl Mutation {
@@ -311,6 +318,10 @@ impl Mutation {
         self.mistakes_a_version(desired, observed, &mut planned);
         if Self::ABOUT_TLS.contains(&self) {
             self.mistakes_a_switch(world, (desired, observed, now), &mut planned);
+            return planned;
+        }
+        if Self::ABOUT_AUTHORITIES.contains(&self) {
+            self.mistakes_an_authority(observed, &mut planned);
             return planned;
         }
         match self {

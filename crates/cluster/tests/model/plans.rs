@@ -1,6 +1,6 @@
 //! Plans are judged by the world they were made from, before anything of them is sent.
 
-use cluster::observed::{Observed, Seen};
+use cluster::observed::{Disk, Observed, Seen};
 use cluster::plan::Plan;
 use cluster::write::{Order, Write};
 
@@ -85,7 +85,10 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                self.wishes.hibernate || holds_nothing(member) || given_up
+                // Invariant 20: members with no authority in common answer nobody; a volume keeps what they hold.
+                let keeps = observed.disks.get(member).is_some_and(Disk::stays);
+                let cut_off = self.is_torn() && keeps;
+                self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
             }
             _ => false,
         };

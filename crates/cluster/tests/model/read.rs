@@ -94,6 +94,7 @@ impl World {
         self.see_versions(&mut observed);
         self.see_wishes(&mut observed);
         self.see_switch(&mut observed);
+        self.see_authorities(&mut observed);
         observed
     }
 

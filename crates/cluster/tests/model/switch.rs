@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
+use cluster::certificates::Noted;
 use cluster::observed::{Kept, Observed, Role};
 use cluster::switch::{Clients, Maker, Standing, Way, next};
 
@@ -48,6 +49,8 @@ pub(crate) struct Sender {
     pub(crate) at: Option<TlsPolicy>,
     /// Where members are dialled, as etcd listed them.
     urls: BTreeMap<String, PeerListener>,
+    /// What it notes on a pod about authorities.
+    pub(crate) noted: Noted,
 }
 
 /// How a pod's etcd was told to talk.
@@ -142,6 +145,14 @@ impl World {
 
     /// An operator goes on with what it has planned.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
+        if self.plays_authorities() {
+            let certificates = &observed.certificates;
+            self.switch.sender.noted = Noted {
+                trust: certificates.trust(),
+                certificates: None,
+                authorities: certificates.authorities_now(),
+            };
+        }
         if !self.plays_tls() {
             return;
         }
@@ -156,6 +167,7 @@ impl World {
         self.switch.sender = Sender {
             at: standing.and_then(|standing| standing.at.clone()),
             urls: urls.collect(),
+            noted: Noted::default(),
         };
     }
 
@@ -174,7 +186,7 @@ impl World {
         if !self.plays_tls() {
             return;
         }
-        let Sender { at, urls } = self.switch.sender.clone();
+        let Sender { at, urls, .. } = self.switch.sender.clone();
         let usual = self.usual();
         let told = initial.iter().map(|name| {
             let known = urls.get(name).copied();
@@ -294,6 +306,9 @@ impl World {
         (_, from, _, config): &(u64, String, usize, usize),
         (to, name, _, _): &(u64, String, usize, usize),
     ) -> bool {
+        if self.plays_authorities() {
+            return self.have_authorities_in_common(from, name);
+        }
         let known = cluster.configs[*config].get(to);
         let Some(member) = known.or_else(|| cluster.members().get(to)) else {
             return true;
@@ -464,7 +479,7 @@ impl World {
         all: &[(u64, String, usize, usize)],
         parts: &[(usize, Vec<usize>)],
     ) {
-        if self.switch.untold {
+        if self.switch.untold || self.is_torn() {
             return;
         }
         let config = cluster.members();
@@ -488,7 +503,7 @@ impl World {
         demand!(
             self,
             torn.is_none(),
-            "invariant 23: a quorum is taken apart by the way members talk: {torn:?}"
+            "invariants 20 and 23: a quorum is taken apart by the way members talk: {torn:?}"
         );
     }
 

@@ -125,6 +125,9 @@ impl World {
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
+        if !self.mounts(name) {
+            return;
+        }
         let (api_is_away, power) = (self.api_is_away(), self.power(&self.pods[name]));
         let pod = self.pods.get_mut(name).unwrap();
         if !pod.running && pod.starts_in > 0 {
@@ -141,6 +144,7 @@ impl World {
         let is_told = !api_is_away && power == Power::On;
         if runs && !was {
             self.note_what_runs(name);
+            self.loads(name);
             let from = serves_from(&self.pods[name], self.setup.silent, now);
             self.pods.get_mut(name).unwrap().serves_from = from;
         }
@@ -148,6 +152,7 @@ impl World {
             self.end_for_good(name);
             return;
         }
+        let ready = runs && self.has_leader(name);
         let pod = self.pods.get_mut(name).unwrap();
         pod.running = runs;
         pod.shown.restarts += i32::from(!runs);
@@ -155,10 +160,10 @@ impl World {
             let shown = &mut pod.shown;
             shown.addressed = true;
             shown.running_since = runs.then(|| shown.running_since.unwrap_or(now));
-            if shown.ready && !runs {
+            if shown.ready && !ready {
                 shown.unready_since = now;
             }
-            (shown.ready, shown.failing) = (runs, !runs);
+            (shown.ready, shown.failing) = (ready, !runs);
             shown.ended = end.map(|end| (end, now)).or(shown.ended);
         }
         if was != runs {
@@ -374,7 +379,7 @@ impl World {
 
     /// Who reaches whom by the way members talk, where that is played.
     fn groups(&mut self, token: &str, cluster: &Cluster) -> BTreeMap<u64, usize> {
-        if !self.plays_tls() {
+        if !self.plays_tls() && !self.plays_authorities() {
             return BTreeMap::new();
         }
         let runs = |(name, pod): (&String, &WorldPod)| {

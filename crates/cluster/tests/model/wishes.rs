@@ -344,7 +344,12 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        if self.wishes.hibernate || !self.memory.fresh || cluster.members()[&id].learner {
+        // Who has no authority in common with the others is restarted without being asked.
+        if self.wishes.hibernate
+            || !self.memory.fresh
+            || self.is_torn()
+            || cluster.members()[&id].learner
+        {
             return;
         }
         let down = cluster

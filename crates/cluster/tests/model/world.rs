@@ -8,6 +8,7 @@ use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shar
 use cluster::write::{Draw, Start, Write};
 use etcd::ClusterId;
 
+use crate::authorities::Pki;
 use crate::etcd_model::{Cluster, Data};
 use crate::invariants::Memory;
 use crate::owner::Volume;
@@ -199,6 +200,7 @@ pub(crate) struct World {
     pub(crate) wishes: Wishes,
     pub(crate) versions: Versions,
     pub(crate) switch: Switch,
+    pub(crate) pki: Pki,
     /// The token of the cluster that somebody else began.
     pub(crate) others: Option<String>,
     /// The members in the status as the old operator left it.
@@ -269,6 +271,7 @@ impl World {
             wishes: Wishes::default(),
             versions: Versions::default(),
             switch: Switch::new(setup.tls),
+            pki: Pki::default(),
             others: None,
             named_before: BTreeSet::new(),
             deleting: false,
@@ -374,6 +377,7 @@ impl World {
     /// The operators get an answer from a member of this group.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
         let heard = !self.faults.deaf && !self.faults.operator_secret;
+        let heard = heard && self.lets_operator_in(name);
         heard && !self.faults.hidden.contains(name) && self.group(name) == 0
     }
 }

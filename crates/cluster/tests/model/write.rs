@@ -81,10 +81,9 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // etcd's users, the NetworkPolicy, certificates and a container's resources are no part of this world.
-            Write::Access(_) | Write::ResizePod { .. } | Write::Certificate(_) => {
-                Answer::Done(None)
-            }
+            // etcd's users, the NetworkPolicy and a container's resources are no part of this world.
+            Write::Access(_) | Write::ResizePod { .. } => Answer::Done(None),
+            Write::Certificate(write) => self.write_certificate(write),
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
             | Write::Compact { .. }
@@ -297,6 +296,7 @@ impl World {
         let uid = self.next();
         let pod = self.new_pod(uid, start);
         self.note_pod(uid, &start.initial);
+        self.note_trust(uid);
         self.pods.insert(start.member.clone(), pod);
         Answer::Done(None)
     }

@@ -6,6 +6,7 @@
 
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
@@ -50,6 +51,20 @@ impl Actor<'_> {
                 self.put_authority(rule, *circle, (&made, None, trusted), over.as_deref())
                     .await
             }
+            CertificateWrite::Rejoin {
+                circle,
+                beside,
+                over,
+            } => {
+                let held = self.held_authority(rule, *circle, over).await?;
+                let own = [Some(&held.signs), held.next.as_ref()]
+                    .into_iter()
+                    .flatten();
+                let own = own.map(|made| made.certificate.as_slice());
+                let trusted = authority::bundle(beside.iter().map(Vec::as_slice).chain(own));
+                let said = (&held.signs, held.next.as_ref(), trusted);
+                self.put_authority(rule, *circle, said, Some(over)).await
+            }
             CertificateWrite::Prepare { circle, over } => {
                 let held = self.held_authority(rule, *circle, over).await?;
                 let next = self.draw_authority(rule, *circle)?;
@@ -75,15 +90,25 @@ impl Actor<'_> {
                 over,
                 by,
             } => self.issue(rule, (owner, *used), over.as_deref(), by).await,
+            CertificateWrite::Trust {
+                owner,
+                used,
+                over,
+                by,
+            } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Tell {
                 member,
                 uid,
                 trust,
+                authorities,
                 certificates,
             } => {
                 let mut annotations = json!({ names::ANNOTATION_CERTIFICATES: certificates });
                 if let Some(trust) = trust {
                     annotations[names::ANNOTATION_TRUST] = json!(trust);
+                }
+                if let Some(authorities) = authorities {
+                    annotations[names::ANNOTATION_AUTHORITIES] = json!(authorities);
                 }
                 let metadata = json!({ "uid": uid, "annotations": annotations });
                 self.merge::<Pod>(member, metadata).await.map(|_| None)
@@ -102,7 +127,7 @@ impl Actor<'_> {
             pod.annotations_mut()
                 .insert(names::ANNOTATION_TRUST.to_owned(), trust);
         }
-        if let Some(authorities) = &self.observed.certificates.authorities {
+        if let Some(authorities) = self.observed.certificates.authorities_now() {
             let noted = authorities.to_string();
             pod.annotations_mut()
                 .insert(names::ANNOTATION_AUTHORITIES.to_owned(), noted);
@@ -171,6 +196,27 @@ impl Actor<'_> {
         self.put(secret, over).await
     }
 
+    /// The Secret of a certificate with the trust bundle of its authority; all else in it stays.
+    async fn write_trust(
+        &self,
+        rule: &Rule,
+        (owner, used): (&str, CertificateUse),
+        over: &str,
+        by: &str,
+    ) -> Result<Option<String>, Error> {
+        let held = self.held_authority(rule, Circle::of(used), by).await?;
+        let name = names::certificate_secret(owner, used);
+        let read = self.api::<Secret>().get_opt(&name).await;
+        let read = read.map_err(|source| failed("read", "Secret", &name, source))?;
+        let mut secret = read.ok_or_else(|| Error::Changed {
+            what: format!("Secret {name}"),
+        })?;
+        let data = secret.data.get_or_insert_default();
+        data.insert(AUTHORITIES.to_owned(), ByteString(held.trusted));
+        secret.metadata.managed_fields = None;
+        self.put(secret, Some(over)).await
+    }
+
     /// The authority the plan has seen, with its key.
     async fn held_authority(
         &self,
@@ -193,7 +239,7 @@ impl Actor<'_> {
             Some(Authority {
                 signs: pair(TLS_CERTIFICATE, TLS_KEY)?,
                 next: pair(NEXT_CERTIFICATE, NEXT_KEY),
-                trusted: value(AUTHORITIES)?,
+                trusted: value(AUTHORITIES).unwrap_or_default(),
                 version,
             })
         });

@@ -1,0 +1,223 @@
+//! Which authorities members trust: those of their Secrets, and those that a running etcd was started with.
+//!
+//! etcd reads its trust bundle once, when it starts. Each pod carries the authorities it was started with, so the answer
+//! does not depend on a Secret that may be deleted or replaced. Pure.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use runtime::tls::Authorities;
+
+use super::{Certificates, Noted};
+use crate::authority::{Circle, Held, digest};
+
+/// As a pod carries it: the first sixteen digits of a fingerprint.
+fn short(fingerprint: &str) -> String {
+    fingerprint.chars().take(16).collect()
+}
+
+fn of_circle(authorities: &Authorities, circle: Circle) -> &BTreeSet<String> {
+    match circle {
+        Circle::Peers => &authorities.peer,
+        Circle::Clients => &authorities.server,
+    }
+}
+
+impl Certificates {
+    /// The Secret of an authority that can sign; `None` while it is missing, damaged, or not owned by the cluster.
+    pub fn signer(&self, circle: Circle) -> Option<&Held> {
+        self.authority(circle)
+            .filter(|held| held.owned && held.certificate.is_some())
+    }
+
+    /// What stands on a pod that is started now about whom it trusts; `None` until all authorities are there.
+    pub fn trust(&self) -> Option<String> {
+        if self.rule.is_none() {
+            return self.others.as_ref().map(|digest| format!("{digest}@0"));
+        }
+        self.trust_of(&self.signers()?)
+    }
+
+    fn signers(&self) -> Option<Vec<(Circle, &Held)>> {
+        let circles = self.rule.as_ref()?.circles();
+        circles
+            .map(|circle| Some((circle, self.signer(circle)?)))
+            .collect()
+    }
+
+    fn trust_of(&self, secrets: &[(Circle, &Held)]) -> Option<String> {
+        self.rule.as_ref()?;
+        // The first that ends, ends it for the pod.
+        let until = secrets.iter().filter_map(|(_, held)| held.trusts_until);
+        let until = until.min().map_or(0, Timestamp::as_second);
+        let digests: Vec<String> = secrets.iter().map(|(_, held)| held.trust()).collect();
+        let digest = digest(digests.iter().map(String::as_str));
+        Some(format!("{digest}@{until}"))
+    }
+
+    /// The authorities that a pod carries: those of static Secrets, or the ones that generated certificates are
+    /// trusted by now.
+    pub fn authorities_now(&self) -> Option<Authorities> {
+        if self.rule.is_none() {
+            return self.authorities.clone();
+        }
+        Some(authorities_in(&self.signers()?))
+    }
+
+    /// The authorities a pod was started with; `None` if they are unknown. The digest on a pod made by a release that
+    /// noted nothing else is compared with what the Secrets hold.
+    pub fn started_with(&self, member: &str) -> Option<Authorities> {
+        let noted = self.pods.get(member)?;
+        if let Some(authorities) = &noted.authorities {
+            return Some(authorities.clone());
+        }
+        let noted = noted.trust.as_ref()?.split('@').next()?;
+        self.with_digest(noted)
+    }
+
+    /// The authorities of Secrets that have this digest together.
+    fn with_digest(&self, noted: &str) -> Option<Authorities> {
+        let rule = self.rule.as_ref()?;
+        let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];
+        for circle in rule.circles() {
+            let sets = subsets(self.prints(circle));
+            let with = |(digests, all): &(Vec<String>, Authorities), set: &BTreeSet<&String>| {
+                let own = digest(set.iter().map(|print| print.as_str()));
+                let digests = digests.iter().cloned().chain([own]).collect();
+                let mut all = all.clone();
+                let ids = set.iter().map(|print| short(print)).collect();
+                match circle {
+                    Circle::Peers => all.peer = ids,
+                    Circle::Clients => all.server = ids,
+                }
+                (digests, all)
+            };
+            let each = found.iter();
+            found = each
+                .flat_map(|one| sets.iter().map(move |set| with(one, set)))
+                .collect();
+        }
+        let is = |digests: &[String]| digest(digests.iter().map(String::as_str)) == noted;
+        let found = found.into_iter().find(|(digests, _)| is(digests));
+        found.map(|(_, authorities)| authorities)
+    }
+
+    /// Every authority of this kind that stands in a Secret.
+    fn prints(&self, circle: Circle) -> BTreeSet<&String> {
+        let Some(rule) = &self.rule else {
+            return BTreeSet::new();
+        };
+        let own = circle.secret(&rule.cluster);
+        let uses = rule
+            .uses_of_member()
+            .filter(|used| Circle::of(*used) == circle);
+        let members = self.pods.keys();
+        let leaves = uses.flat_map(|used| members.clone().map(move |name| (name, used)));
+        let leaves = leaves.filter_map(|(member, used)| self.leaf(member, used));
+        let secrets = self.secrets.get(&own).into_iter().chain(leaves);
+        secrets.flat_map(|held| held.trusts.keys()).collect()
+    }
+
+    /// Whether the etcd in this pod accepts certificates by the authority of this name. An authority that stands in no
+    /// Secret any more is unknown, and so is whatever trusts it.
+    pub fn accepts(&self, member: &str, circle: Circle, issuer: &[u8]) -> bool {
+        let Some(started) = self.started_with(member) else {
+            return false;
+        };
+        let anchors = self.secrets.values().flat_map(|held| &held.trusts);
+        let mut named = anchors.filter(|(_, anchor)| anchor.subject == issuer);
+        named.any(|(print, _)| of_circle(&started, circle).contains(&short(print)))
+    }
+
+    /// Whether the etcd in this pod was started with this authority.
+    pub fn trusts(&self, member: &str, circle: Circle, fingerprint: &str) -> bool {
+        let started = self.started_with(member);
+        started.is_some_and(|started| of_circle(&started, circle).contains(&short(fingerprint)))
+    }
+
+    /// Whether the etcd in this pod was started with exactly the trust bundle of this authority's Secret.
+    pub fn started_with_bundle(&self, member: &str, circle: Circle, authority: &Held) -> bool {
+        let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();
+        let started = self.started_with(member);
+        started.is_some_and(|started| *of_circle(&started, circle) == bundle)
+    }
+
+    /// Whether all these members accept what the authority signs that signs now.
+    pub fn all_accept_signer<'a>(
+        &self,
+        circle: Circle,
+        mut members: impl Iterator<Item = &'a String>,
+    ) -> bool {
+        let signs = self
+            .signer(circle)
+            .and_then(|held| held.certificate.as_ref());
+        let Some(signs) = signs else {
+            return false;
+        };
+        members.all(|member| self.trusts(member, circle, &signs.fingerprint))
+    }
+
+    /// Whether a member that joins now can talk to those that run: its certificate is by the authority that signs now.
+    pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
+        let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
+        let signs = self.signer(Circle::Peers);
+        let signs = signs.and_then(|held| held.certificate.as_ref());
+        // A pod that does not say what it was started with is one that a restore has just made.
+        let accepts = |member: &String| {
+            let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
+            self.pods.get(member).is_none_or(silent)
+                || signs.is_some_and(|signs| self.trusts(member, Circle::Peers, &signs.fingerprint))
+        };
+        !peers || running.all(accepts)
+    }
+
+    /// Why a pod has to be made again: etcd reads whom it trusts when it starts, and never again.
+    pub fn outdated(&self, member: &str) -> Option<String> {
+        let wanted = self.trust()?;
+        let noted = self.pods.get(member)?.trust.as_ref()?;
+        let same = same_authorities(Some(noted), Some(&wanted));
+        (!same).then(|| "it was started with other certificate authorities".to_owned())
+    }
+}
+
+/// All ways to trust some of them. Of more than four in one bundle, which no rotation leaves, only all together.
+fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
+    if all.len() > 4 {
+        return vec![all];
+    }
+    let mut sets = vec![BTreeSet::new()];
+    for one in all {
+        let with = |set: &BTreeSet<_>| set.iter().copied().chain([one]).collect();
+        let more: Vec<BTreeSet<&String>> = sets.iter().map(with).collect();
+        sets.extend(more);
+    }
+    sets
+}
+
+fn authorities_in(secrets: &[(Circle, &Held)]) -> Authorities {
+    let of = |circle: Circle| {
+        let of_circle = secrets.iter().filter(|(of, _)| *of == circle);
+        let all = of_circle.flat_map(|(_, held)| held.trusts.keys());
+        all.map(|print| short(print)).collect()
+    };
+    Authorities {
+        peer: of(Circle::Peers),
+        server: of(Circle::Clients),
+    }
+}
+
+/// Apart from until when they are valid.
+fn same_authorities(one: Option<&String>, other: Option<&String>) -> bool {
+    let digest = |text: &String| text.split('@').next().map(str::to_owned);
+    one.is_some() && one.and_then(digest) == other.and_then(digest)
+}
+
+impl Noted {
+    /// Until when an authority is valid that its etcd trusts. Of those that others keep nothing is noted, which is no
+    /// time long ago.
+    pub fn trusts_until(&self) -> Option<Timestamp> {
+        let (_, until) = self.trust.as_ref()?.split_once('@')?;
+        let until = until.parse().ok().filter(|seconds| *seconds > 0)?;
+        Timestamp::from_second(until).ok()
+    }
+}

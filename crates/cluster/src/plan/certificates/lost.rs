@@ -1,0 +1,369 @@
+//! Stories of authorities that are lost: deleted, emptied, replaced by another one, alone and with all else.
+
+use api::names::{CertificateUse, certificate_secret};
+
+use super::tests::{MEMBERS, Story, anchor, held, issues, trusts};
+use crate::authority::Circle;
+use crate::authority::tests::rule;
+use crate::certificates::CertificateWrite;
+use crate::observed::Seen;
+use crate::write::{Order, Write};
+
+fn retires(write: &CertificateWrite) -> bool {
+    matches!(write, CertificateWrite::Retire { .. })
+}
+
+fn rejoins(write: &CertificateWrite) -> bool {
+    matches!(write, CertificateWrite::Rejoin { .. })
+}
+
+impl Story {
+    /// The name of the authority that has signed a certificate.
+    fn issuer(&mut self, owner: &str, used: CertificateUse) -> Vec<u8> {
+        let name = certificate_secret(owner, used);
+        let leaf = self.certificates().secrets[&name].certificate.clone();
+        leaf.unwrap().issuer
+    }
+
+    fn signs(&mut self, circle: Circle) -> Vec<u8> {
+        let leaf = self.authority(circle).certificate.clone();
+        leaf.unwrap().subject
+    }
+
+    /// The only pod that a plan deletes, if there is one.
+    fn deletes(&self) -> Option<String> {
+        let writes = self.writes();
+        let mut members = writes.iter().filter_map(|write| match write {
+            Write::DeletePod { member, .. } => Some(member.clone()),
+            _ => None,
+        });
+        let first = members.next();
+        assert_eq!(members.next(), None, "one at a time");
+        first
+    }
+
+    /// The operator is let in by nobody.
+    fn silent(&mut self) {
+        self.scene.observed.statuses.clear();
+        self.scene.observed.members = Seen::Unknown("bad certificate".into());
+    }
+
+    fn ready(&mut self, member: &str, ready: bool) {
+        let now = self.now();
+        let pod = self.scene.observed.pods.get_mut(member).unwrap();
+        (pod.ready, pod.unready_since) = (ready, (!ready).then_some(now));
+    }
+
+    /// The pod is deleted, and what is planned then starts it again.
+    fn comes_back(&mut self, member: &str) {
+        let pod = self.scene.observed.pods.remove(member).unwrap();
+        let noted = self.certificates().pods.remove(member).unwrap();
+        let begins = |order: &Order| {
+            let is =
+                |write: &Write| matches!(write, Write::CreatePod(start) if start.member == member);
+            matches!(order, Order::Writes(writes) if writes.iter().any(is))
+        };
+        let orders = self.plan().step.orders;
+        let chain = orders.into_iter().find(begins).unwrap();
+        let Order::Writes(writes) = chain else {
+            panic!("{chain:?}");
+        };
+        for write in writes {
+            if let Write::Certificate(write) = write {
+                self.carry_out(&write);
+                self.told.push(write);
+            }
+        }
+        self.scene.observed.pods.insert(member.into(), pod);
+        self.certificates().pods.insert(member.into(), noted);
+        self.restart(member);
+    }
+
+    /// From the loss to the last certificate by the new authority, while the rollout restarts member by member.
+    fn replaced(&mut self, circle: Circle, uses: &[(&str, CertificateUse)]) {
+        let before = self.issuer(uses[0].0, uses[0].1);
+        self.settle();
+        assert_eq!(self.count(issues), 0, "members would not accept it");
+        assert_eq!(self.count(trusts), uses.len());
+        assert_eq!((self.outdated(), self.deleted()), (3, 0));
+        let trusted = self.authority(circle).clone();
+        assert!(trusted.trusts_issuer(&before), "{trusted:?}");
+        for member in &MEMBERS[..2] {
+            self.restart(member);
+            self.settle();
+            assert_eq!(self.count(issues), 0, "one member does not trust it yet");
+        }
+        self.restart(MEMBERS[2]);
+        self.settle();
+        assert_eq!(self.count(issues), uses.len());
+        let signs = self.signs(circle);
+        assert_ne!(signs, before);
+        for (owner, used) in uses {
+            assert_eq!(self.issuer(owner, *used), signs);
+        }
+        assert_eq!(self.count(retires), 0, "clients are given time");
+        self.later(rule().validity.as_secs() / 3 + 600);
+        self.settle();
+        assert_eq!(self.count(retires), 1);
+        assert_eq!(self.outdated(), 3);
+    }
+}
+
+fn of_peers() -> Vec<(&'static str, CertificateUse)> {
+    MEMBERS.map(|member| (member, CertificateUse::Peer)).into()
+}
+
+fn of_clients() -> Vec<(&'static str, CertificateUse)> {
+    let mut all: Vec<_> = MEMBERS
+        .map(|member| (member, CertificateUse::Server))
+        .into();
+    all.push(("db", CertificateUse::Operator));
+    all.push(("db", CertificateUse::Client));
+    all
+}
+
+fn circles() -> [(Circle, Vec<(&'static str, CertificateUse)>); 2] {
+    [(Circle::Peers, of_peers()), (Circle::Clients, of_clients())]
+}
+
+#[test]
+fn invariant_20_deleted_authority_is_replaced_in_steps() {
+    for (circle, uses) in circles() {
+        let mut story = Story::formed(true);
+        story.certificates().secrets.remove(&circle.secret("db"));
+        assert_eq!(story.deleted(), 0);
+        story.replaced(circle, &uses);
+    }
+}
+
+#[test]
+fn invariant_20_emptied_authority_is_replaced_in_steps() {
+    for (circle, uses) in circles() {
+        let mut story = Story::formed(true);
+        *story.authority(circle) = held(None);
+        story.replaced(circle, &uses);
+    }
+}
+
+#[test]
+fn invariant_20_authority_replaced_by_another_signs_in_steps() {
+    for (circle, uses) in circles() {
+        let mut story = Story::formed(true);
+        let foreign = story.draw(rule().authority_validity, None);
+        let one = story.authority(circle);
+        one.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
+        one.certificate = Some(foreign.clone());
+        story.replaced(circle, &uses);
+        assert_eq!(story.count(rejoins), 1);
+        assert_eq!(story.signs(circle), foreign.subject);
+    }
+}
+
+#[test]
+fn authority_missing_in_its_own_bundle_is_added() {
+    let mut story = Story::formed(true);
+    let before = story.authority(Circle::Peers).trusts.clone();
+    story.authority(Circle::Peers).trusts.clear();
+    story.settle();
+    assert_eq!(story.count(rejoins), 1);
+    assert_eq!(story.authority(Circle::Peers).trusts, before);
+    assert_eq!((story.told.len(), story.outdated()), (1, 0));
+}
+
+/// The authority of a certificate that somebody puts into a Secret is not trusted for that.
+#[test]
+fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
+    let mut story = Story::formed(true);
+    let foreign = story.draw(rule().authority_validity, None);
+    let leaf = story.draw(rule().validity, Some(foreign.subject.clone()));
+    let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
+    let secret = story.certificates().secrets.get_mut(&name).unwrap();
+    secret.certificate = Some(leaf);
+    secret.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
+    story.settle();
+    assert_eq!((story.count(issues), story.count(rejoins)), (1, 0));
+    assert_eq!(story.authority(Circle::Peers).trusts.len(), 1);
+    assert_eq!((story.outdated(), story.deleted()), (0, 0));
+}
+
+#[test]
+fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
+    let mut story = Story::formed(true);
+    let before = story.signs(Circle::Peers);
+    story.certificates().secrets.remove("db-peer-ca");
+    story.settle();
+    story.comes_back(MEMBERS[1]);
+    assert_eq!(story.count(issues), 0);
+    assert_eq!(story.issuer(MEMBERS[1], CertificateUse::Peer), before);
+    assert_eq!(story.outdated(), 2);
+}
+
+/// A member that runs keeps the files in its pod, which the others accept.
+#[test]
+fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
+    let mut story = Story::formed(true);
+    let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
+    story.certificates().secrets.remove(&name);
+    story.certificates().secrets.remove("db-peer-ca");
+    story.settle();
+    assert_eq!(story.count(issues), 0);
+    for member in [MEMBERS[1], MEMBERS[2]] {
+        story.restart(member);
+        story.settle();
+        assert_eq!(story.count(issues), 0);
+    }
+    story.comes_back(MEMBERS[0]);
+    assert_eq!(story.count(issues), 1);
+    story.settle();
+    assert_eq!(story.count(issues), 3);
+}
+
+#[test]
+fn lost_certificate_is_made_at_once_while_its_authority_is_there() {
+    let mut story = Story::formed(true);
+    story.ready(MEMBERS[2], false);
+    let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
+    story.certificates().secrets.remove(&name);
+    story.settle();
+    assert_eq!((story.count(issues), story.outdated()), (1, 0));
+}
+
+/// The operator has no certificate that members accept, and no member one that the others accept.
+#[test]
+fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
+    let mut story = Story::formed(true);
+    story.certificates().secrets.clear();
+    story.silent();
+    story.settle();
+    assert_eq!(story.count(issues), 2, "the operator's and the clients'");
+    let mut restarted = Vec::new();
+    for _ in MEMBERS {
+        let member = story.deletes().unwrap();
+        let pod = story.scene.observed.pods.get_mut(&member).unwrap();
+        pod.terminating = true;
+        assert_eq!(story.deletes(), None, "{member} is ending");
+        let pod = story.scene.observed.pods.get_mut(&member).unwrap();
+        pod.terminating = false;
+        story.comes_back(&member);
+        let pod = story.scene.observed.pods.get_mut(&member).unwrap();
+        pod.running = false;
+        story.ready(&member, false);
+        story.settle();
+        assert_eq!(story.deletes(), None, "{member} is starting");
+        let pod = story.scene.observed.pods.get_mut(&member).unwrap();
+        pod.running = true;
+        restarted.push(member);
+        let together = restarted.len() >= 2;
+        for member in MEMBERS {
+            let again = restarted.iter().any(|one| one == member);
+            story.ready(member, again == together);
+        }
+        story.settle();
+    }
+    restarted.sort();
+    assert_eq!(restarted, MEMBERS);
+    assert_eq!((story.outdated(), story.deletes()), (0, None));
+    assert_eq!(story.count(issues), 2 + 2 * MEMBERS.len());
+}
+
+#[test]
+fn lost_client_authority_and_operator_certificate_roll_by_readiness() {
+    let mut story = Story::formed(true);
+    let own = certificate_secret("db", CertificateUse::Operator);
+    story.certificates().secrets.remove(&own);
+    story.certificates().secrets.remove("db-client-ca");
+    story.settle();
+    assert_eq!(story.deletes(), None, "members answer the operator");
+    story.silent();
+    for member in MEMBERS {
+        assert_eq!(story.deletes().as_deref(), Some(member));
+        story.comes_back(member);
+        story.ready(member, false);
+        assert_eq!(story.deletes(), None, "{member} is not ready");
+        story.ready(member, true);
+        story.settle();
+    }
+    assert_eq!(story.deletes(), None);
+}
+
+#[test]
+fn members_without_volumes_are_not_restarted_for_lost_authority() {
+    for all in [true, false] {
+        let mut story = Story::formed(false);
+        if all {
+            story.certificates().secrets.clear();
+            story.silent();
+        } else {
+            story.certificates().secrets.remove("db-peer-ca");
+        }
+        story.settle();
+        assert_eq!((story.deletes(), story.outdated()), (None, 3));
+        let problems = story.plan().problems;
+        let lost = |code: &str| problems.iter().any(|one| one.code == code);
+        assert!(lost("AuthorityLost"), "{problems:?}");
+        for member in MEMBERS {
+            story.ready(member, false);
+        }
+        assert_eq!(story.deletes(), None);
+    }
+}
+
+/// What is known of one authority does not depend on the Secret of the other one.
+#[test]
+fn invariant_20_second_lost_authority_hastens_nothing() {
+    let mut story = Story::formed(true);
+    story.certificates().secrets.remove("db-client-ca");
+    story.settle();
+    story.restart(MEMBERS[0]);
+    story.settle();
+    *story.authority(Circle::Peers) = held(None);
+    story.settle();
+    assert_eq!(story.count(issues), 0);
+}
+
+/// In a longer run with other faults the authority before was retired while a member had not been started with the new
+/// one.
+#[test]
+fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
+    let mut story = Story::formed(true);
+    story.certificates().secrets.remove("db-peer-ca");
+    story.settle();
+    for member in &MEMBERS[..2] {
+        story.restart(member);
+        story.settle();
+    }
+    story.later(rule().validity.as_secs());
+    story.settle();
+    assert_eq!(story.count(retires), 0);
+    assert!(story.count(issues) > 0, "what has run out is worth nothing");
+}
+
+#[test]
+fn authority_of_others_restarts_nobody() {
+    let mut story = Story::formed(true);
+    let foreign = story.draw(rule().authority_validity, None);
+    let one = story.authority(Circle::Peers);
+    one.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
+    (one.certificate, one.owned) = (Some(foreign), false);
+    story.settle();
+    assert_eq!(story.told, []);
+    assert_eq!((story.outdated(), story.deletes()), (0, None));
+    let problems = story.plan().problems;
+    assert!(problems.iter().any(|one| one.code == "SecretNotOurs"));
+}
+
+/// A pod of a release that noted only a digest of its authorities.
+#[test]
+fn pods_of_older_releases_are_noted_their_authorities() {
+    let mut story = Story::formed(true);
+    for noted in story.certificates().pods.values_mut() {
+        noted.authorities = None;
+    }
+    story.settle();
+    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Tell { .. });
+    assert_eq!((story.count(tells), story.told.len()), (3, 3));
+    let noted = story.certificates().pods[MEMBERS[0]].authorities.clone();
+    let now = story.certificates().authorities_now();
+    assert!(now.is_some() && noted == now);
+    assert_eq!(story.outdated(), 0);
+}

@@ -1,0 +1,561 @@
+//! Generated certificates whose Secrets are lost while members run: authorities, members' certificates and the
+//! operator's own are deleted, emptied or replaced, one by one and all at once. Runs of their own play it
+//! (`Setup::authorities`).
+//!
+//! A pod keeps the files it has when their Secret is lost, and etcd reads its trust bundle when it starts. Members that
+//! do not accept each other's certificates are cut off from each other, and a member does not answer an operator whose
+//! certificate it does not accept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use api::names::{CertificateUse, certificate_secret};
+use cluster::authority::{Anchor, Circle, Held, Leaf, Rule};
+use cluster::certificates::{CertificateWrite, Certificates, Noted};
+use cluster::observed::Observed;
+use cluster::plan::Plan;
+use cluster::write::{Order, Write};
+use jiff::Timestamp;
+use runtime::tls::Authorities;
+
+use crate::event::{Dice, Event, Setup, draw};
+use crate::invariants::demand;
+use crate::mutation::Mutation;
+use crate::others::Begun;
+use crate::read::seconds;
+use crate::story::{find, play_drawn};
+use crate::world::{World, tell};
+use crate::write::Answer;
+
+const CIRCLES: [(Circle, CertificateUse); 2] = [
+    (Circle::Peers, CertificateUse::Peer),
+    (Circle::Clients, CertificateUse::Server),
+];
+/// Longer than any run.
+const LONG: Duration = Duration::from_hours(100_000);
+
+/// A certificate and its trust bundle, as files of a pod.
+#[derive(Clone, Debug, Default)]
+struct Files {
+    issuer: Vec<u8>,
+    bundle: BTreeSet<String>,
+}
+
+/// What there is of generated certificates.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pki {
+    secrets: BTreeMap<String, Held>,
+    /// By the pods' UIDs.
+    noted: BTreeMap<u64, Noted>,
+    files: BTreeMap<(u64, Circle), Files>,
+    /// The trust bundle an etcd was started with.
+    loaded: BTreeMap<(u64, Circle), BTreeSet<String>>,
+    /// Certificates were lost, and not only authorities: members may have nothing in common any more.
+    torn: bool,
+}
+
+fn rule() -> Rule {
+    Rule {
+        namespace: "ns".to_owned(),
+        cluster: "db".to_owned(),
+        domain: String::new(),
+        peers: true,
+        clients: true,
+        // Of this only the time clients are given counts: a minute.
+        validity: Duration::from_mins(3),
+        authority_validity: LONG,
+        server_names: Vec::new(),
+        rotate: None,
+    }
+}
+
+/// PEM, name and fingerprint of an authority are one text.
+fn anchor(text: &[u8]) -> (String, Anchor) {
+    let anchor = Anchor {
+        subject: text.to_vec(),
+        not_after: Timestamp::MAX,
+        pem: text.to_vec(),
+    };
+    (String::from_utf8(text.to_vec()).unwrap(), anchor)
+}
+
+impl World {
+    pub(crate) fn plays_authorities(&self) -> bool {
+        self.setup.authorities
+    }
+
+    // ---- Secrets ----
+
+    fn leaf(&mut self, issuer: Option<Vec<u8>>, names: Vec<String>) -> Leaf {
+        let name = format!("made-{}", self.next());
+        let now = seconds(self.now);
+        Leaf {
+            not_before: now - Duration::from_mins(5),
+            not_after: now + LONG,
+            issuer: issuer.unwrap_or_else(|| name.clone().into_bytes()),
+            subject: name.clone().into_bytes(),
+            names: names.into_iter().map(|name| name.to_lowercase()).collect(),
+            fingerprint: name,
+            can_sign: true,
+        }
+    }
+
+    fn held(&mut self, certificate: Option<Leaf>, trusts: BTreeMap<String, Anchor>) -> Held {
+        let version = self.next().to_string();
+        Held {
+            uid: version.clone(),
+            resource_version: version,
+            owned: true,
+            member: None,
+            trusts_until: certificate.as_ref().map(|one| one.not_after),
+            certificate,
+            next: None,
+            trusts,
+            rotated_for: None,
+        }
+    }
+
+    fn authority(&self, circle: Circle, version: &str) -> Option<Held> {
+        let held = self.pki.secrets.get(&circle.secret("db"))?;
+        let whole = held.resource_version == version && held.certificate.is_some();
+        whole.then(|| held.clone())
+    }
+
+    /// Created where there is none, or replaced over the version that was seen.
+    fn put(&mut self, name: String, over: Option<&str>, held: Held) -> Answer {
+        let there = self.pki.secrets.get(&name);
+        if there.map(|held| held.resource_version.as_str()) != over {
+            return Answer::Failed;
+        }
+        self.pki.secrets.insert(name, held);
+        Answer::Done(None)
+    }
+
+    pub(crate) fn write_certificate(&mut self, write: &CertificateWrite) -> Answer {
+        if !self.plays_authorities() {
+            return Answer::Done(None);
+        }
+        self.certify(write).unwrap_or(Answer::Failed)
+    }
+
+    fn certify(&mut self, write: &CertificateWrite) -> Option<Answer> {
+        let answer = match write {
+            CertificateWrite::Authority {
+                circle,
+                beside,
+                over,
+            } => {
+                let made = self.leaf(None, Vec::new());
+                let mut trusts: BTreeMap<_, _> = beside.iter().map(|pem| anchor(pem)).collect();
+                trusts.extend([anchor(&made.subject)]);
+                let held = self.held(Some(made), trusts);
+                self.put(circle.secret("db"), over.as_deref(), held)
+            }
+            CertificateWrite::Rejoin {
+                circle,
+                beside,
+                over,
+            } => {
+                let held = self.authority(*circle, over)?;
+                let own = held.certificate.iter().chain(&held.next);
+                let own = own.map(|leaf| leaf.subject.clone());
+                let trusts = beside.iter().cloned().chain(own);
+                let trusts = trusts.map(|pem| anchor(&pem)).collect();
+                let held = self.held(held.certificate, trusts);
+                self.put(circle.secret("db"), Some(over), held)
+            }
+            CertificateWrite::Retire { circle, over } => {
+                let held = self.authority(*circle, over)?;
+                self.judge_retirement(*circle, &held);
+                let signs = held.certificate.iter().map(|leaf| anchor(&leaf.subject));
+                let held = self.held(held.certificate.clone(), signs.collect());
+                self.put(circle.secret("db"), Some(over), held)
+            }
+            // Nobody asks for it here.
+            CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
+            CertificateWrite::Issue {
+                owner,
+                used,
+                over,
+                by,
+            } => {
+                let by = self.authority(Circle::of(*used), by)?;
+                let signs = by.certificate?.subject;
+                self.judge_issue(owner, *used, &signs);
+                let leaf = self.leaf(Some(signs), rule().names(owner, *used));
+                let mut held = self.held(Some(leaf), by.trusts);
+                held.member = (owner != "db").then(|| owner.clone());
+                self.put(certificate_secret(owner, *used), over.as_deref(), held)
+            }
+            CertificateWrite::Trust {
+                owner,
+                used,
+                over,
+                by,
+            } => {
+                let by = self.authority(Circle::of(*used), by)?;
+                let name = certificate_secret(owner, *used);
+                let before = self.pki.secrets.get(&name)?.clone();
+                let mut held = self.held(before.certificate, by.trusts);
+                held.member = before.member;
+                self.put(name, Some(over), held)
+            }
+            CertificateWrite::Tell {
+                member,
+                uid,
+                trust,
+                authorities,
+                certificates,
+            } => {
+                let pod = self.pods.get(member)?;
+                if pod.uid.to_string() != *uid {
+                    return None;
+                }
+                let noted = self.pki.noted.entry(pod.uid).or_default();
+                noted.certificates = Some(certificates.clone());
+                noted.trust = trust.clone().or(noted.trust.take());
+                let authorities = authorities.as_deref().map(Authorities::read);
+                noted.authorities = authorities.or(noted.authorities.take());
+                Answer::Done(None)
+            }
+            CertificateWrite::Discard { secret, uid } => {
+                self.pki
+                    .secrets
+                    .retain(|name, held| name != secret || held.uid != *uid);
+                Answer::Done(None)
+            }
+        };
+        Some(answer)
+    }
+
+    /// Somebody deletes, empties or replaces a Secret, or all.
+    pub(crate) fn lose_secret(&mut self, which: u8) {
+        let (how, what) = (which % 3, which / 3 % 16);
+        let members = self.pods.keys().cloned().collect::<Vec<_>>();
+        let member = members.get(usize::from(which) % members.len().max(1));
+        let names: Vec<String> = match (what, member) {
+            (0..6, _) => vec![Circle::Peers.secret("db")],
+            (6..10, _) => vec![Circle::Clients.secret("db")],
+            (10, _) => CIRCLES.map(|(circle, _)| circle.secret("db")).into(),
+            (11, _) => vec![certificate_secret("db", CertificateUse::Operator)],
+            (12 | 13, Some(member)) => {
+                vec![certificate_secret(
+                    member,
+                    CIRCLES[usize::from(what) - 12].1,
+                )]
+            }
+            _ => self.pki.secrets.keys().cloned().collect(),
+        };
+        for name in names {
+            let Some(before) = self.pki.secrets.remove(&name) else {
+                continue;
+            };
+            let is_authority = name.ends_with("-ca");
+            self.pki.torn |= !is_authority;
+            tell!(
+                self,
+                "Secret {name} is lost: {}",
+                ["deleted", "emptied", "replaced"][usize::from(how)]
+            );
+            if how == 0 {
+                continue;
+            }
+            let mut held = self.held(None, BTreeMap::new());
+            held.member = before.member;
+            if how == 2 {
+                let foreign = self.leaf(None, Vec::new());
+                held.trusts = [anchor(&foreign.subject)].into();
+                held.certificate = Some(if is_authority {
+                    foreign
+                } else {
+                    self.leaf(Some(foreign.subject), Vec::new())
+                });
+            }
+            self.pki.secrets.insert(name, held);
+        }
+    }
+
+    // ---- pods ----
+
+    /// What stands on a pod that this operator makes.
+    pub(crate) fn note_trust(&mut self, uid: u64) {
+        if self.plays_authorities() {
+            let noted = self.switch.sender.noted.clone();
+            self.pki.noted.insert(uid, noted);
+        }
+    }
+
+    /// The kubelet brings what is in the Secrets; what it has brought stays. `false`: a file was never there.
+    pub(crate) fn mounts(&mut self, name: &str) -> bool {
+        if !self.plays_authorities() {
+            return true;
+        }
+        let uid = self.pods[name].uid;
+        CIRCLES.iter().all(|(circle, used)| {
+            let held = self.pki.secrets.get(&certificate_secret(name, *used));
+            let whole = held.and_then(|held| Some((held, held.certificate.as_ref()?)));
+            if let Some((held, leaf)) = whole {
+                let files = Files {
+                    issuer: leaf.issuer.clone(),
+                    bundle: held.trusts.keys().cloned().collect(),
+                };
+                self.pki.files.insert((uid, *circle), files);
+            }
+            self.pki.files.contains_key(&(uid, *circle))
+        })
+    }
+
+    /// etcd reads its trust bundle.
+    pub(crate) fn loads(&mut self, name: &str) {
+        let uid = self.pods[name].uid;
+        for (circle, _) in CIRCLES {
+            if let Some(files) = self.pki.files.get(&(uid, circle)) {
+                self.pki.loaded.insert((uid, circle), files.bundle.clone());
+            }
+        }
+    }
+
+    /// The readiness probe asks for a leader.
+    pub(crate) fn has_leader(&self, name: &str) -> bool {
+        let data = self.data(name);
+        let cluster = data.and_then(|data| Some((data, self.clusters.get(&data.token)?)));
+        !self.plays_authorities()
+            || cluster.is_some_and(|(data, cluster)| {
+                let process = cluster.running.get(&data.member);
+                process.is_some_and(|process| cluster.leader(process.group).is_some())
+            })
+    }
+
+    // ---- who accepts whom ----
+
+    fn accepts(&self, uid: u64, circle: Circle, issuer: &[u8]) -> bool {
+        let loaded = self.pki.loaded.get(&(uid, circle));
+        loaded.is_some_and(|all| all.iter().any(|one| one.as_bytes() == issuer))
+    }
+
+    /// One member accepts what another one shows.
+    fn lets_in(&self, member: &str, other: &str) -> bool {
+        let uid = |name: &str| self.pods.get(name).map(|pod| pod.uid);
+        let (Some(member), Some(other)) = (uid(member), uid(other)) else {
+            return false;
+        };
+        let files = self.pki.files.get(&(other, Circle::Peers));
+        files.is_some_and(|files| self.accepts(member, Circle::Peers, &files.issuer))
+    }
+
+    /// Members verify each other, whoever dials.
+    pub(crate) fn have_authorities_in_common(&self, one: &str, other: &str) -> bool {
+        !self.plays_authorities() || self.lets_in(one, other) && self.lets_in(other, one)
+    }
+
+    /// A member and the operator accept each other.
+    pub(crate) fn lets_operator_in(&self, name: &str) -> bool {
+        if !self.plays_authorities() {
+            return true;
+        }
+        let own = certificate_secret("db", CertificateUse::Operator);
+        let own = self.pki.secrets.get(&own);
+        let own = own.and_then(|held| Some((held, held.certificate.as_ref()?)));
+        let (Some((held, leaf)), Some(pod)) = (own, self.pods.get(name)) else {
+            return false;
+        };
+        let files = self.pki.files.get(&(pod.uid, Circle::Clients));
+        self.accepts(pod.uid, Circle::Clients, &leaf.issuer)
+            && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
+    }
+
+    /// Members may have to be restarted together, because certificates were lost with their authorities.
+    pub(crate) fn is_torn(&self) -> bool {
+        self.pki.torn
+    }
+
+    pub(crate) fn see_authorities(&self, observed: &mut Observed) {
+        if !self.plays_authorities() {
+            return;
+        }
+        let noted = observed.pods.iter().map(|(name, pod)| {
+            let noted = self.pki.noted.get(&pod.uid.parse().unwrap());
+            (name.clone(), noted.cloned().unwrap_or_default())
+        });
+        let certificates = Certificates {
+            rule: Some(rule()),
+            pods: noted.collect(),
+            secrets: self.pki.secrets.clone(),
+            ..Certificates::default()
+        };
+        for (name, pod) in &mut observed.pods {
+            if let Some(why) = certificates.outdated(name) {
+                pod.difference.pod.get_or_insert(why);
+            }
+        }
+        observed.certificates = certificates;
+    }
+
+    // ---- invariant 20 ----
+
+    fn running(&self) -> Vec<(String, u64)> {
+        let pods = self.pods.iter().filter(|(_, pod)| pod.running);
+        pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
+    }
+
+    /// Nobody who was accepted is refused for a certificate that is made anew.
+    fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
+        let circle = Circle::of(used);
+        let before = match self.pods.get(owner) {
+            Some(pod) if !pod.running => None,
+            Some(pod) => self.pki.files.get(&(pod.uid, circle)).cloned(),
+            None => {
+                let held = self.pki.secrets.get(&certificate_secret(owner, used));
+                let leaf = held.and_then(|held| held.certificate.as_ref());
+                leaf.map(|leaf| Files {
+                    issuer: leaf.issuer.clone(),
+                    ..Files::default()
+                })
+            }
+        };
+        let Some(before) = before.filter(|_| used != CertificateUse::Client) else {
+            return;
+        };
+        let refused = self.running().into_iter().find(|(name, uid)| {
+            let accepted = self.accepts(*uid, circle, &before.issuer);
+            name != owner && accepted && !self.accepts(*uid, circle, by)
+        });
+        demand!(
+            self,
+            refused.is_none(),
+            "invariant 20: the {} certificate of {owner} is made by an authority that {refused:?} does not trust",
+            used.word()
+        );
+    }
+
+    /// Every member that runs was started with the successor.
+    fn judge_retirement(&mut self, circle: Circle, held: &Held) {
+        let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
+        let signs = signs.unwrap_or_default();
+        let behind = self.running().into_iter();
+        let behind = { behind }.find(|(_, uid)| !self.accepts(*uid, circle, &signs));
+        demand!(
+            self,
+            behind.is_none(),
+            "invariant 20: an authority is retired before {behind:?} was started with the next one"
+        );
+    }
+}
+
+impl Mutation {
+    pub(crate) const ABOUT_AUTHORITIES: [Self; 3] = [
+        Self::IssuesUntrusted,
+        Self::LocksItselfOut,
+        Self::RetiresEarly,
+    ];
+
+    /// Certificates by the new authority before members trust it, and an old one that is retired before that.
+    pub(crate) fn mistakes_an_authority(self, observed: &Observed, planned: &mut Plan) {
+        for order in &mut planned.step.orders {
+            let Order::Writes(writes) = order else {
+                continue;
+            };
+            for write in writes {
+                let Write::Certificate(CertificateWrite::Trust {
+                    owner,
+                    used,
+                    over,
+                    by,
+                }) = write
+                else {
+                    continue;
+                };
+                let issues = match self {
+                    Self::IssuesUntrusted => *used == CertificateUse::Peer,
+                    Self::LocksItselfOut => *used == CertificateUse::Operator,
+                    _ => false,
+                };
+                if issues {
+                    *write = Write::Certificate(CertificateWrite::Issue {
+                        owner: owner.clone(),
+                        used: *used,
+                        over: Some(over.clone()),
+                        by: by.clone(),
+                    });
+                }
+            }
+        }
+        if self == Self::RetiresEarly {
+            for (circle, _) in CIRCLES {
+                let held = observed.certificates.signer(circle);
+                if let Some(held) = held.filter(|held| held.trusts.len() > 1) {
+                    let over = held.resource_version.clone();
+                    let retire = CertificateWrite::Retire { circle, over };
+                    let writes = vec![Write::Certificate(retire)];
+                    planned.step.orders.push(Order::Writes(writes));
+                }
+            }
+        }
+    }
+}
+
+fn fault(dice: &mut Dice) -> Event {
+    match dice.below(10) {
+        0 => Event::Crash {
+            after: dice.small(12),
+        },
+        1 => Event::LoseReply {
+            after: dice.small(12),
+        },
+        2 => Event::Delay {
+            after: dice.small(12),
+            ticks: dice.small(10),
+        },
+        3 => Event::Refuse {
+            after: dice.small(12),
+        },
+        4 => Event::LookSlowly {
+            ticks: dice.small(4),
+        },
+        5 => Event::LosePod(dice.byte()),
+        6 => Event::DeletePod(dice.byte()),
+        7 => Event::ApiAway {
+            ticks: dice.small(6),
+        },
+        _ => Event::LoseSecret(dice.byte()),
+    }
+}
+
+fn drawn(seed: u64) -> (Setup, Vec<Event>) {
+    let (setup, _) = draw(seed, false);
+    let mut dice = Dice::new(!seed);
+    let setup = Setup {
+        size: 1 + 2 * usize::try_from(dice.below(3)).unwrap(),
+        durable: true,
+        local: false,
+        version: "3.6.16",
+        begun: Begun::Here,
+        silent: false,
+        authorities: true,
+        ..setup
+    };
+    let pass = |rounds: u64| (0..rounds).flat_map(|_| [Event::Round, Event::Tick]);
+    let mut events: Vec<Event> = pass(12).collect();
+    for _ in 0..dice.below(16) {
+        events.push(Event::LoseSecret(dice.byte()));
+        for _ in 0..dice.below(4) {
+            events.extend(pass(dice.below(5)));
+            events.push(fault(&mut dice));
+        }
+        events.extend(pass(dice.below(30)));
+    }
+    (setup, events)
+}
+
+const ROUNDS: usize = 20_000;
+
+/// Invariants 3, 18 and 20.
+#[test]
+fn lost_authorities_break_no_invariant() {
+    play_drawn(drawn, ROUNDS);
+}
+
+#[test]
+fn every_deliberate_mistake_about_authorities_is_found() {
+    find(&Mutation::ABOUT_AUTHORITIES, drawn, ROUNDS);
+}

@@ -1,0 +1,232 @@
+//! Secrets of generated authorities that are deleted, emptied or replaced under a healthy cluster, alone, with a pod
+//! beside, and with all other Secrets: the authority is replaced in steps, and no member and no client is locked out.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use e2e::leaks::discreet_cluster;
+use e2e::objects::{self, Kind, is_ready};
+use e2e::tls::{Authority, Identity};
+use e2e::wait::Look;
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, until};
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::tls_generated::{GENERATED, client, lives_of, value};
+
+/// What happens to a Secret.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    Deleted,
+    Emptied,
+    Replaced,
+}
+
+impl Loss {
+    async fn happen(self, sandbox: &Sandbox, secret: &str) -> Result<()> {
+        let data = match self {
+            Self::Deleted => {
+                sandbox.kubectl(&["delete", "secret", secret]).await?;
+                return Ok(());
+            }
+            Self::Emptied => json!({ "data": null }),
+            Self::Replaced => {
+                let other = Authority::new("another authority")?;
+                json!({ "stringData": {
+                    "tls.crt": other.pem,
+                    "tls.key": other.key_pem(),
+                    "ca.crt": other.pem,
+                } })
+            }
+        };
+        let secrets = sandbox.api::<Secret>();
+        let patch = Patch::Merge(data);
+        secrets
+            .patch(secret, &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    }
+}
+
+/// The members' certificates of one kind, `peer` or `server`, by member.
+async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    for pod in sandbox.member_pods("c").await? {
+        let pod = pod.name_any();
+        let held = value(sandbox, &format!("{pod}-{kind}-tls"), "tls.crt").await;
+        all.insert(pod, held.unwrap_or_default());
+    }
+    Ok(all)
+}
+
+/// Waits until every member has been started again since, all are ready, and each has a certificate by the next
+/// authority.
+async fn await_replaced(
+    sandbox: &Sandbox,
+    kinds: &[&str],
+    before: &[BTreeMap<String, String>],
+    lives: &[(String, i32)],
+) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    until(
+        "the authority is replaced, all members are ready",
+        PATIENCE * 2,
+        async || {
+            for (kind, before) in kinds.iter().zip(before) {
+                let now = certificates(sandbox, kind).await?;
+                let new = |(pod, held): (&String, &String)| {
+                    !held.is_empty() && before.get(pod).is_some_and(|old| old != held)
+                };
+                if now.len() != 3 || !now.iter().all(new) {
+                    return Ok(Look::NotYet(format!(
+                        "{kind} certificates are the ones before"
+                    )));
+                }
+            }
+            let pods = sandbox.member_pods("c").await?;
+            let object = clusters.get("c").await?;
+            let ready = objects::ready_members(&object);
+            let now = lives_of(sandbox).await?;
+            let again = now.iter().all(|life| !lives.contains(life));
+            let whole = pods.iter().all(is_ready) && ready.len() == 3 && again;
+            Ok(
+                if whole && objects::has_condition(&object, "Available", "True") {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!(
+                        "ready: {ready:?}; {}",
+                        objects::conditions_line(&object)
+                    ))
+                },
+            )
+        },
+    )
+    .await
+}
+
+/// What clients take from their Secret, when it holds more authorities than before.
+async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
+    let count = |identity: &Identity| identity.ca.matches("BEGIN CERTIFICATE").count();
+    until(
+        "clients are told of the next authority",
+        PATIENCE,
+        async || {
+            let Ok(now) = client(sandbox, "c").await else {
+                return Ok(Look::NotYet("their Secret is incomplete".into()));
+            };
+            Ok(if count(&now) > count(before) {
+                Look::Done(now)
+            } else {
+                Look::NotYet(format!("{} authorities", count(&now)))
+            })
+        },
+    )
+    .await
+}
+
+/// Members are ended one by one, each only when all are ready again: no request waits for more than one restart.
+async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
+    let what = format!("{secret} is {loss:?}");
+    let identity = client(sandbox, "c").await?;
+    let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    let before = [certificates(sandbox, kind).await?];
+    let lives = lives_of(sandbox).await?;
+    let ends = OneByOne::begin(sandbox, "c", 3).await?;
+    loss.happen(sandbox, secret).await?;
+    if kind == "server" {
+        let both = await_bundle(sandbox, &identity).await?;
+        writer.finish(&what).await?;
+        writer = Writer::start_tls(sandbox, "c", &both).await?;
+    }
+    await_replaced(sandbox, &[kind], &before, &lives).await?;
+    ensure!(
+        ends.end().await? == 3,
+        "{what}: every member is restarted once"
+    );
+    let tally = writer.finish(&what).await?;
+    ensure!(tally.acknowledged > 50, "{what}: {tally}");
+    Ok(())
+}
+
+/// The pod of a member is lost in the same moment.
+async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
+    let what = format!("{secret} is deleted, and a pod");
+    let identity = client(sandbox, "c").await?;
+    let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    let before = [certificates(sandbox, kind).await?];
+    let lives = lives_of(sandbox).await?;
+    let pods = sandbox.member_pods("c").await?;
+    let pod = pods.last().map(ResourceExt::name_any).context("no pod")?;
+    let secret = format!("secret/{secret}");
+    let pod = format!("pod/{pod}");
+    sandbox
+        .kubectl(&["delete", &secret, &pod, "--now", "--wait=false"])
+        .await?;
+    await_replaced(sandbox, &[kind], &before, &lives).await?;
+    writer.finish(&what).await.map(drop)
+}
+
+/// What a restore of the namespace without its Secrets leaves: members have no authority in common with any certificate
+/// that can be made, so they are restarted one by one without being asked.
+async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
+    let identity = client(sandbox, "c").await?;
+    let kinds = ["peer", "server"];
+    let before = [
+        certificates(sandbox, "peer").await?,
+        certificates(sandbox, "server").await?,
+    ];
+    let lives = lives_of(sandbox).await?;
+    let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    sandbox
+        .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
+        .await?;
+    await_replaced(sandbox, &kinds, &before, &lives).await?;
+    // Its certificate is by an authority that is gone; what was acknowledged is read back with the new one.
+    let identity = client(sandbox, "c").await?;
+    writer.read_as(&identity);
+    writer.finish("all Secrets are deleted").await?;
+    let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    writer.await_more(20).await?;
+    writer
+        .finish("after all Secrets were deleted")
+        .await
+        .map(drop)
+}
+
+/// Invariant 20.
+#[tokio::test]
+async fn peer_ca_secret_deleted() {
+    discreet_cluster("tls_lost_peer_ca", async |sandbox| {
+        let spec = format!("{GENERATED}{DURABLE}");
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {
+            lose_authority(sandbox, "peer", "c-peer-ca", loss).await?;
+        }
+        lose_authority_and_pod(sandbox, "peer", "c-peer-ca").await?;
+        lose_all_secrets(sandbox).await
+    })
+    .await;
+}
+
+/// Invariant 20.
+#[tokio::test]
+async fn client_ca_secret_deleted() {
+    discreet_cluster("tls_lost_client_ca", async |sandbox| {
+        let spec = format!("{GENERATED}{DURABLE}");
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {
+            lose_authority(sandbox, "server", "c-client-ca", loss).await?;
+        }
+        lose_authority_and_pod(sandbox, "server", "c-client-ca").await
+    })
+    .await;
+}
