@@ -20,7 +20,7 @@ use crate::write::{Order, Write};
 pub(super) type KeptVolumes<'a> = BTreeMap<&'a str, &'a Disk>;
 
 /// The claims of members that someone else removed. `unlisted` says whether etcd lists no member of this name.
-pub(super) fn find<'a>(observed: &'a Observed, unlisted: impl Fn(&str) -> bool) -> KeptVolumes<'a> {
+pub(super) fn find(observed: &Observed, unlisted: impl Fn(&str) -> bool) -> KeptVolumes<'_> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let of_this_cluster = |disk: &Disk| {
         let same_id = disk.cluster_id.is_none() || disk.cluster_id == observed.cluster_id;

@@ -42,7 +42,7 @@ impl World {
             .iter()
             .filter(|name| self.memory.vanished.contains_key(*name))
             .count();
-        if gone > (gone + voters_left) / 2 {
+        if gone > voters_left {
             for name in removed {
                 if let Some(vanished) = self.memory.vanished.get_mut(name) {
                     vanished.majority = true;

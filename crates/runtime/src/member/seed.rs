@@ -402,7 +402,7 @@ mod tests {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();
-        let variables = all.chain(spec.containers).flat_map(|one| one.env);
+        let variables = all.chain(spec.containers).filter_map(|one| one.env);
         let names: Vec<String> = variables.flatten().map(|one| one.name).collect();
         assert!(names.contains(&"GOGC".to_owned()), "{names:?}");
         assert!(

@@ -102,8 +102,8 @@ async fn a_stored_variable_of_an_owned_flag_holds_up_no_status() {
     let api = clusters(&client);
     let with = |name: &str| json!({ "pod": { "etcdEnv": [{ "name": name, "value": "true" }] } });
     let spec = serde_json::from_value(with("ETCD_FORCE_NEW_CLUSTER")).unwrap();
-    let made = apply::create(&api, "test", &EtcdCluster::new("db", spec)).await;
-    assert!(matches!(made.unwrap(), Created::New(_)));
+    let created = apply::create(&api, "test", &EtcdCluster::new("db", spec)).await;
+    assert!(matches!(created.unwrap(), Created::New(_)));
 
     crd::ready(&client, &kind, Some(&EtcdCluster::crd), &scope, &ready).await;
     let patch = async |spec: serde_json::Value| {
