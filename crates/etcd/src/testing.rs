@@ -3,9 +3,12 @@
 //! For tests only. A machine without etcd fails the test with the command that brings one; nothing is skipped.
 #![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
 
-use std::net::TcpListener;
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -80,12 +83,56 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A loopback port that was free a moment ago.
+/// A port of this process alone. Test programs run at the same time: a port that the system gives out for a moment is
+/// soon another program's, or that of a connection. So these are below the range of the system (`ip_local_port_range`
+/// begins at 32768), and a process reserves them in blocks, each with a lock on a file that ends with the process.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a loopback port")
-        .port()
+    static PORTS: Mutex<Ports> = Mutex::new(Ports {
+        locks: Vec::new(),
+        left: 0..0,
+    });
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    let mut ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let Ports { left, .. } = &mut *ports;
+        if let Some(port) = left.find(is_free) {
+            return port;
+        }
+        ports.reserve();
+    }
+}
+
+/// The first of these ports.
+const FIRST: u16 = 16_384;
+/// How many a block has.
+const BLOCK: u16 = 32;
+/// How many blocks there are.
+const BLOCKS: u16 = 500;
+
+struct Ports {
+    /// Held as long as the process runs.
+    locks: Vec<File>,
+    left: Range<u16>,
+}
+
+impl Ports {
+    /// Takes a block that no other process has.
+    fn reserve(&mut self) {
+        let folder = std::env::temp_dir().join("etcd-operator-test-ports");
+        std::fs::create_dir_all(&folder).expect("a folder for locks");
+        let begin = u16::try_from(std::process::id() % u32::from(BLOCKS)).unwrap_or_default();
+        let blocks = (0..BLOCKS).map(|turn| (begin + turn) % BLOCKS);
+        for block in blocks {
+            let file = File::create(folder.join(format!("{block}.lock"))).expect("a lock");
+            if file.try_lock().is_ok() {
+                let first = FIRST + block * BLOCK;
+                self.left = first..first + BLOCK;
+                self.locks.push(file);
+                return;
+            }
+        }
+        panic!("all ports of tests are taken: see {}", folder.display());
+    }
 }
 
 /// A running etcd member; dropping it ends the process and removes its data.

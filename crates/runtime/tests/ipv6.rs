@@ -1,7 +1,7 @@
 //! Members with the flags of their pods, as real processes that reach each other over IPv6 alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::Ipv6Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use api::EtcdCluster;
 use api::cluster::EtcdClusterSpec;
 use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT, PEER_PORT};
 use api::version::EtcdVersion;
-use etcd::testing::Programs;
+use etcd::testing::{Programs, free_port};
 use etcd::{Access, Etcd, EtcdClient};
 use runtime::member::{Member, Members, Role, Start, etcd_arguments};
 use tempfile::TempDir;
@@ -33,11 +33,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("[::1]:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// The pod's own arguments. Members have their Service's name there and all the same ports; here each is `[::1]` with

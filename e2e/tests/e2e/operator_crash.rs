@@ -46,6 +46,7 @@ const GROWTH: &[&str] = &[
 const HANDOVER: &[&str] = &["before-move-leader"];
 /// One member less.
 const SHRINKING: &[&str] = &[
+    "before-note-removal",
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",

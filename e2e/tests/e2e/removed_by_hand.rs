@@ -68,7 +68,17 @@ async fn members_removed_by_hand_keep_their_volumes() {
         let id = member_id(&before, &victim)?;
         let service = "service/c-client";
         let words = ["exec", service, "--", "etcdctl", "member", "remove", &id];
-        sandbox.kubectl(&words).await?;
+        // etcd refuses a removal until all voters have been connected for 5 s.
+        until("etcd removes the member", PATIENCE, async || {
+            Ok(match sandbox.kubectl(&words).await {
+                Ok(_) => Look::Done(()),
+                Err(error) if error.to_string().contains("unhealthy cluster") => {
+                    Look::NotYet("unhealthy cluster".to_owned())
+                }
+                Err(error) => return Err(error),
+            })
+        })
+        .await?;
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
@@ -116,7 +126,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     sandbox.kubectl(&words).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "the pause is seen", PATIENCE, |object| {
-        field(object, "/status/controlPaused") == paused
+        (field(object, "/status/controlPaused") == true) == paused
     })
     .await
     .map(drop)

@@ -2,6 +2,7 @@
 //! beside, and with all other Secrets: the authority is replaced in steps, and no member and no client is locked out.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::discreet_cluster;
@@ -16,6 +17,9 @@ use serde_json::json;
 
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_generated::{GENERATED, client, lives_of, value};
+
+/// How often the operator and the kubelets are asked to read Secrets.
+const LOOKS: Duration = Duration::from_secs(3);
 
 /// What happens to a Secret.
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +75,17 @@ async fn await_replaced(
     lives: &[(String, i32)],
 ) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
+    let mut looked = Instant::now();
     until(
         "the authority is replaced, all members are ready",
         PATIENCE * 2,
         async || {
+            // By themselves the operator and the kubelets read Secrets once a minute.
+            if looked.elapsed() > LOOKS {
+                sandbox.look_at("c").await?;
+                sandbox.have_kubelets_look("c").await?;
+                looked = Instant::now();
+            }
             for (kind, before) in kinds.iter().zip(before) {
                 let now = certificates(sandbox, kind).await?;
                 let new = |(pod, held): (&String, &String)| {
@@ -114,6 +125,7 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
         "clients are told of the next authority",
         PATIENCE,
         async || {
+            sandbox.look_at("c").await?;
             let Ok(now) = client(sandbox, "c").await else {
                 return Ok(Look::NotYet("their Secret is incomplete".into()));
             };

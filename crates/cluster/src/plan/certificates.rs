@@ -627,6 +627,4 @@ impl Keeper<'_> {
 }
 
 #[cfg(test)]
-mod lost;
-#[cfg(test)]
 mod tests;

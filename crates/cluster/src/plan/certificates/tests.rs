@@ -1,5 +1,7 @@
 //! Stories of certificates: each plan's writes are applied to what it was made from, until nothing is left to do.
 
+mod lost;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use api::names::{CertificateUse, certificate_secret};
 
-use super::tests::{MEMBERS, Story, anchor, held, issues, trusts};
+use super::{MEMBERS, Story, anchor, held, issues, trusts};
 use crate::authority::Circle;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
