@@ -35,7 +35,7 @@ pub struct Common {
     /// same time
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// Log as JSON, one object a line. RUST_LOG filters what is logged: info (the default), debug, info,kube=warn
+    /// Log as JSON, one object a line. RUST_LOG filters what is logged: info (the default), debug, info,kube_client=warn
     #[arg(long, value_name = "BOOL", env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
