@@ -167,7 +167,7 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
 async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
     let what = format!("{secret} is deleted, and a pod");
     let identity = client(sandbox, "c").await?;
-    let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     let before = [certificates(sandbox, kind).await?];
     let lives = lives_of(sandbox).await?;
     let pods = sandbox.member_pods("c").await?;
@@ -177,6 +177,11 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     sandbox
         .kubectl(&["delete", &secret, &pod, "--now", "--wait=false"])
         .await?;
+    if kind == "server" {
+        let both = await_bundle(sandbox, &identity).await?;
+        writer.finish(&what).await?;
+        writer = Writer::start_tls(sandbox, "c", &both).await?;
+    }
     await_replaced(sandbox, &[kind], &before, &lives).await?;
     writer.finish(&what).await.map(drop)
 }

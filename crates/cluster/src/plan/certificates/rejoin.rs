@@ -24,6 +24,12 @@ impl Keeper<'_> {
     /// Restarts the next member that stands in the way of a connection. `adds`: a member was to be added, and the others
     /// would not accept it.
     pub(super) fn rejoin(&self, adds: bool, draft: &mut Draft) {
+        // While TLS is switched, members also talk on listeners that have nothing to do with these certificates, and the
+        // rolling update of the switch restarts them one at a time (invariants 18 and 23).
+        let standing = self.certificates.standing.as_ref();
+        if standing.is_some_and(|standing| standing.under_way().is_some()) {
+            return;
+        }
         let apart = self.running().any(|(member, _)| self.is_apart(member));
         let locked_out = self.running().any(|(member, _)| self.locks_out(member));
         if apart || locked_out {
@@ -108,7 +114,8 @@ impl Keeper<'_> {
     /// Whether a member accepts the peer certificate of another one. One whose Secret is lost shows what its pod holds,
     /// by an authority it was started with.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        if !self.rule.peers {
+        // Invariant 1: what a member trusts is unknown if its pod does not say it.
+        if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }
         self.leaf_of(other, CertificateUse::Peer)
