@@ -243,7 +243,7 @@ impl Disk {
 
     /// Invariant 25: someone else removed its member from etcd. Nothing is started on it.
     pub(crate) fn is_evidence(&self) -> bool {
-        self.removal.is_some_and(Removal::is_by_others)
+        matches!(self.removal, Some(Removal::ByOthers { .. }))
     }
 }
 
@@ -287,20 +287,12 @@ impl Removal {
     pub(crate) fn note(self) -> String {
         match self {
             Self::ByOperator => BY_OPERATOR.to_owned(),
-            Self::ByOthers { since, majority } => {
-                let suffix = if majority {
-                    format!("/{MAJORITY}")
-                } else {
-                    String::new()
-                };
-                format!("{since}{suffix}")
-            }
+            Self::ByOthers {
+                since,
+                majority: false,
+            } => since.to_string(),
+            Self::ByOthers { since, .. } => format!("{since}/{MAJORITY}"),
         }
-    }
-
-    /// Someone else removed the member, so its volume is evidence (invariant 25).
-    pub(crate) fn is_by_others(self) -> bool {
-        matches!(self, Self::ByOthers { .. })
     }
 }
 

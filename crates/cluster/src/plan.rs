@@ -250,8 +250,7 @@ fn formed(
             objects::budget(desired, observed, &view, draft);
             objects::labels((&view, now), intent, cluster_id, draft);
             objects::member_services((observed, now), &view, draft);
-            let unlisted = |name: &str| objects::is_unlisted(observed, &view, name);
-            let kept = kept_volumes::find(observed, unlisted);
+            let kept = kept_volumes::find(observed, &view);
             kept_volumes::settle((desired, observed, now), &view, &kept, draft);
             objects::leftovers((desired, observed, now), &view, &kept, draft);
             if adoption::refuses(observed, list, draft) {

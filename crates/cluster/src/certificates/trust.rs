@@ -35,7 +35,13 @@ impl Certificates {
         if self.rule.is_none() {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
-        self.trust_of(&self.signers()?)
+        let signers = self.signers()?;
+        // The first that ends, ends it for the pod.
+        let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
+        let until = until.min().map_or(0, Timestamp::as_second);
+        let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
+        let digest = digest(digests.iter().map(String::as_str));
+        Some(format!("{digest}@{until}"))
     }
 
     fn signers(&self) -> Option<Vec<(Circle, &Held)>> {
@@ -43,16 +49,6 @@ impl Certificates {
         circles
             .map(|circle| Some((circle, self.signer(circle)?)))
             .collect()
-    }
-
-    fn trust_of(&self, secrets: &[(Circle, &Held)]) -> Option<String> {
-        self.rule.as_ref()?;
-        // The first that ends, ends it for the pod.
-        let until = secrets.iter().filter_map(|(_, held)| held.trusts_until);
-        let until = until.min().map_or(0, Timestamp::as_second);
-        let digests: Vec<String> = secrets.iter().map(|(_, held)| held.trust()).collect();
-        let digest = digest(digests.iter().map(String::as_str));
-        Some(format!("{digest}@{until}"))
     }
 
     /// The authorities that a pod carries: those of static Secrets, or the ones that generated certificates are
@@ -175,8 +171,9 @@ impl Certificates {
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?.trust.as_ref()?;
-        let same = same_authorities(Some(noted), Some(&wanted));
-        (!same).then(|| "it was started with other certificate authorities".to_owned())
+        // Apart from until when they are valid.
+        let other = noted.split('@').next() != wanted.split('@').next();
+        other.then(|| "it was started with other certificate authorities".to_owned())
     }
 }
 
@@ -204,12 +201,6 @@ fn authorities_in(secrets: &[(Circle, &Held)]) -> Authorities {
         peer: of(Circle::Peers),
         server: of(Circle::Clients),
     }
-}
-
-/// Apart from until when they are valid.
-fn same_authorities(one: Option<&String>, other: Option<&String>) -> bool {
-    let digest = |text: &String| text.split('@').next().map(str::to_owned);
-    one.is_some() && one.and_then(digest) == other.and_then(digest)
 }
 
 impl Noted {

@@ -11,7 +11,7 @@
 //!
 //! An authority that is lost is replaced in the same steps. The new one can sign at once, and does not before every
 //! member trusts it: until then members keep the certificates they have, and only their trust bundles are written anew.
-//! [`rejoin`] is for members that have no certificate that the others accept.
+//! [`rejoin`] restarts members that cannot be reached by these steps: their authorities have expired or are not shared.
 
 mod rejoin;
 
@@ -23,7 +23,7 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::observed::{Disk, Observed, Pod, Seen};
+use crate::observed::{Observed, Pod, Seen};
 use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::write::{Order, Write};
@@ -590,38 +590,6 @@ impl Keeper<'_> {
                 })
                 .collect();
             writes.splice(at..at, discards);
-        }
-    }
-
-    /// Members that trust nobody but authorities that have run out reach nobody any more, so no quorum can be asked
-    /// and none is lost: those with disks are started again, all together.
-    fn start_again(&self, draft: &mut Draft) {
-        for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
-            let noted = self.certificates.pods.get(member);
-            let ended = noted.and_then(crate::certificates::Noted::trusts_until);
-            let renewed =
-                self.certificates.outdated(member).is_some() && self.of_member(member).is_empty();
-            if ended.is_none_or(|ended| ended > self.now) || !renewed {
-                continue;
-            }
-            // A claim that is being deleted or has lost its volume is worth no more than the pod.
-            let disk = self.observed.disks.get(member);
-            if !(pod.durable && disk.is_some_and(Disk::stays)) {
-                let text = format!(
-                    "the certificate authorities {member} was started with have run out, and it has no volume that \
-                     stays, so that it cannot be started again without losing its data: restore the cluster from a backup, or \
-                     give members volumes (spec.pod.persistentVolumeClaimSpec)"
-                );
-                draft.problem("AuthorityExpired", text);
-                continue;
-            }
-            draft.say(format!(
-                "start {member} again with new certificate authorities"
-            ));
-            draft.order(Order::Writes(vec![Write::DeletePod {
-                member: member.clone(),
-                uid: pod.uid.clone(),
-            }]));
         }
     }
 }

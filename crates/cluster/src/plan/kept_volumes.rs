@@ -12,15 +12,12 @@ use jiff::Timestamp;
 
 use crate::observed::{Desired, Disk, Observed, Removal};
 use crate::plan::quorum::quorum_of;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::View;
 use crate::plan::{Draft, objects, roll};
 use crate::write::{Order, Write};
 
-/// The claims to keep, by member.
-pub(super) type KeptVolumes<'a> = BTreeMap<&'a str, &'a Disk>;
-
-/// The claims of members that someone else removed. `unlisted` says whether etcd lists no member of this name.
-pub(super) fn find(observed: &Observed, unlisted: impl Fn(&str) -> bool) -> KeptVolumes<'_> {
+/// The claims of members that someone else removed, by member.
+pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str, &'a Disk> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let of_this_cluster = |disk: &Disk| {
         let same_id = disk.cluster_id.is_none() || disk.cluster_id == observed.cluster_id;
@@ -33,7 +30,8 @@ pub(super) fn find(observed: &Observed, unlisted: impl Fn(&str) -> bool) -> Kept
     };
     let disks = observed.disks.iter();
     disks
-        .filter(|(name, disk)| !disk.terminating && unlisted(name) && keeps(disk))
+        .filter(|(_, disk)| !disk.terminating && keeps(disk))
+        .filter(|(name, _)| !objects::is_listed(observed, view, name))
         .map(|(name, disk)| (name.as_str(), disk))
         .collect()
 }
@@ -42,7 +40,7 @@ pub(super) fn find(observed: &Observed, unlisted: impl Fn(&str) -> bool) -> Kept
 pub(super) fn settle(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
-    kept: &KeptVolumes,
+    kept: &BTreeMap<&str, &Disk>,
     draft: &mut Draft,
 ) {
     if kept.is_empty() {
@@ -52,15 +50,15 @@ pub(super) fn settle(
     let mut waiting = Vec::new();
     let mut decided_by_person = Vec::new();
     for (name, disk) in kept {
-        let (since, noted) = match disk.removal {
-            Some(Removal::ByOthers { since, majority }) => (since, Some(majority)),
-            _ => (now, None),
+        let (since, was_majority) = match disk.removal {
+            Some(Removal::ByOthers { since, majority }) => (since, majority),
+            _ => (now, false),
         };
-        let majority = majority || noted == Some(true);
-        if noted != Some(majority) {
+        let majority = majority || was_majority;
+        let removal = Some(Removal::ByOthers { since, majority });
+        if disk.removal != removal {
             draft.say(format!("keep the volume of {name}"));
-            let removal = Removal::ByOthers { since, majority };
-            draft.order(note(name, disk, Some(removal)));
+            draft.order(Order::Writes(vec![note(name, disk, removal)]));
         }
         if majority {
             decided_by_person.push(*name);
@@ -81,7 +79,7 @@ pub(super) fn settle(
         return;
     }
     // Invariant 9.
-    if is_complete(desired, view) && roll::holds_the_same(observed, view, draft) {
+    if view.is_complete(desired.size) && roll::holds_the_same(observed, view, draft) {
         for (name, _) in over {
             objects::discard(observed, name, draft);
         }
@@ -105,34 +103,18 @@ pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
             .disk
             .filter(|disk| disk.removal.is_some() && !disk.terminating)
         {
-            draft.order(note(&seat.name, disk, None));
+            draft.order(Order::Writes(vec![note(&seat.name, disk, None)]));
         }
     }
 }
 
-/// Invariant 25: the note that this operator removes the member, written before etcd is asked.
-pub(super) fn note_removal(seat: &Seat) -> Option<Write> {
-    let disk = seat.disk.filter(|disk| !disk.terminating)?;
-    (disk.removal != Some(Removal::ByOperator)).then(|| Write::NoteRemoval {
-        member: seat.name.clone(),
-        over: disk.resource_version.clone(),
-        removal: Some(Removal::ByOperator),
-    })
-}
-
-fn note(name: &str, disk: &Disk, removal: Option<Removal>) -> Order {
-    Order::Writes(vec![Write::NoteRemoval {
+/// The note on a claim.
+pub(super) fn note(name: &str, disk: &Disk, removal: Option<Removal>) -> Write {
+    Write::NoteRemoval {
         member: name.to_owned(),
         over: disk.resource_version.clone(),
         removal,
-    }])
-}
-
-/// All voters that stay are healthy and as many as the spec asks for.
-fn is_complete(desired: &Desired, view: &View) -> bool {
-    let staying = view.staying().filter(|seat| seat.votes()).count();
-    let quorum = view.quorum();
-    staying >= desired.size && quorum.healthy() == quorum.voters()
+    }
 }
 
 fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> String {

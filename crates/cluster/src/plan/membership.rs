@@ -7,7 +7,7 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Role};
+use crate::observed::{Desired, Intent, Observed, Removal, Role};
 use crate::plan::fate::Fate;
 use crate::plan::quorum::quorum_of;
 use crate::plan::size::{
@@ -197,7 +197,12 @@ pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> 
         member: seat.name.clone(),
         id: seat.id(),
     };
-    let noted = kept_volumes::note_removal(seat);
+    // Invariant 25: noted on the claim before etcd is asked.
+    let by_operator = Some(Removal::ByOperator);
+    let disk = seat.disk.filter(|disk| !disk.terminating);
+    let noted = disk
+        .filter(|disk| disk.removal != by_operator)
+        .map(|disk| kept_volumes::note(&seat.name, disk, by_operator));
     decide(
         view,
         noted.into_iter().chain([write]).collect(),

@@ -7,8 +7,9 @@ use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen, Service, Trouble};
-use crate::plan::kept_volumes::KeptVolumes;
+use crate::observed::{
+    Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Seen, Service, Trouble,
+};
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
@@ -231,11 +232,11 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
 pub(super) fn leftovers(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
-    kept: &KeptVolumes,
+    kept: &BTreeMap<&str, &Disk>,
     draft: &mut Draft,
 ) {
     for name in all_names(observed) {
-        if is_reserved(observed, &name) || !is_unlisted(observed, view, &name) {
+        if is_reserved(observed, &name) || is_listed(observed, view, &name) {
             continue;
         }
         // Invariant 25.
@@ -267,12 +268,11 @@ pub(super) fn leftovers(
     }
 }
 
-/// Whether etcd lists no member of this name, and the pod's etcd answers as none, whatever peer URLs somebody has given it.
-pub(super) fn is_unlisted(observed: &Observed, view: &View, name: &str) -> bool {
-    !view.seats.iter().any(|seat| seat.name == name) && !is_listed(observed, view, name)
-}
-
-fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
+/// Whether etcd lists a member of this name, or the pod's etcd answers as one, whatever its peer URLs are.
+pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
+    if view.seats.iter().any(|seat| seat.name == name) {
+        return true;
+    }
     let answer = observed.statuses.get(name).and_then(Seen::known);
     let answer = answer.filter(|status| status.cluster_id == view.list.cluster_id);
     let mut members = view.list.members.iter();

@@ -218,6 +218,14 @@ impl<'a> View<'a> {
         all.filter(|seat| seat.fate == Fate::Stays)
     }
 
+    /// As many of our voters stay as the spec asks for, and all voters are healthy: volumes that the cluster no longer
+    /// needs may be deleted (invariant 9).
+    pub fn is_complete(&self, size: usize) -> bool {
+        let staying = self.staying().filter(|seat| seat.votes()).count();
+        let quorum = self.quorum();
+        staying >= size && quorum.healthy() == quorum.voters()
+    }
+
     /// The quorum guard.
     pub fn quorum(&self) -> Quorum {
         Quorum::new(self.voters().map(|seat| (seat.id(), seat.is_healthy())))

@@ -1,4 +1,4 @@
-//! Members that cannot connect because they have no certificate authority in common.
+//! Restarts of members that cannot connect: their certificate authorities have expired, or they have none in common.
 //!
 //! An authority that is lost together with certificates it has signed leaves a member, or the operator, with nothing
 //! that the others accept: etcd reads its trust bundle only when it starts. The others are then started again with all
@@ -21,6 +21,33 @@ use crate::write::{Order, Write};
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
+    /// Restarts members whose authorities have all expired: no member reaches another one any more, so no quorum can be
+    /// asked and none is lost. Those on volumes are restarted concurrently.
+    pub(super) fn start_again(&self, draft: &mut Draft) {
+        for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
+            let noted = self.certificates.pods.get(member);
+            let ended = noted.and_then(Noted::trusts_until);
+            let renewed =
+                self.certificates.outdated(member).is_some() && self.of_member(member).is_empty();
+            if ended.is_none_or(|ended| ended > self.now) || !renewed {
+                continue;
+            }
+            if !self.is_on_volume(member, pod) {
+                let text = format!(
+                    "the certificate authorities {member} was started with have run out, and it has no volume that \
+                     stays, so that it cannot be started again without losing its data: restore the cluster from a backup, or \
+                     give members volumes (spec.pod.persistentVolumeClaimSpec)"
+                );
+                draft.problem("AuthorityExpired", text);
+                continue;
+            }
+            draft.say(format!(
+                "start {member} again with new certificate authorities"
+            ));
+            restart(member, pod, draft);
+        }
+    }
+
     /// Restarts the next member that stands in the way of a connection. `adds`: a member was to be added, and the others
     /// would not accept it.
     pub(super) fn rejoin(&self, adds: bool, draft: &mut Draft) {
@@ -39,7 +66,7 @@ impl Keeper<'_> {
             draft.orders.retain(|order| !recovers(order));
         }
         self.without_volumes(draft);
-        // Whoever restores or recovers the cluster starts its members.
+        // A restore or a recovery starts the members itself.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -66,10 +93,13 @@ impl Keeper<'_> {
         draft.say(format!(
             "start {member} again with the certificate authorities of the others"
         ));
-        draft.order(Order::Writes(vec![Write::DeletePod {
-            member: member.clone(),
-            uid: pod.uid.clone(),
-        }]));
+        restart(member, pod, draft);
+    }
+
+    /// The member's data outlives its pod. A PVC that is being deleted, or has lost its volume, keeps nothing.
+    fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
+        let disk = self.observed.disks.get(member);
+        pod.durable && disk.is_some_and(Disk::stays)
     }
 
     /// First a member that serves nobody: its restart costs nothing.
@@ -80,13 +110,11 @@ impl Keeper<'_> {
     }
 
     /// Whether it trusts less than it should, and can be started again without losing anything.
-    fn would_help(&self, member: &String, pod: &Pod) -> bool {
-        let disk = self.observed.disks.get(member);
+    fn would_help(&self, member: &str, pod: &Pod) -> bool {
         let intent = self.observed.intent.as_ref();
         let ours = intent.is_some_and(|intent| pod.token.as_ref() == Some(&intent.token));
         ours && pod.stays()
-            && pod.durable
-            && disk.is_some_and(Disk::stays)
+            && self.is_on_volume(member, pod)
             && self.certificates.outdated(member).is_some()
     }
 
@@ -150,8 +178,7 @@ impl Keeper<'_> {
             return;
         }
         let running = self.running().filter(|(member, pod)| {
-            let disk = self.observed.disks.get(*member);
-            let stays = pod.durable && disk.is_some_and(Disk::stays);
+            let stays = self.is_on_volume(member, pod);
             let noted = self.certificates.pods.get(*member);
             let ends = noted.and_then(Noted::trusts_until);
             let valid = ends.is_none_or(|ends| ends > self.now);
@@ -170,6 +197,13 @@ impl Keeper<'_> {
         );
         draft.problem("AuthorityLost", text);
     }
+}
+
+fn restart(member: &str, pod: &Pod, draft: &mut Draft) {
+    draft.order(Order::Writes(vec![Write::DeletePod {
+        member: member.to_owned(),
+        uid: pod.uid.clone(),
+    }]));
 }
 
 /// A pod is about to be made or deleted: the next member waits for that one.

@@ -4,7 +4,6 @@ use jiff::Timestamp;
 
 use super::in_progress;
 use crate::observed::{Desired, Observed};
-use crate::plan::fate::Fate;
 use crate::plan::replaced;
 use crate::plan::view::{Seat, View};
 
@@ -59,11 +58,7 @@ pub(crate) fn leftover(
     }
     // Invariant 9: the old disks stay until the new cluster is at its size and healthy. Who is to be replaced, as for a
     // volume that is lost, is none of its size.
-    let (voters, quorum) = (view.voters().count(), view.quorum());
-    let stays = |seat: &&Seat| seat.fate == Fate::Stays;
-    let complete =
-        view.voters().filter(stays).count() >= desired.size && quorum.healthy() == voters;
-    if complete && !(replaced && replaced::is_kept(observed, now)) {
+    if view.is_complete(desired.size) && !(replaced && replaced::is_kept(observed, now)) {
         Leftover::Goes
     } else {
         Leftover::KeepsDisk
