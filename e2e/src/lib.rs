@@ -34,8 +34,23 @@ pub use testbed::Testbed;
 pub use wait::until;
 pub use writer::Writer;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
 
 /// How long a test waits for something that takes seconds on an idle machine, and minutes on one that does much else. A
 /// test never waits this long unless it is about to fail: waits end with their condition.
 pub const PATIENCE: Duration = Duration::from_mins(5);
+
+/// Runs one step of a test, and prints its name and how long it took.
+///
+/// # Errors
+/// With the name of the step if the step fails.
+pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    println!("step: {name}");
+    let begun = Instant::now();
+    // Boxed: the steps of a test together would be more than the stack of its thread.
+    let outcome = Box::pin(work).await;
+    println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
+    outcome.with_context(|| format!("step: {name}"))
+}

@@ -126,6 +126,16 @@ impl Sandbox {
         })
     }
 
+    /// Installs the CRDs, once per run, without operators.
+    ///
+    /// # Errors
+    /// If Helm or kubectl fails.
+    pub async fn install_crds(&self) -> Result<()> {
+        CRDS.get_or_try_init(|| install_crds_once(&self.env))
+            .await?;
+        Ok(())
+    }
+
     /// Installs the CRDs (once) and the three operators, and waits until they are ready.
     ///
     /// # Errors
@@ -139,8 +149,7 @@ impl Sandbox {
     /// # Errors
     /// When Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
-        CRDS.get_or_try_init(|| install_crds_once(&self.env))
-            .await?;
+        self.install_crds().await?;
         let mut all = vec!["--set", "crds.install=false"];
         all.extend_from_slice(settings);
         chart::install(&self.env, RELEASE, &self.namespace, &all).await?;

@@ -22,6 +22,8 @@ use crate::{checkout, image, preflight, programs, progress, shell, testbed};
 const ALONE: &str = "alone";
 /// The name of modules whose end-to-end tests never run together with another one of them.
 const SERIAL: &str = "serial";
+/// The name of modules whose end-to-end tests run only with `--full`.
+const FULL: &str = "full";
 /// Names a file to the end-to-end tests that is empty when they begin, for work they do once per run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
@@ -45,6 +47,10 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// Which tests to run.
 #[derive(Debug, Clone, clap::Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command"
+)]
 pub(crate) struct Tests {
     #[command(flatten)]
     place: Where,
@@ -57,6 +63,9 @@ pub(crate) struct Tests {
     /// Only the end-to-end tests.
     #[arg(long)]
     e2e: bool,
+    /// Also run the end-to-end tests that the default run leaves out (docs/contributing/testing.md lists them).
+    #[arg(long, conflicts_with = "unit")]
+    full: bool,
     /// How many end-to-end tests run at a time; those that break nodes run alone.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
@@ -137,6 +146,8 @@ struct Compiled {
     operators: Vec<PathBuf>,
     together: Vec<Job>,
     alone: Vec<Job>,
+    /// The names of the tests that need `--full`, without it.
+    left_out: Vec<String>,
 }
 
 impl Run {
@@ -153,6 +164,7 @@ impl Run {
             // On a fresh machine the testbed's programs take longer than all that is compiled here.
             let programs = (!own).then(|| scope.spawn(programs::ensure));
             let compiled = self.stage(COMPILE, |_| compile(options))?;
+            self.report.skip(compiled.left_out, "runs with --full");
             self.foresee(UNITS, &compiled.units, processors());
             self.foresee(E2E, &compiled.together, usize::from(options.jobs));
             self.foresee(BREAKING, &compiled.alone, 1);
@@ -160,8 +172,10 @@ impl Run {
                 joined(programs)?;
             }
             if !options.e2e {
-                // Many unit tests start real servers.
-                programs::ensure()?;
+                if own {
+                    // Many unit tests start real servers.
+                    programs::ensure()?;
+                }
                 self.play(UNITS, compiled.units, processors())?;
             }
             if options.unit {
@@ -344,6 +358,10 @@ fn compile(options: &Tests) -> Result<Compiled> {
         let mut names = libtest::listed(&names);
         names.retain(|name| options.is_chosen(name));
         if job.name == E2E_PROGRAM {
+            if !options.full {
+                let left_out = names.extract_if(.., |name| is_in(FULL, name));
+                compiled.left_out.extend(left_out);
+            }
             let jobs = names.into_iter().map(|name| e2e_job(&job.program, name));
             (compiled.alone, compiled.together) = jobs.partition(|job| is_in(ALONE, &job.name));
         } else if !options.e2e && !names.is_empty() {

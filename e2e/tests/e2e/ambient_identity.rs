@@ -1,16 +1,12 @@
 //! Backups and restores without a Secret: with the operator's own identity, where its administrator allows that, and
-//! nowhere else.
+//! nowhere else. A part of the test of cluster-wide operators.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::env::S3;
 use e2e::objects::{Kind, await_complete, await_object, condition, field};
-use e2e::sandbox::RELEASE;
-use e2e::{Keyspace, PATIENCE, Sandbox, chart, kubectl, scenario};
+use e2e::{Keyspace, PATIENCE, Sandbox, kubectl};
 use serde_json::{Value, json};
-
-use crate::clusterwide::ONE_AT_A_TIME;
-use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
@@ -26,35 +22,66 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Cluster-wide operators that have an identity, which one namespace may use for one place.
-async fn install(wide: &Sandbox, allowed: &Sandbox, place: &str) -> Result<()> {
-    let environment = environment(wide.env.s3()?);
-    let data: serde_json::Map<String, Value> = environment
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), json!(value)))
-        .collect();
-    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "identity"}, "stringData": data});
-    wide.apply(&secret.to_string()).await?;
-    let variables: Vec<Value> = environment
-        .iter()
-        .map(|(name, _)| {
-            let key = json!({"secretKeyRef": {"name": "identity", "key": name}});
-            json!({"name": name, "valueFrom": key})
+/// One namespace may use the identity of the cluster-wide operators for one place.
+pub(crate) struct Grant {
+    bucket: Bucket,
+    /// The place: a bucket and the beginning of a key.
+    place: String,
+    /// The namespace.
+    namespace: String,
+}
+
+impl Grant {
+    /// Makes the bucket, in which a place is granted to `allowed`. Its pods get an identity of their own there.
+    pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
+        let s3 = wide.env.s3()?;
+        let bucket = Bucket::create(s3, &wide.namespace).await?;
+        let policy = pod_identity(s3, &allowed.namespace);
+        kubectl::run_with_input(&wide.env, &["apply", "-f", "-"], Some(&policy)).await?;
+        Ok(Self {
+            place: format!("{}/team-a", bucket.name),
+            bucket,
+            namespace: allowed.namespace.clone(),
         })
-        .collect();
-    let variables = json!(variables);
-    let grants = json!([format!("{}={place}", allowed.namespace)]);
-    let values = [
-        format!("backupOperator.extraEnv={variables}"),
-        format!("restoreOperator.extraEnv={variables}"),
-        format!("backups.ambientIdentity={grants}"),
-        format!("restores.ambientIdentity={grants}"),
-    ];
-    let mut settings = vec!["--set", "clusterWide=true"];
-    for value in &values {
-        settings.extend(["--set-json", value]);
     }
-    wide.install_operators_with(&settings).await
+
+    /// Installs cluster-wide operators with the identity and the grant.
+    pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
+        let environment = environment(wide.env.s3()?);
+        let data: serde_json::Map<String, Value> = environment
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), json!(value)))
+            .collect();
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "identity"}, "stringData": data});
+        wide.apply(&secret.to_string()).await?;
+        let variables: Vec<Value> = environment
+            .iter()
+            .map(|(name, _)| {
+                let key = json!({"secretKeyRef": {"name": "identity", "key": name}});
+                json!({"name": name, "valueFrom": key})
+            })
+            .collect();
+        let variables = json!(variables);
+        let grants = json!([format!("{}=s3://{}", self.namespace, self.place)]);
+        let values = [
+            format!("backupOperator.extraEnv={variables}"),
+            format!("restoreOperator.extraEnv={variables}"),
+            format!("backups.ambientIdentity={grants}"),
+            format!("restores.ambientIdentity={grants}"),
+        ];
+        let mut settings = vec!["--set", "clusterWide=true"];
+        for value in &values {
+            settings.extend(["--set-json", value]);
+        }
+        wide.install_operators_with(&settings).await
+    }
+}
+
+/// Deletes the admission policies of [`Grant::create`], which are in no namespace.
+pub(crate) async fn remove_policies(wide: &Sandbox, allowed: &Sandbox) -> Result<()> {
+    let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
+    let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
+    kubectl::run(&wide.env, &words).await.map(drop)
 }
 
 /// Gives the container that fetches a backup an identity of its own, as the webhooks of clouds do it: a seed fetches
@@ -95,21 +122,22 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// An EtcdBackup to `path` or an EtcdRestore from there, without a Secret.
-fn bare(kind: Kind, name: &str, path: &str) -> String {
+/// An EtcdBackup of `cluster` to `path` or an EtcdRestore from there, without a Secret.
+fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
         _ => ("EtcdBackup", "storageType"),
     };
     format!(
-        "{API}\nkind: {kind}\nmetadata: {{name: {name}, annotations: {{{SCOPE}}}}}\nspec:\n  etcdCluster: {{name: c}}\n  \
-         {field}: S3\n  s3: {{path: {path}, forcePathStyle: true}}\n"
+        "{API}\nkind: {kind}\nmetadata: {{name: {name}, annotations: {{{SCOPE}}}}}\nspec:\n  \
+         etcdCluster: {{name: {cluster}}}\n  {field}: S3\n  s3: {{path: {path}, forcePathStyle: true}}\n"
     )
 }
 
-/// Applies it and waits until it is refused, with the remedy.
+/// Applies it and waits until it is refused, with the remedy. Where the cluster does not matter there is none.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
-    sandbox.apply(&bare(kind, name, path)).await?;
+    let manifest = without_secret(kind, name, "absent", path);
+    sandbox.apply(&manifest).await?;
     let objects = sandbox.objects(kind);
     let seen = await_object(&objects, name, "a refusal", PATIENCE, |object| {
         condition(object, "Complete").is_some_and(|found| found["reason"] == "AccessDenied")
@@ -125,87 +153,46 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-async fn by_grant_alone(wide: &Sandbox, allowed: &Sandbox, other: &Sandbox) -> Result<()> {
-    let s3 = wide.env.s3()?;
-    let bucket = Bucket::create(s3, &wide.namespace).await?;
-    let place = format!("{}/team-a", bucket.name);
-    let path = format!("{place}/etcd");
-    install(wide, allowed, &format!("s3://{place}")).await?;
-    kubectl::run_with_input(
-        &wide.env,
-        &["apply", "-f", "-"],
-        Some(&pod_identity(s3, &allowed.namespace)),
-    )
-    .await?;
-
-    let plain = cluster(&wide.env, "c", 1)?;
-    let annotated = format!("  name: c\n  annotations:\n    {SCOPE}\n");
-    let manifest = plain.replacen("  name: c\n", &annotated, 1);
-    allowed.apply(&manifest).await?;
-    allowed.await_members("c", 1).await?;
-    let keys = Keyspace::of_cluster(&allowed.env, &allowed.namespace, "c").await?;
+/// The cluster of the namespace with the grant is backed up, lost and restored. Another place and another namespace are
+/// refused.
+pub(crate) async fn is_used_by_grant_alone(
+    grant: &Grant,
+    allowed: &Sandbox,
+    cluster: &str,
+    other: &Sandbox,
+) -> Result<()> {
+    let path = format!("{}/etcd", grant.place);
+    let keys = Keyspace::of_cluster(&allowed.env, &allowed.namespace, cluster).await?;
     let written = keys.fill("kept/", KEYS, |_| ()).await?;
     drop(keys);
 
+    let backup = without_secret(Kind::EtcdBackup, "kept", cluster, &path);
+    allowed.apply(&backup).await?;
     let backups = allowed.objects(Kind::EtcdBackup);
-    allowed
-        .apply(&bare(Kind::EtcdBackup, "kept", &path))
-        .await?;
     let done = await_complete(&backups, "kept", PATIENCE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // Another place, another namespace, and one that only begins like the place.
-    let beside = format!("{place}-b/etcd");
+    // Another place, another namespace, and a place that only begins with the same characters.
+    let beside = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "beside", &beside).await?;
     is_refused(other, Kind::EtcdBackup, "strange", &path).await?;
     is_refused(other, Kind::EtcdRestore, "strange", &path).await?;
-    let found = bucket.keys().await?;
+    let found = grant.bucket.keys().await?;
     ensure!(
         found.len() == 2 && found.iter().all(|key| key.starts_with("team-a/")),
         "{found:?}"
     );
 
-    allowed.delete_cluster("c").await?;
+    allowed.delete_cluster(cluster).await?;
     is_refused(allowed, Kind::EtcdRestore, "beside", &beside).await?;
     allowed
         .kubectl(&["delete", "etcdrestore", "beside"])
         .await?;
-    allowed
-        .apply(&bare(Kind::EtcdRestore, "back", &path))
-        .await?;
+    let restore = without_secret(Kind::EtcdRestore, "back", cluster, &path);
+    allowed.apply(&restore).await?;
     let restores = allowed.objects(Kind::EtcdRestore);
     await_complete(&restores, "back", PATIENCE).await?;
-    allowed.await_members("c", 1).await?;
-    let keys = Keyspace::of_cluster(&allowed.env, &allowed.namespace, "c").await?;
+    allowed.await_members(cluster, 1).await?;
+    let keys = Keyspace::of_cluster(&allowed.env, &allowed.namespace, cluster).await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);
     Ok(())
-}
-
-mod serial {
-    use super::{ONE_AT_A_TIME, RELEASE, Sandbox, by_grant_alone, chart, kubectl, scenario};
-
-    #[tokio::test]
-    async fn without_a_secret_a_namespace_uses_the_operators_identity_only_where_that_is_granted() {
-        let _one = ONE_AT_A_TIME.lock().await;
-        scenario("ambient", async |wide| {
-            let allowed = Sandbox::create("ambient_allowed").await?;
-            let other = Sandbox::create("ambient_other").await?;
-            let outcome = by_grant_alone(wide, &allowed, &other).await;
-            if outcome.is_err() {
-                allowed.print_state().await;
-                other.print_state().await;
-            }
-            // What belongs to no namespace.
-            let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
-            let uninstalled = chart::helm(&wide.env, &gone).await;
-            let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
-            let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
-            let removed = kubectl::run(&wide.env, &words).await;
-            other.delete().await;
-            allowed.delete().await;
-            outcome?;
-            removed?;
-            uninstalled.map(drop)
-        })
-        .await;
-    }
 }

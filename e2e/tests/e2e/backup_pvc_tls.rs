@@ -7,9 +7,9 @@ use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
 use e2e::tls;
 use e2e::{Keyspace, PATIENCE, scenario};
 
+use crate::backup_pvc::{CLAIM, on_claim};
 use crate::certificates::{STATIC, client, make_secrets, of_pods};
 use crate::fixtures::cluster_with;
-use crate::restore_sources::{CLAIM, on_claim};
 
 const KEYS: usize = 200;
 const PASSWORD: &str = "correct-horse-battery";

@@ -1,37 +1,30 @@
 //! A backup to a real S3 server, the loss of the cluster, and its return with every key.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::manifests::{self, aws_secret};
-use e2e::objects::{
-    Kind, await_complete, await_object, conditions_line, field, has_condition, has_failed_for,
-    ready_members,
-};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::manifests;
+use e2e::metrics::Page;
+use e2e::objects::{Kind, await_complete, field, has_condition, ready_members};
+use e2e::picture::Picture;
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::DynamicObject;
-use tokio::time::timeout;
 
-use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::all_pods_lost::same_members;
+use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_a_member;
-use crate::restore_in_place::pods_of;
+use crate::restore_sources::{compare, painted, seconds_between};
 
 const KEYS: usize = 2_000;
+/// Where the backup is.
+const KEY: &str = "daily/etcd.backup";
+const MANIFEST: &str = "daily/etcd.backup.manifest.json";
 
 pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     Ok(manifests::backup(s3, name, "c", &format!("{bucket}/{key}")))
-}
-
-fn restore(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> Result<String> {
-    let s3 = sandbox.env.s3()?;
-    Ok(manifests::restore(
-        s3,
-        name,
-        "c",
-        &format!("{bucket}/{key}"),
-    ))
 }
 
 /// What is done says of which generation it speaks, when it began and ended, and no reason of a failure.
@@ -52,94 +45,119 @@ fn is_told_to_the_end(done: &DynamicObject, reason: &str) -> Result<()> {
     Ok(())
 }
 
-async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
-    let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-    sandbox.apply(manifest).await?;
-    sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-    let before = sandbox.await_members("c", 3).await?;
-    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let written = keys.fill("kept/", KEYS, |_| ()).await?;
+/// The cluster as it was when it was backed up.
+struct Before {
+    cluster: DynamicObject,
+    /// What is in the backup.
+    picture: Picture,
+}
 
-    sandbox
-        .apply(&backup(
-            sandbox,
-            "first",
-            &bucket.name,
-            "daily/etcd.backup",
-        )?)
-        .await?;
+/// Invariant 12.
+#[tokio::test]
+async fn lost_cluster_is_restored_from_its_s3_backup() {
+    scenario("backup_restore_s3", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        let (bucket, keys) = painted(sandbox, &manifest, 3).await?;
+        keys.fill("kept/", KEYS, |_| ()).await?;
+        let before = Before {
+            cluster: sandbox.await_members("c", 3).await?,
+            picture: Picture::now(&keys).await?,
+        };
+        let backed_up = is_backed_up(sandbox, &bucket, &before);
+        step("back up", backed_up).await?;
+        // Newer than the backup.
+        keys.fill("later/", 10, |_| ()).await?;
+        drop(keys);
+        sandbox.delete_cluster("c").await?;
+        let back = format!("{}/{KEY}", bucket.name);
+        let back = manifests::restore(sandbox.env.s3()?, "back", "c", &back);
+        sandbox.apply(&back).await?;
+        let restored = step("restore", is_restored(sandbox, &before)).await?;
+        let told = is_told_and_measured(sandbox, &restored);
+        step("check Events and metrics", told).await?;
+        let served = serves_as_before(sandbox, &restored, &before);
+        let is = step("check the cluster", served).await?;
+        let again = seed_comes_back(sandbox, &restored, &is, &before.picture);
+        step("lose the seed's pod", again).await
+    })
+    .await;
+}
+
+async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Result<()> {
+    let manifest = backup(sandbox, "first", &bucket.name, KEY)?;
+    sandbox.apply(&manifest).await?;
     let done = await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
     ensure!(field(&done, "/status/succeeded") == true);
-    ensure!(field(&done, "/status/etcdVersion") == field(&before, "/status/currentVersion"));
-    ensure!(field(&done, "/status/clusterID") == field(&before, "/status/clusterID"));
+    let cluster = &before.cluster;
+    ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
+    ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
     // The recorded revision is the snapshot's own: nothing wrote after the last key.
-    ensure!(
-        field(&done, "/status/etcdRevision") == written,
-        "{} recorded",
-        field(&done, "/status/etcdRevision")
-    );
+    let revision = field(&done, "/status/etcdRevision");
+    ensure!(*revision == before.picture.revision, "{revision} recorded");
 
-    // What the status says is what the bucket holds: the object and its manifest, nothing else, nothing unfinished.
+    // The bucket holds what the status says: the object and its manifest, nothing else, nothing unfinished.
     let objects = bucket.keys().await?;
-    ensure!(
-        objects == ["daily/etcd.backup", "daily/etcd.backup.manifest.json"],
-        "{objects:?}"
-    );
+    ensure!(objects == [KEY, MANIFEST], "{objects:?}");
     ensure!(bucket.unfinished_uploads().await? == 0);
-    let snapshot = bucket.read("daily/etcd.backup").await?;
+    let snapshot = bucket.read(KEY).await?;
     ensure!(field(&done, "/status/size") == snapshot.len());
-    let recorded: serde_json::Value =
-        serde_json::from_slice(&bucket.read("daily/etcd.backup.manifest.json").await?)?;
+    let recorded: serde_json::Value = serde_json::from_slice(&bucket.read(MANIFEST).await?)?;
     ensure!(
         recorded["sha256"] == *field(&done, "/status/sha256"),
         "manifest: {recorded}"
     );
-
     ensure!(
-        field(&done, "/status/location")
-            == format!("s3://{}/daily/etcd.backup", bucket.name).as_str()
+        recorded["hash"] == before.picture.hash.0,
+        "the manifest's hash: {recorded}"
     );
+
+    let location = format!("s3://{}/{KEY}", bucket.name);
+    ensure!(*field(&done, "/status/location") == location);
     is_told_to_the_end(&done, "/status/Reason")?;
     let last = field(&done, "/status/lastSuccessDate").as_str();
     ensure!(last.is_some() && last <= field(&done, "/status/completionTime").as_str());
+    Ok(())
+}
 
-    // Written after the backup: must not be there after the restore.
-    keys.fill("later/", 10, |_| ()).await?;
-    drop(keys);
-    sandbox.delete_cluster("c").await?;
-
-    sandbox
-        .apply(&restore(
-            sandbox,
-            "back",
-            &bucket.name,
-            "daily/etcd.backup",
-        )?)
-        .await?;
-    let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+/// The EtcdCluster was deleted, and only the backup knows what it was.
+async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
+    let restored = compare(sandbox, "back", "c", &before.picture).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
-    ensure!(field(&restored, "/status/restoredRevision").as_i64() >= Some(written));
     is_told_to_the_end(&restored, "/status/reason")?;
     ensure!(field(&restored, "/status/phase") == "Complete");
-    let after = sandbox.await_members("c", 3).await?;
-    let seed = field(&restored, "/status/seed/member").as_str();
+    let (bytes, total) = ("/status/progress/bytes", "/status/progress/totalBytes");
     ensure!(
-        seed.is_some_and(|seed| ready_members(&after).iter().any(|name| name == seed)),
+        field(&restored, bytes).as_i64() > Some(0),
+        "no progress was told"
+    );
+    ensure!(field(&restored, bytes) == field(&restored, total));
+    Ok(restored)
+}
+
+/// A new cluster with the old spec, on volumes, with the keys of the backup and no others; clients write on.
+async fn serves_as_before(
+    sandbox: &Sandbox,
+    restored: &DynamicObject,
+    before: &Before,
+) -> Result<DynamicObject> {
+    let after = sandbox.await_members("c", 3).await?;
+    let members = ready_members(&after);
+    let seed = field(restored, "/status/seed/member").as_str();
+    ensure!(
+        seed.is_some_and(|seed| members.iter().any(|name| name == seed)),
         "{seed:?} is no member"
     );
-    ensure!(field(&restored, "/status/clusterID") == field(&after, "/status/clusterID"));
-    ensure!(field(&after, "/spec/size") == field(&before, "/spec/size"));
+    ensure!(field(restored, "/status/clusterID") == field(&after, "/status/clusterID"));
+    ensure!(field(&after, "/spec") == field(&before.cluster, "/spec"));
     ensure!(
-        field(&after, "/status/clusterID") != field(&before, "/status/clusterID"),
+        field(&after, "/status/clusterID") != field(&before.cluster, "/status/clusterID"),
         "a restore is a new cluster"
     );
-    let claim = after
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|a| a.get("etcd.database.coreos.com/restore"));
-    ensure!(claim.is_none(), "the restore's claim is still there");
+    let lock = after.annotations().get("etcd.database.coreos.com/restore");
+    ensure!(lock.is_none(), "the restore lock is still there");
+    await_one_volume_a_member(sandbox, &members).await?;
 
+    let written = before.picture.revision;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);
     keys.verify("later/", 0)
@@ -147,118 +165,69 @@ async fn the_whole_way(sandbox: &Sandbox, manifest: &str) -> Result<()> {
         .context("keys newer than the backup")?;
     keys.fill("after/", 100, |_| ()).await?;
     ensure!(keys.revision().await? > written);
-    Ok(())
+    Ok(after)
 }
 
-#[tokio::test]
-async fn a_backed_up_cluster_is_lost_and_comes_back() {
-    scenario("backup_restore_s3", async |sandbox| {
-        let manifest = cluster(&sandbox.env, "c", 3)?;
-        the_whole_way(sandbox, &manifest).await
-    })
-    .await;
+/// The seed's pod is lost after the Secret was deleted with which the backup was downloaded. The member returns with its
+/// data, and is asked alone.
+async fn seed_comes_back(
+    sandbox: &Sandbox,
+    done: &DynamicObject,
+    cluster: &DynamicObject,
+    before: &Picture,
+) -> Result<()> {
+    let seed = field(done, "/status/seed/member").as_str();
+    let seed = seed.context("no seed is recorded")?;
+    let pods = sandbox.api::<Pod>();
+    let lost = pods.get(seed).await?.metadata.uid;
+    sandbox.kubectl(&["delete", "secret", "aws"]).await?;
+    sandbox.lose_pod("c", seed).await?;
+    let is = sandbox.await_members("c", 3).await?;
+    same_members(cluster, &is)?;
+    ensure!(pods.get(seed).await?.metadata.uid != lost);
+    let keys = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, seed).await?;
+    before.is_of(&Picture::at(&keys, before.revision).await?)
 }
 
-/// The restored seed uses the cluster's own storage.
-#[tokio::test]
-async fn a_durable_cluster_comes_back_on_volumes() {
-    scenario("backup_restore_pvc", async |sandbox| {
-        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-        the_whole_way(sandbox, &manifest).await?;
-        let members = ready_members(&sandbox.await_members("c", 3).await?);
-        await_one_volume_a_member(sandbox, &members).await
-    })
-    .await;
-}
-
-/// Invariant 9: a restore over a cluster that exists is refused, and the cluster is not touched.
-#[tokio::test]
-async fn a_restore_over_a_living_cluster_is_refused() {
-    scenario("restore_refused", async |sandbox| {
-        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-        let before = sandbox.await_members("c", 1).await?;
-        let pods = pods_of(sandbox).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.fill("kept/", 10, |_| ()).await?;
-        sandbox
-            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
-        sandbox
-            .apply(&restore(sandbox, "over", &bucket.name, "etcd.backup")?)
-            .await?;
-        let refused = await_object(
-            &sandbox.objects(Kind::EtcdRestore),
-            "over",
-            "a refusal",
-            PATIENCE,
-            |object| {
-                has_condition(object, "Complete", "False")
-                    && has_failed_for(object, "ClusterExists")
+/// Events tell what was done, and the operator's metrics how long it took and how much it was.
+async fn is_told_and_measured(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
+    let name = done.name_any();
+    for said in [
+        "ClusterCreated",
+        "SeedStarted",
+        "SeedServes",
+        "HandedOver",
+        "RestoreComplete",
+    ] {
+        let words = ["Normal", said];
+        let kind = Kind::EtcdRestore;
+        sandbox.await_event(kind, &name, &words).await?;
+    }
+    let of_it = format!("namespace=\"{}\",name=\"{name}\"", sandbox.namespace);
+    let bytes = field(done, "/status/progress/bytes").as_i64();
+    let bytes = bytes.context("no progress was told")?;
+    let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
+    // Whole numbers, which a page prints as such.
+    let expected = [
+        ("size_bytes", bytes),
+        ("progress_bytes", bytes),
+        ("duration_seconds", took),
+        ("throughput_bytes_per_second", bytes / took.max(1)),
+        ("failed", 0),
+    ];
+    until("the restore is measured", PATIENCE, async || {
+        let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
+        // The sum of nothing is -0.
+        let measured =
+            |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
+        let found = expected.map(|(what, _)| (what, measured(what).to_string()));
+        Ok(
+            if found == expected.map(|(what, it)| (what, it.to_string())) {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{found:?}, and not {expected:?}"))
             },
         )
-        .await?;
-        let text = conditions_line(&refused);
-        ensure!(text.contains("nothing was changed"), "{text}");
-        ensure!(field(&refused, "/status/phase") == "Failed", "{text}");
-        ensure!(field(&refused, "/status/succeeded") != true);
-        let after = sandbox.await_members("c", 1).await?;
-        ensure!(
-            after.metadata.uid == before.metadata.uid,
-            "the cluster was replaced"
-        );
-        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-        ensure!(field(&after, "/spec") == field(&before, "/spec"));
-        let now = pods_of(sandbox).await?;
-        ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-        keys.verify("kept/", 10).await?;
-        Ok(())
     })
-    .await;
-}
-
-/// A damaged object never serves: it is found out before the data directory is in place.
-#[tokio::test]
-async fn a_damaged_backup_is_found_out_before_it_serves() {
-    scenario("restore_damaged", async |sandbox| {
-        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-        sandbox.await_members("c", 1).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.fill("kept/", 200, |_| ()).await?;
-        sandbox
-            .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
-            .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
-        let mut content = bucket.read("etcd.backup").await?;
-        let middle = content.len() / 2;
-        content[middle] ^= 0xff;
-        bucket.write("etcd.backup", content).await?;
-        drop(keys);
-        sandbox.delete_cluster("c").await?;
-
-        sandbox
-            .apply(&restore(sandbox, "back", &bucket.name, "etcd.backup")?)
-            .await?;
-        let found = await_object(
-            &sandbox.objects(Kind::EtcdRestore),
-            "back",
-            "SnapshotUnreadable",
-            PATIENCE,
-            |object| has_failed_for(object, "SnapshotUnreadable"),
-        )
-        .await?;
-        ensure!(field(&found, "/status/succeeded") != true);
-        let served = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c");
-        let served = timeout(Duration::from_secs(20), served).await;
-        ensure!(
-            !matches!(served, Ok(Ok(_))),
-            "a damaged backup is being served"
-        );
-        Ok(())
-    })
-    .await;
+    .await
 }

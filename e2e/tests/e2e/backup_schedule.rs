@@ -1,4 +1,4 @@
-//! Backups that are made again and again: when, what is kept, and what is left when the operator dies on the way.
+//! Backups that are made again and again: when, what is kept, and what goes with the EtcdBackup or with the cluster.
 
 use std::collections::BTreeSet;
 
@@ -10,26 +10,36 @@ use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
 use e2e::wait::{Look, until, until_allowed};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DynamicObject, ListParams};
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step};
+use kube::api::DynamicObject;
 
 use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
-const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
+pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
+/// Keys of a neighbor, whose names begin like those of `etcd`.
+const SIBLINGS: [&str; 3] = [
+    "etcd-prod_v9_2019-01-01-00:00:00",
+    "etcd_v2_v9_2019-01-01-00:00:00",
+    "etcd_vault",
+];
+/// The keys in the cluster that backs itself up.
+const KEYS: usize = 500;
 
-/// A cluster of one member that serves, a bucket, and the Secret for it.
-async fn prepared(sandbox: &Sandbox) -> Result<Bucket> {
-    let s3 = sandbox.env.s3()?;
-    let bucket = Bucket::create(s3, &sandbox.namespace).await?;
-    sandbox.apply(&aws_secret(s3, "aws")).await?;
-    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-    sandbox.await_members("c", 1).await?;
-    Ok(bucket)
+/// A bucket for one step of a test.
+async fn bucket(sandbox: &Sandbox, step: &str) -> Result<Bucket> {
+    let name = format!("{}-{step}", sandbox.namespace);
+    Bucket::create(sandbox.env.s3()?, &name).await
 }
 
-fn location(object: &DynamicObject) -> String {
+/// Suspends an EtcdBackup, or lets it go on.
+pub(crate) async fn suspend(sandbox: &Sandbox, name: &str, suspended: bool) -> Result<()> {
+    let patch = format!(r#"{{"spec":{{"backupPolicy":{{"suspend":{suspended}}}}}}}"#);
+    let patch = ["patch", "etcdbackup", name, "--type=merge", "-p", &patch];
+    sandbox.kubectl(&patch).await.map(drop)
+}
+
+pub(crate) fn location(object: &DynamicObject) -> String {
     field(object, "/status/location")
         .as_str()
         .unwrap_or_default()
@@ -49,7 +59,7 @@ async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<Dynam
 }
 
 /// Waits until the bucket holds exactly these keys.
-async fn await_keys(
+pub(crate) async fn await_keys(
     bucket: &Bucket,
     what: &str,
     holds: impl Fn(&[String]) -> bool,
@@ -66,7 +76,7 @@ async fn await_keys(
 }
 
 /// Waits until no upload is left unfinished.
-async fn await_all_finished(bucket: &Bucket) -> Result<()> {
+pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     until("nothing unfinished is left", PATIENCE, async || {
         Ok(match bucket.unfinished_uploads().await? {
             0 => Look::Done(()),
@@ -77,7 +87,7 @@ async fn await_all_finished(bucket: &Bucket) -> Result<()> {
 }
 
 /// The backups of `path` whose manifest is beside them; the names are those of v1beta2.
-fn backups<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
+fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
         .filter(|key| keys.contains(&format!("{key}{MANIFEST}")));
@@ -107,348 +117,297 @@ async fn is_as_its_manifest_says(bucket: &Bucket, object: &DynamicObject) -> Res
 }
 
 #[tokio::test]
-async fn backup_schedule_goes_on_across_restarts_and_retention_keeps_what_it_says() {
+async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
-        let bucket = prepared(sandbox).await?;
-        // A sibling whose names begin alike, and one of the old operator's, which goes first.
-        let siblings = [
-            "etcd-prod_v9_2019-01-01-00:00:00",
-            "etcd_v2_v9_2019-01-01-00:00:00",
-            "etcd_vault",
-        ];
-        for key in siblings.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
-            bucket.write(key, b"somebody's".to_vec()).await?;
+        sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
+        // The minute of the second cluster's schedule passes during the other steps.
+        let own = bucket(sandbox, "own").await?;
+        let scheduled = backs_itself_up(sandbox, &own)?;
+        let plain = cluster(&sandbox.env, "c", 1)?;
+        sandbox.apply(&[plain, scheduled].join("---\n")).await?;
+        sandbox.await_members("c", 1).await?;
+        sandbox.await_members("s", 1).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "s").await?;
+        let written = keys.fill("kept/", KEYS, |_| ()).await?;
+        drop(keys);
+        step("apply retention", keeps_newest(sandbox)).await?;
+        step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
+        step("use the CronJob of the example", cron_job(sandbox)).await?;
+        let returned = returns_from_own_backup(sandbox, written);
+        step("use the schedule of an EtcdCluster", returned).await
+    })
+    .await;
+}
+
+/// Every five seconds, across a restart of the operator.
+async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
+    let bucket = bucket(sandbox, "retention").await?;
+    // Backups of coreos/etcd-operator are deleted like the own ones.
+    for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
+        bucket.write(key, b"somebody's".to_vec()).await?;
+    }
+    let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 2}\n";
+    let s3 = sandbox.env.s3()?;
+    let path = format!("{}/etcd", bucket.name);
+    sandbox
+        .apply(&backup_with(s3, "again", "c", &path, policy))
+        .await?;
+    let mut seen = BTreeSet::new();
+    let mut last = String::new();
+    for round in 0..5 {
+        let done = next_after(sandbox, "again", &last).await?;
+        last = location(&done);
+        ensure!(last.contains("/etcd_v"), "{last}");
+        ensure!(field(&done, "/status/succeeded") == true);
+        seen.insert(last.clone());
+        if round == 2 {
+            // The process holds no state: the next one continues.
+            let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
+            sandbox.kubectl(&by_label).await?;
         }
-        let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 2}\n";
-        let s3 = sandbox.env.s3()?;
-        let path = format!("{}/etcd", bucket.name);
-        sandbox
-            .apply(&backup_with(s3, "again", "c", &path, policy))
-            .await?;
-        let mut seen = BTreeSet::new();
-        let mut last = String::new();
-        for round in 0..5 {
-            let done = next_after(sandbox, "again", &last).await?;
-            last = location(&done);
-            ensure!(last.contains("/etcd_v"), "{last}");
-            ensure!(field(&done, "/status/succeeded") == true);
-            seen.insert(last.clone());
-            if round == 2 {
-                // Nothing lives in the process: another one goes on.
-                let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
-                sandbox.kubectl(&by_label).await?;
+    }
+    ensure!(seen.len() == 5, "{seen:?}");
+    suspend(sandbox, "again", true).await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let what = "suspended, with two backups kept";
+    let resting = await_object(&backups, "again", what, PATIENCE, |object| {
+        condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
+            && has_condition(object, "RetentionApplied", "True")
+            && field(object, "/status/backups/0/location") == field(object, "/status/location")
+            // The condition may be of the backup before.
+            && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
+    })
+    .await?;
+    let what = "two backups and the siblings are left";
+    let keys = await_keys(&bucket, what, |keys| keys.len() == 4 + SIBLINGS.len()).await?;
+    ensure!(stored(&keys, "etcd").len() == 2, "{keys:?}");
+    let is_there = |sibling: &&str| keys.iter().any(|key| key == sibling);
+    ensure!(SIBLINGS.iter().all(is_there), "{keys:?}");
+    await_all_finished(&bucket).await?;
+    let newest = location(&resting);
+    is_as_its_manifest_says(&bucket, &resting).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "lastBackup", PATIENCE, |object| {
+        *field(object, "/status/lastBackup/location") == newest
+    })
+    .await
+    .map(drop)
+}
+
+/// A cluster `s` whose own spec has a schedule: by cron, compressed.
+fn backs_itself_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
+    let s3 = sandbox.env.s3()?;
+    let more = format!(
+        "  backup:\n    storageType: S3\n    compression: zstd\n    backupPolicy: {{schedule: \"* * * * *\", maxBackups: 3}}\n    \
+         s3: {{path: {}/etcd, awsSecret: aws, endpoint: \"{}\", forcePathStyle: true}}\n",
+        bucket.name, s3.endpoint
+    );
+    cluster_with(&sandbox.env, "s", 1, &more)
+}
+
+/// The EtcdBackup is deleted with the cluster. Its stored backups stay, and the cluster is restored from one.
+async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let what = "a backup with all keys";
+    let made = await_object(&backups, "s", what, PATIENCE, |object| {
+        has_condition(object, "Complete", "True")
+            && field(object, "/status/etcdRevision").as_i64() >= Some(written)
+    })
+    .await?;
+    let mut owners = made.metadata.owner_references.iter().flatten();
+    ensure!(owners.any(|owner| owner.kind == "EtcdCluster"));
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "s", "lastBackup", PATIENCE, |object| {
+        field(object, "/status/lastBackup/revision").as_i64() >= Some(written)
+    })
+    .await?;
+    sandbox.delete_cluster("s").await?;
+    await_deleted(sandbox, &["s"]).await?;
+    let stored = location(&made);
+    let key = stored.strip_prefix("s3://").context("an S3 location")?;
+    let back = restore(sandbox.env.s3()?, "back", "s", key);
+    sandbox.apply(&back).await?;
+    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+    sandbox.await_members("s", 1).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "s").await?;
+    ensure!(keys.verify("kept/", KEYS).await? >= written);
+    Ok(())
+}
+
+/// Waits until these EtcdBackups are deleted.
+async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    until(&format!("{names:?} are deleted"), PATIENCE, async || {
+        let mut left = Vec::new();
+        for name in names {
+            if let Some(object) = backups.get_opt(name).await? {
+                left.push(conditions_line(&object));
             }
         }
-        ensure!(seen.len() == 5, "{seen:?}");
-        let suspend = r#"{"spec":{"backupPolicy":{"suspend":true}}}"#;
-        sandbox
-            .kubectl(&[
-                "patch",
-                "etcdbackup",
-                "again",
-                "--type=merge",
-                "-p",
-                suspend,
-            ])
-            .await?;
-        let resting = await_object(
-            &sandbox.objects(Kind::EtcdBackup),
-            "again",
-            "suspended, with two backups kept",
-            PATIENCE,
-            |object| {
-                condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
-                    && has_condition(object, "RetentionApplied", "True")
-                    && field(object, "/status/backups/0/location")
-                        == field(object, "/status/location")
-                    // What it says of retention may be of the backup before.
-                    && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
-            },
-        )
-        .await?;
-        let keys = await_keys(&bucket, "two backups and the siblings are left", |keys| {
-            keys.len() == 4 + siblings.len()
+        Ok(if left.is_empty() {
+            Look::Done(())
+        } else {
+            Look::NotYet(left.join("; "))
         })
-        .await?;
-        ensure!(backups(&keys, "etcd").len() == 2, "{keys:?}");
-        ensure!(
-            siblings
-                .iter()
-                .all(|sibling| keys.contains(&(*sibling).to_owned())),
-            "{keys:?}"
-        );
-        await_all_finished(&bucket).await?;
-        let newest = location(&resting);
-        is_as_its_manifest_says(&bucket, &resting).await?;
-        // And the cluster tells of it.
-        await_object(
-            &sandbox.objects(Kind::EtcdCluster),
-            "c",
-            "lastBackup",
-            PATIENCE,
-            |object| *field(object, "/status/lastBackup/location") == newest,
-        )
-        .await?;
-        Ok(())
     })
-    .await;
+    .await
 }
 
-/// By the cluster's own spec, by cron, compressed; and the backup comes back.
-#[tokio::test]
-async fn backup_schedule_of_a_clusters_spec_goes_with_it_and_its_backups_stay() {
-    scenario("cluster_backup", async |sandbox| {
-        let s3 = sandbox.env.s3()?;
-        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
-        sandbox.apply(&aws_secret(s3, "aws")).await?;
-        let more = format!(
-            "  backup:\n    storageType: S3\n    compression: zstd\n    backupPolicy: {{schedule: \"* * * * *\", maxBackups: 3}}\n    \
-             s3: {{path: {}/etcd, awsSecret: aws, endpoint: \"{}\", forcePathStyle: true}}\n",
-            bucket.name, s3.endpoint
-        );
-        sandbox.apply(&cluster_with(&sandbox.env, "c", 1, &more)?).await?;
-        sandbox.await_members("c", 1).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        let written = keys.fill("kept/", 500, |_| ()).await?;
-        let made = await_object(&sandbox.objects(Kind::EtcdBackup), "c", "a backup with all keys", PATIENCE, |object| {
-            has_condition(object, "Complete", "True") && field(object, "/status/etcdRevision").as_i64() >= Some(written)
-        })
-        .await?;
-        ensure!(made.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "EtcdCluster"));
-        await_object(&sandbox.objects(Kind::EtcdCluster), "c", "lastBackup", PATIENCE, |object| {
-            field(object, "/status/lastBackup/revision").as_i64() >= Some(written)
-        })
-        .await?;
-        drop(keys);
-        sandbox.delete_cluster("c").await?;
-        until("the EtcdBackup goes with its cluster", PATIENCE, async || {
-            let left = sandbox.objects(Kind::EtcdBackup).list(&ListParams::default()).await?.items.len();
-            Ok(if left == 0 { Look::Done(()) } else { Look::NotYet(format!("{left} left")) })
-        })
-        .await?;
-        let stored = location(&made);
-        let key = stored.strip_prefix("s3://").context("an S3 location")?;
-        sandbox.apply(&restore(s3, "back", "c", key)).await?;
-        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
-        sandbox.await_members("c", 1).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        ensure!(keys.verify("kept/", 500).await? >= written);
-        Ok(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn ttl_removes_the_object_and_the_stored_backup_only_where_that_is_asked_for() {
-    scenario("ttl", async |sandbox| {
-        let bucket = prepared(sandbox).await?;
-        let s3 = sandbox.env.s3()?;
-        for (name, more) in [
-            ("stays", "  ttlSecondsAfterFinished: 1\n"),
-            (
-                "goes",
-                "  ttlSecondsAfterFinished: 1\n  deletionPolicy: Delete\n",
-            ),
-        ] {
-            let path = format!("{}/{name}", bucket.name);
-            sandbox
-                .apply(&backup_with(s3, name, "c", &path, more))
-                .await?;
-        }
-        until("both EtcdBackups are gone", PATIENCE, async || {
-            let left = sandbox
-                .objects(Kind::EtcdBackup)
-                .list(&ListParams::default())
-                .await?
-                .items;
-            let lines: Vec<String> = left.iter().map(conditions_line).collect();
-            Ok(if left.is_empty() {
-                Look::Done(())
-            } else {
-                Look::NotYet(lines.join("; "))
-            })
-        })
-        .await?;
-        let keys = bucket.keys().await?;
-        ensure!(keys == ["stays", "stays.manifest.json"], "{keys:?}");
-        Ok(())
-    })
-    .await;
+/// The stored backup is deleted with the EtcdBackup only where its deletionPolicy is Delete.
+async fn expires(sandbox: &Sandbox) -> Result<()> {
+    let bucket = bucket(sandbox, "ttl").await?;
+    let s3 = sandbox.env.s3()?;
+    let ttl = "  ttlSecondsAfterFinished: 1\n";
+    let delete = format!("{ttl}  deletionPolicy: Delete\n");
+    let manifests = [("stays", ttl), ("goes", delete.as_str())].map(|(name, more)| {
+        let path = format!("{}/{name}", bucket.name);
+        backup_with(s3, name, "c", &path, more)
+    });
+    sandbox.apply(&manifests.join("---\n")).await?;
+    await_deleted(sandbox, &["stays", "goes"]).await?;
+    let keys = bucket.keys().await?;
+    ensure!(keys == ["stays", "stays.manifest.json"], "{keys:?}");
+    Ok(())
 }
 
 /// The example's account may create EtcdBackups and nothing else; what its ConfigMap holds is accepted and made.
-#[tokio::test]
-async fn backup_cronjob_makes_backups_with_the_least_rights() {
-    scenario("backup_cronjob", async |sandbox| {
-        let bucket = prepared(sandbox).await?;
-        let s3 = sandbox.env.s3()?;
-        let example =
-            std::fs::read_to_string(root().join("examples/example-etcd-backup-cronjob.yaml"))?;
-        let ours = example
-            .replace("name: example-etcd-cluster\n", "name: c\n")
-            .replace(
-                "my-bucket/etcd/example-nightly",
-                &format!("{}/nightly", bucket.name),
-            )
-            .replace(
-                "awsSecret: aws\n",
-                &format!(
-                    "awsSecret: aws\n        endpoint: \"{}\"\n        forcePathStyle: true\n",
-                    s3.endpoint
-                ),
-            );
-        sandbox.apply(&ours).await?;
-        let account = format!(
-            "--as=system:serviceaccount:{}:example-etcd-backup-cronjob",
-            sandbox.namespace
+async fn cron_job(sandbox: &Sandbox) -> Result<()> {
+    let bucket = bucket(sandbox, "cronjob").await?;
+    let s3 = sandbox.env.s3()?;
+    let example =
+        std::fs::read_to_string(root().join("examples/example-etcd-backup-cronjob.yaml"))?;
+    let ours = example
+        .replace("name: example-etcd-cluster\n", "name: c\n")
+        .replace(
+            "my-bucket/etcd/example-nightly",
+            &format!("{}/nightly", bucket.name),
+        )
+        .replace(
+            "awsSecret: aws\n",
+            &format!(
+                "awsSecret: aws\n        endpoint: \"{}\"\n        forcePathStyle: true\n",
+                s3.endpoint
+            ),
         );
-        let manifest = sandbox
-            .kubectl(&[
-                "get",
-                "configmap",
-                "example-etcd-backup-cronjob",
-                "-o",
-                "jsonpath={.data.backup\\.yaml}",
-            ])
-            .await?;
-        let mut names = Vec::new();
-        for _ in 0..2 {
-            // What the job's container does, as the job's account.
-            let create = [
-                "-n",
-                &sandbox.namespace,
-                &account,
-                "create",
-                "-f",
-                "-",
-                "-o",
-                "name",
-            ];
-            // The account may do so when the API server has heard of its rights.
-            let created = until_allowed("the account may create a backup", PATIENCE, async || {
-                let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
-                Ok(Look::Done(created.await?))
-            })
-            .await?;
-            let name = created
-                .trim()
-                .rsplit_once('/')
-                .context("a name")?
-                .1
-                .to_owned();
-            await_complete(&sandbox.objects(Kind::EtcdBackup), &name, PATIENCE).await?;
-            names.push(name);
-        }
-        ensure!(names[0] != names[1]);
-        let keys = bucket.keys().await?;
-        ensure!(keys == ["nightly", "nightly.manifest.json"], "{keys:?}");
-        for refused in [
-            vec!["get", "etcdbackups"],
-            vec!["delete", "etcdbackup", names[0].as_str()],
-            vec!["get", "secrets"],
-            vec!["get", "etcdclusters"],
-        ] {
-            let mut arguments = vec!["-n", sandbox.namespace.as_str(), account.as_str()];
-            arguments.extend(&refused);
-            let answer = kubectl::run(&sandbox.env, &arguments).await;
-            let error = answer
-                .err()
-                .with_context(|| format!("{refused:?} was allowed"))?;
-            ensure!(format!("{error:#}").contains("Forbidden"), "{error:#}");
-        }
-        Ok(())
-    })
-    .await;
+    sandbox.apply(&ours).await?;
+    let account = format!(
+        "--as=system:serviceaccount:{}:example-etcd-backup-cronjob",
+        sandbox.namespace
+    );
+    let manifest = sandbox
+        .kubectl(&[
+            "get",
+            "configmap",
+            "example-etcd-backup-cronjob",
+            "-o",
+            "jsonpath={.data.backup\\.yaml}",
+        ])
+        .await?;
+    let mut names = Vec::new();
+    for _ in 0..2 {
+        // What the job's container does, as the job's account.
+        let create = [
+            "-n",
+            &sandbox.namespace,
+            &account,
+            "create",
+            "-f",
+            "-",
+            "-o",
+            "name",
+        ];
+        // The account may do so when the API server has heard of its rights.
+        let created = until_allowed("the account may create a backup", PATIENCE, async || {
+            let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
+            Ok(Look::Done(created.await?))
+        })
+        .await?;
+        let name = created
+            .trim()
+            .rsplit_once('/')
+            .context("a name")?
+            .1
+            .to_owned();
+        await_complete(&sandbox.objects(Kind::EtcdBackup), &name, PATIENCE).await?;
+        names.push(name);
+    }
+    ensure!(names[0] != names[1]);
+    let keys = bucket.keys().await?;
+    ensure!(keys == ["nightly", "nightly.manifest.json"], "{keys:?}");
+    for refused in [
+        vec!["get", "etcdbackups"],
+        vec!["delete", "etcdbackup", names[0].as_str()],
+        vec!["get", "secrets"],
+        vec!["get", "etcdclusters"],
+    ] {
+        let mut arguments = vec!["-n", sandbox.namespace.as_str(), account.as_str()];
+        arguments.extend(&refused);
+        let answer = kubectl::run(&sandbox.env, &arguments).await;
+        let error = answer
+            .err()
+            .with_context(|| format!("{refused:?} was allowed"))?;
+        ensure!(format!("{error:#}").contains("Forbidden"), "{error:#}");
+    }
+    Ok(())
 }
 
-/// How often the operator's container was started again.
-pub(crate) async fn restarts(sandbox: &Sandbox) -> Result<i32> {
-    let pods = sandbox
-        .api::<Pod>()
-        .list(&ListParams::default().labels(OPERATOR))
-        .await?;
-    let statuses = pods.items.iter().flat_map(|pod| pod.status.iter());
-    let containers = statuses.flat_map(|status| status.container_statuses.iter().flatten());
-    Ok(containers.map(|container| container.restart_count).sum())
-}
+/// More objects than a page of a listing has. A test with a real S3 server covers the paging in every run:
+/// `retention_pages_through_more_than_a_thousand_objects`.
+mod full {
+    use anyhow::ensure;
+    use e2e::manifests::{aws_secret, backup_with};
+    use e2e::objects::{Kind, await_object, field, has_condition};
+    use e2e::{PATIENCE, scenario};
+    use futures::{StreamExt, TryStreamExt, stream};
 
-pub(crate) async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
-    let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
-        format!("FAILPOINTS={point}=panic")
-    });
-    let deployment = "deployment/etcd-backup-operator";
-    sandbox
-        .kubectl(&["set", "env", deployment, &variable])
-        .await?;
-    sandbox
-        .kubectl(&["rollout", "status", deployment, "--timeout=300s"])
-        .await?;
-    sandbox.await_pods_of("etcd-backup-operator", 1).await
-}
+    use super::{SIBLINGS, bucket, location};
+    use crate::fixtures::cluster;
 
-/// The operator dies between any two writes of a backup: what comes after makes one whole backup of it, and what was
-/// complete is not made again.
-#[tokio::test]
-async fn operator_crash_backup_is_completed_or_adopted_by_the_next_process() {
-    scenario("operator_crash_backup", async |sandbox| {
-        let bucket = prepared(sandbox).await?;
-        let s3 = sandbox.env.s3()?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        let mut expected = Vec::new();
-        for (point, adopted) in [
-            ("backup-before-commit", false),
-            ("backup-before-manifest", false),
-            ("backup-after-manifest", true),
-        ] {
-            fail_at(sandbox, Some(point)).await?;
-            let before = keys.fill("before/", 10, |_| ()).await?;
-            let policy = "  backupPolicy: {backupIntervalInSecond: 86400, maxBackups: 9}\n";
-            let path = format!("{}/{point}", bucket.name);
+    #[tokio::test]
+    async fn retention_deletes_across_pages_of_a_bucket() {
+        scenario("retention_pages", async |sandbox| {
+            let s3 = sandbox.env.s3()?;
+            sandbox.apply(&aws_secret(s3, "aws")).await?;
+            sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+            sandbox.await_members("c", 1).await?;
+            let bucket = bucket(sandbox, "pages").await?;
+            let old = (0..1100).map(|number| {
+                format!(
+                    "etcd_v{number}_2019-01-{:02}-{:02}:{:02}:00",
+                    1 + number / 600,
+                    number / 60 % 24,
+                    number % 60
+                )
+            });
+            let all: Vec<String> = old.chain(SIBLINGS.map(str::to_owned)).collect();
+            let writes = all.iter().map(|key| bucket.write(key, b"old".to_vec()));
+            let writes = stream::iter(writes).buffer_unordered(16);
+            writes.try_collect::<Vec<()>>().await?;
+            let policy = "  backupPolicy: {backupIntervalInSecond: 86400, maxBackups: 3}\n";
+            let path = format!("{}/etcd", bucket.name);
             sandbox
-                .apply(&backup_with(s3, point, "c", &path, policy))
+                .apply(&backup_with(s3, "again", "c", &path, policy))
                 .await?;
-            until("the operator dies", PATIENCE, async || {
-                let count = restarts(sandbox).await?;
-                Ok(if count > 0 {
-                    Look::Done(())
-                } else {
-                    Look::NotYet("it lives".to_owned())
-                })
+            let backups = sandbox.objects(Kind::EtcdBackup);
+            let kept = await_object(&backups, "again", "old ones removed", PATIENCE, |object| {
+                has_condition(object, "RetentionApplied", "True")
+                    && field(object, "/status/backups/0/location")
+                        == field(object, "/status/location")
             })
             .await?;
-            let backups = sandbox.objects(Kind::EtcdBackup);
-            let attempts = "/status/unfinishedAttempts";
-            if !adopted {
-                // Whoever comes after knows of those that have ended with their operator.
-                let counted = field(&backups.get(point).await?, attempts).as_i64();
-                ensure!(
-                    counted.is_some_and(|count| count > 0),
-                    "{point}: {counted:?}"
-                );
-            }
-            // Written after: in the backup only if that was made again.
-            keys.fill("after/", 10, |_| ()).await?;
-            fail_at(sandbox, None).await?;
-            let done = await_complete(&backups, point, PATIENCE).await?;
-            ensure!(field(&done, attempts).is_null(), "{point}: {done:?}");
-            let revision = field(&done, "/status/etcdRevision")
-                .as_i64()
-                .context("a revision")?;
+            let left = bucket.keys().await?;
+            // The new one, its manifest, the two newest old ones, and the siblings.
+            let count = left.len();
+            ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
+            let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);
+            ensure!(SIBLINGS.iter().all(is_left), "{left:?}");
+            let newest = location(&kept);
             ensure!(
-                (revision == before) == adopted,
-                "{point}: revision {revision}, {before} before"
+                left.iter().any(|key| newest.ends_with(key.as_str())),
+                "{left:?}"
             );
-            expected.push(location(&done));
-        }
-        let what = "each backup with its manifest, and nothing else";
-        let stored = await_keys(&bucket, what, |keys| keys.len() == 2 * expected.len()).await?;
-        for location in expected {
-            let key = location
-                .strip_prefix(&format!("s3://{}/", bucket.name))
-                .context("in the bucket")?;
-            ensure!(stored.contains(&key.to_owned()), "{key} of {stored:?}");
-        }
-        await_all_finished(&bucket).await
-    })
-    .await;
+            Ok(())
+        })
+        .await;
+    }
 }

@@ -1,141 +1,159 @@
-//! A backup to each kind of store that is not S3, with the Secrets of v1beta2, under the chart's own rights.
+//! Backups to each kind of store that is not S3, with the Secrets of v1beta2, under the chart's own rights. S3 has tests of
+//! its own.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::objects::{Kind, await_complete, field};
 use e2e::picture::Picture;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::sandbox::bare;
+use e2e::{Keyspace, PATIENCE, Sandbox, step};
 
 use crate::fixtures::cluster;
 use crate::restore_sources::compare;
+
+const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
+/// Without a policy, the backup is at the path itself. With one it is numbered, and here compressed.
+const POLICIES: [(&str, &str); 2] = [
+    ("once", ""),
+    (
+        "again",
+        "  compression: zstd\n  backupPolicy: {backupIntervalInSecond: 86400, maxBackups: 2}\n",
+    ),
+];
+
+/// A kind of store.
+struct Store {
+    name: &'static str,
+    /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.
+    block: String,
+    /// The beginning of a location.
+    scheme: &'static str,
+    /// Whether a restore can read it.
+    restores: bool,
+}
 
 fn variable(name: &str) -> Result<String> {
     std::env::var(name)
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// Backs the cluster up, once plain and once compressed and numbered; every store tells the size it holds.
-async fn backed_up(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()> {
-    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-    sandbox.await_members("c", 1).await?;
-    for (name, more) in [
-        ("once", String::new()),
-        (
-            "again",
-            "  compression: zstd\n  backupPolicy: {backupIntervalInSecond: 86400, maxBackups: 2}\n"
-                .to_owned(),
-        ),
-    ] {
-        let manifest = format!(
-            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
-             etcdCluster: {{name: c}}\n{block}{more}"
-        );
-        sandbox
-            .apply(&manifest.replace("PATH", &format!("{}/{name}", sandbox.namespace)))
-            .await?;
-        let done = await_complete(&sandbox.objects(Kind::EtcdBackup), name, PATIENCE).await?;
-        let location = field(&done, "/status/location")
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
-        ensure!(location.starts_with(scheme), "{location}");
-        ensure!(location.contains("_v") == (name == "again"), "{location}");
-        ensure!(field(&done, "/status/size").as_i64() > Some(0));
+/// The stores. OSS speaks the S3 protocol here, at an endpoint that is not OSS's own.
+fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
+    let shared = variable("E2E_BUCKET")?;
+    let gcs = format!(
+        "  storageType: GCS\n  gcs: {{path: {shared}/PATH, gcpSecret: gcp, endpoint: \"{}\"}}\n",
+        variable("E2E_GCS_ENDPOINT")?
+    );
+    let abs = format!(
+        "  storageType: ABS\n  abs: {{path: {shared}/PATH, absSecret: abs, endpoint: \"{}\"}}\n",
+        variable("E2E_ABS_ENDPOINT")?
+    );
+    let oss = format!(
+        "  storageType: OSS\n  oss: {{path: {}/PATH, ossSecret: oss, endpoint: \"{}\"}}\n",
+        bucket.name,
+        sandbox.env.s3()?.endpoint
+    );
+    let local = String::from("  storageType: Local\n  local: {path: PATH}\n");
+    let of = |name, block, scheme, restores| Store {
+        name,
+        block,
+        scheme,
+        restores,
+    };
+    Ok([
+        of("gcs", gcs, "gs://", true),
+        of("abs", abs, "abs://", true),
+        of("oss", oss, "s3://", true),
+        of("local", local, "file:///backups", false),
+    ])
+}
+
+fn secrets(sandbox: &Sandbox) -> Result<String> {
+    let s3 = sandbox.env.s3()?;
+    let abs = format!(
+        "storage-account: \"{}\", storage-key: \"{}\"",
+        variable("E2E_ABS_ACCOUNT")?,
+        variable("E2E_ABS_KEY")?
+    );
+    let oss = format!(
+        "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
+        s3.access_key, s3.secret_key
+    );
+    let gcp = String::from("access-token: any");
+    let secrets = [("gcp", gcp), ("abs", abs), ("oss", oss)].map(|(name, data)| {
+        format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\nstringData: {{{data}}}\n"
+        )
+    });
+    Ok(secrets.join("---\n"))
+}
+
+#[tokio::test]
+async fn every_store_takes_backups_and_returns_them() {
+    bare("backup_stores", async |sandbox| {
+        let local = "backups.localVolume.emptyDir.sizeLimit=64Mi";
+        sandbox.install_operators_with(&["--set", local]).await?;
+        sandbox.apply(&secrets(sandbox)?).await?;
+        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+        sandbox.await_members("c", 1).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.paint("painted/", 60).await?;
+        let before = Picture::now(&keys).await?;
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        let stores = stores(sandbox, &bucket)?;
+        step("back up to every store", are_made(sandbox, &stores)).await?;
+        // Keys that are newer than the backups.
+        keys.fill("later/", 10, |_| ()).await?;
+        let restored = are_restored(sandbox, &stores, &before);
+        step("restore from every store", restored).await
+    })
+    .await;
+}
+
+/// Backs the cluster up to every store at once. Every store reports the size of the backup.
+async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
+    let mut manifests = Vec::new();
+    for store in stores {
+        for (kind, policy) in POLICIES {
+            let name = format!("{}-{kind}", store.name);
+            let path = format!("{}/{name}", sandbox.namespace);
+            let block = store.block.replace("PATH", &path);
+            manifests.push(format!(
+                "{API}\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  etcdCluster: {{name: c}}\n{block}{policy}"
+            ));
+        }
+    }
+    sandbox.apply(&manifests.join("---\n")).await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    for store in stores {
+        for (kind, _) in POLICIES {
+            let name = format!("{}-{kind}", store.name);
+            let done = await_complete(&backups, &name, PATIENCE).await?;
+            let location = field(&done, "/status/location").as_str();
+            let location = location.with_context(|| format!("{name} has no location"))?;
+            ensure!(location.starts_with(store.scheme), "{location}");
+            ensure!(location.contains("_v") == (kind == "again"), "{location}");
+            let size = field(&done, "/status/size").as_i64();
+            ensure!(size > Some(0), "{name}: size {size:?}");
+        }
     }
     Ok(())
 }
 
-/// The cluster is lost and comes back from the newest of its EtcdBackup.
-async fn and_restored(sandbox: &Sandbox, block: &str, scheme: &str) -> Result<()> {
-    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
-    sandbox.await_members("c", 1).await?;
-    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    keys.paint("painted/", 60).await?;
-    let before = Picture::now(&keys).await?;
-    drop(keys);
-    backed_up(sandbox, block, scheme).await?;
-    sandbox.delete_cluster("c").await?;
-    let restore = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: back}\nspec:\n  \
-                   etcdCluster: {name: c}\n  backup: {name: again}\n";
-    sandbox.apply(restore).await?;
-    compare(sandbox, "back", "c", &before).await?;
-    sandbox.await_members("c", 1).await.map(drop)
-}
-
-#[tokio::test]
-async fn backup_gcs_and_restore_gcs_with_a_token() {
-    scenario("backup_gcs", async |sandbox| {
-        sandbox
-            .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: gcp}\nstringData: {access-token: any}\n")
-            .await?;
-        let block = format!(
-            "  storageType: GCS\n  gcs: {{path: {}/PATH, gcpSecret: gcp, endpoint: \"{}\"}}\n",
-            variable("E2E_BUCKET")?,
-            variable("E2E_GCS_ENDPOINT")?
-        );
-        and_restored(sandbox, &block, "gs://").await
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn backup_abs_and_restore_abs_with_an_account_key() {
-    scenario("backup_abs", async |sandbox| {
-        let secret = format!(
-            "apiVersion: v1\nkind: Secret\nmetadata: {{name: abs}}\nstringData: {{storage-account: \"{}\", storage-key: \"{}\"}}\n",
-            variable("E2E_ABS_ACCOUNT")?,
-            variable("E2E_ABS_KEY")?
-        );
-        sandbox.apply(&secret).await?;
-        let block = format!(
-            "  storageType: ABS\n  abs: {{path: {}/PATH, absSecret: abs, endpoint: \"{}\"}}\n",
-            variable("E2E_BUCKET")?,
-            variable("E2E_ABS_ENDPOINT")?
-        );
-        and_restored(sandbox, &block, "abs://").await
-    })
-    .await;
-}
-
-/// Its S3 protocol, at an endpoint that is not OSS's own.
-#[tokio::test]
-async fn backup_oss_with_an_access_key_is_complete_and_restored() {
-    scenario("backup_oss", async |sandbox| {
-        let s3 = sandbox.env.s3()?;
-        let secret = format!(
-            "apiVersion: v1\nkind: Secret\nmetadata: {{name: oss}}\nstringData: {{accessKeyID: \"{}\", accessKeySecret: \"{}\"}}\n",
-            s3.access_key, s3.secret_key
-        );
-        sandbox.apply(&secret).await?;
-        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
-        let block = format!(
-            "  storageType: OSS\n  oss: {{path: {}/PATH, ossSecret: oss, endpoint: \"{}\"}}\n",
-            bucket.name, s3.endpoint
-        );
-        and_restored(sandbox, &block, "s3://").await
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn backup_local_lies_on_the_operators_volume() {
-    scenario("backup_local", async |sandbox| {
-        sandbox
-            .install_operators_with(&["--set", "backups.localVolume.emptyDir.sizeLimit=64Mi"])
-            .await?;
-        let rollout = [
-            "rollout",
-            "status",
-            "deployment/etcd-backup-operator",
-            "--timeout=300s",
-        ];
-        sandbox.kubectl(&rollout).await?;
-        backed_up(
-            sandbox,
-            "  storageType: Local\n  local: {path: PATH}\n",
-            "file:///backups",
+/// Restores the newest backup of an EtcdBackup of each store at once, into a cluster with the name of the store.
+async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &Picture) -> Result<()> {
+    let readable = || stores.iter().filter(|store| store.restores);
+    let manifests = readable().map(|Store { name, .. }| {
+        format!(
+            "{API}\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  etcdCluster: {{name: {name}}}\n  \
+             backup: {{name: {name}-again}}\n"
         )
-        .await
-    })
-    .await;
+    });
+    let manifests: Vec<String> = manifests.collect();
+    sandbox.apply(&manifests.join("---\n")).await?;
+    for store in readable() {
+        compare(sandbox, store.name, store.name, before).await?;
+        sandbox.await_members(store.name, 1).await?;
+    }
+    Ok(())
 }

@@ -1,33 +1,19 @@
-//! The chart as an administrator installs it: CRDs, Deployments, least rights, and what stays after it is gone.
+//! The chart as an administrator installs it: CRDs, Deployments, least rights, and what stays when it is uninstalled. The
+//! cluster is the first example of coreos/etcd-operator v0.9.4.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, conditions_line, field};
 use e2e::sandbox::RELEASE;
-use e2e::{Env, Keyspace, Sandbox, chart, kubectl};
+use e2e::wait::Look;
+use e2e::{Env, Keyspace, PATIENCE, Sandbox, chart, scenario, step, until};
+use k8s_openapi::api::core::v1::Service;
 
-use crate::fixtures::cluster;
+use crate::fixtures::{may, newest_version, root};
 
-/// Whether a ServiceAccount of the namespace may do something there.
-async fn may(sandbox: &Sandbox, account: &str, verb: &str, resource: &str) -> Result<bool> {
-    let user = format!("--as=system:serviceaccount:{}:{account}", sandbox.namespace);
-    // `kubectl` takes what follows a slash for the name of an object.
-    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-    let subresource = format!("--subresource={subresource}");
-    let answer = kubectl::run(
-        &sandbox.env,
-        &[
-            "-n",
-            &sandbox.namespace,
-            "auth",
-            "can-i",
-            verb,
-            resource,
-            &subresource,
-            &user,
-        ],
-    )
-    .await;
-    Ok(answer.is_ok_and(|text| text.trim() == "yes"))
-}
+/// The cluster of the example.
+const CLUSTER: &str = "example-etcd-cluster";
+/// Its client Service.
+const CLIENT: &str = "example-etcd-cluster-client";
 
 /// Each operator has what it needs and not more: account, verb, resource, whether it is allowed.
 const RIGHTS: &[(&str, &str, &str, bool)] = &[
@@ -104,7 +90,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
 
 async fn rights_are_what_is_needed(sandbox: &Sandbox) -> Result<()> {
     for (account, verb, resource, allowed) in RIGHTS {
-        let found = may(sandbox, account, verb, resource).await?;
+        let found = may(sandbox, account, verb, resource, &sandbox.namespace).await?;
         ensure!(
             found == *allowed,
             "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
@@ -114,64 +100,104 @@ async fn rights_are_what_is_needed(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_chart_installs_runs_upgrades_and_leaves_clusters_alone() {
-    e2e::scenario("chart_install", async |sandbox| {
-        // With its CRDs: an upgrade of the release the scenario made.
-        let settings = ["--set", "crds.install=true", "--take-ownership"];
-        let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
-        ensure!(
-            printed.contains("kubectl"),
-            "the notes do not say how to go on: {printed}"
-        );
-        sandbox.await_operators().await?;
-        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
-        sandbox.await_members("c", 3).await?;
-
-        rights_are_what_is_needed(sandbox).await?;
-
-        // A value that does not exist is refused, not ignored.
-        let wrong = chart::install(
-            &sandbox.env,
-            RELEASE,
-            &sandbox.namespace,
-            &["--set", "noSuchValue=1"],
-        )
-        .await;
-        ensure!(wrong.is_err(), "an unknown value was accepted");
-
-        // Gone again: the cluster serves on, the CRDs and objects are there.
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        let revision = keys.fill("kept/", 50, |_| ()).await?;
-        chart::helm(
-            &sandbox.env,
-            &["uninstall", RELEASE, "-n", &sandbox.namespace, "--wait"],
-        )
-        .await?;
-        ensure!(keys.verify("kept/", 50).await? >= revision);
-        ensure!(sandbox.member_pods("c").await?.len() == 3);
-        let listed = sandbox
-            .kubectl(&["get", "etcdclusters", "-o", "name"])
-            .await?;
-        ensure!(listed.contains("/c"), "{listed}");
-        // And installed anew, they take it over.
-        sandbox.install_operators().await?;
-        sandbox
-            .kubectl(&[
-                "delete",
-                "pod",
-                "-l",
-                "etcd_cluster=c",
-                "--field-selector=status.phase!=Running",
-            ])
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        Ok(())
+async fn chart_upgrade_and_uninstall_leave_clusters_running() {
+    scenario("chart_install", async |sandbox| {
+        step("upgrade the release with CRDs", upgrades(sandbox)).await?;
+        step("run the example of v0.9.4", runs_old_example(sandbox)).await?;
+        step("check the rights", rights_are_what_is_needed(sandbox)).await?;
+        step("reject an unknown value", rejects_unknown(sandbox)).await?;
+        step("uninstall and install again", is_installed_again(sandbox)).await
     })
     .await;
 }
 
+/// An upgrade of the release that the scenario has installed without CRDs.
+async fn upgrades(sandbox: &Sandbox) -> Result<()> {
+    let settings = ["--set", "crds.install=true", "--take-ownership"];
+    let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
+    ensure!(
+        printed.contains("kubectl"),
+        "the notes do not say how to go on: {printed}"
+    );
+    sandbox.await_operators().await
+}
+
+/// Only the version differs from the example, because the nodes have no image of the old one.
+async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
+    let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
+    let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
+    ensure!(
+        old.contains("3.2.13"),
+        "the fixture does not name the old version any more"
+    );
+    sandbox.apply(&old).await?;
+    // 3.2 is accepted, and reported as untested.
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = "a condition about 3.2.13";
+    await_object(&clusters, CLUSTER, what, PATIENCE, |object| {
+        conditions_line(object).contains("3.2.13")
+    })
+    .await?;
+    let manifest = old.replace("3.2.13", &newest_version(&sandbox.env)?);
+    sandbox.apply(&manifest).await?;
+    let object = sandbox.await_members(CLUSTER, 3).await?;
+    ensure!(field(&object, "/status/serviceName") == CLIENT);
+    // Clients of the old operator know two Services by name and the pods by label.
+    let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
+    for name in [CLUSTER, CLIENT] {
+        let line = format!("service/{name}\n");
+        ensure!(services.contains(&line), "{services}");
+    }
+    let pods = sandbox.member_pods(CLUSTER).await?;
+    ensure!(pods.len() == 3, "{} pods", pods.len());
+    let listed = sandbox.kubectl(&["get", "etcd"]).await?;
+    ensure!(listed.contains(CLUSTER), "short name: {listed}");
+    Ok(())
+}
+
+async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
+    let unknown = ["--set", "noSuchValue=1"];
+    let outcome = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &unknown).await;
+    ensure!(outcome.is_err(), "an unknown value was accepted");
+    Ok(())
+}
+
+/// Without operators the cluster serves; the CRDs and objects stay. Operators that are installed again manage it.
+async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
+    let revision = keys.fill("kept/", 50, |_| ()).await?;
+    let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace, "--wait"];
+    chart::helm(&sandbox.env, &uninstall).await?;
+    ensure!(keys.verify("kept/", 50).await? >= revision);
+    ensure!(sandbox.member_pods(CLUSTER).await?.len() == 3);
+    let listed = sandbox
+        .kubectl(&["get", "etcdclusters", "-o", "name"])
+        .await?;
+    ensure!(listed.contains(CLUSTER), "{listed}");
+    drop(keys);
+    sandbox.kubectl(&["delete", "service", CLIENT]).await?;
+    sandbox.install_operators().await?;
+    until(
+        "the client Service is created again",
+        PATIENCE,
+        async || {
+            let service = sandbox.api::<Service>().get_opt(CLIENT).await?;
+            Ok(if service.is_some() {
+                Look::Done(())
+            } else {
+                Look::NotYet(String::from("no Service"))
+            })
+        },
+    )
+    .await?;
+    sandbox.await_members(CLUSTER, 3).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
+    ensure!(keys.verify("kept/", 50).await? >= revision);
+    Ok(())
+}
+
 #[tokio::test]
-async fn the_charts_values_have_a_schema() {
+async fn chart_values_are_checked_by_schema() {
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;
         let path = env.chart.to_string_lossy().into_owned();

@@ -1,20 +1,16 @@
-//! A cluster-wide operator and a namespaced one in the same Kubernetes: each object has one manager, by its
-//! annotation, and an object that has none says so.
+//! Cluster-wide operators and a namespaced operator in the same Kubernetes: each object has one manager, by its annotation,
+//! and an object without a manager says so. The cluster-wide operators have an identity of their own.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
-use e2e::sandbox::RELEASE;
-use e2e::{PATIENCE, Sandbox, chart, kubectl, scenario};
+use e2e::{PATIENCE, Sandbox, step};
 use kube::api::DynamicObject;
-use tokio::sync::Mutex;
 
-use crate::fixtures::cluster;
+use crate::ambient_identity::{self, Grant};
+use crate::fixtures::{cluster, may};
 
 const SCOPE: &str = "etcd.database.coreos.com/scope";
-
-/// Held by a test while its cluster-wide operators run: they would take each other's objects. `cargo xtask test` runs
-/// each test in a process of its own, and never two of the modules `serial` at a time; this is for all other ways.
-pub(crate) static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+const OPERATOR: &str = "etcd-operator";
 
 /// A cluster of one member, annotated or not.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
@@ -43,19 +39,8 @@ async fn await_managed(
     .await
 }
 
-/// Whether the cluster operator of a namespace may do something in another one.
-async fn may(operators: &Sandbox, verb: &str, resource: &str, namespace: &str) -> bool {
-    let user = format!(
-        "--as=system:serviceaccount:{}:etcd-operator",
-        operators.namespace
-    );
-    let words = ["-n", namespace, "auth", "can-i", verb, resource, &user];
-    let answer = kubectl::run(&operators.env, &words).await;
-    answer.is_ok_and(|text| text.trim() == "yes")
-}
-
-async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
-    // Before there is a cluster-wide operator, the namespaced one says that nobody manages what asks for one.
+/// Without cluster-wide operators, the namespaced operator reports that an object which asks for them has no manager.
+async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     namespaced
         .apply(&manifest(namespaced, "own", false)?)
         .await?;
@@ -71,11 +56,12 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
         .await_event(Kind::EtcdCluster, "handed", &["NotManaged"])
         .await?;
     ensure!(namespaced.member_pods("handed").await?.is_empty());
+    Ok(())
+}
 
-    // A cluster-wide one takes it, there and in a namespace without operators, and leaves alone what is not handed
-    // to it.
-    wide.install_operators_with(&["--set", "clusterWide=true"])
-        .await?;
+/// The cluster-wide operators manage annotated objects, next to the namespaced operator and in a namespace without
+/// operators, and no others.
+async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     empty.apply(&manifest(empty, "handed", true)?).await?;
     empty.apply(&manifest(empty, "plain", false)?).await?;
     for sandbox in [namespaced, empty] {
@@ -88,39 +74,66 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // Its remedy works.
+    // The remedy works.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
         .await?;
     empty.await_members("plain", 1).await?;
-    await_managed(empty, "plain", "True", "ClusterWide").await?;
-
-    // The one has rights everywhere, the other in its own namespace.
-    let elsewhere = &empty.namespace;
-    ensure!(may(wide, "create", "pods", elsewhere).await);
-    ensure!(!may(wide, "list", "secrets", elsewhere).await);
-    ensure!(
-        !may(
-            wide,
-            "delete",
-            "etcdclusters.etcd.database.coreos.com",
-            elsewhere
-        )
+    await_managed(empty, "plain", "True", "ClusterWide")
         .await
-    );
-    ensure!(may(namespaced, "create", "pods", &namespaced.namespace).await);
-    ensure!(!may(namespaced, "get", "pods", elsewhere).await);
+        .map(drop)
+}
+
+/// The cluster-wide operator has its rights in every namespace, the namespaced operator in its own.
+async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
+    let clusters = "etcdclusters.etcd.database.coreos.com";
+    for (operators, verb, resource, namespace, expected) in [
+        (wide, "create", "pods", elsewhere, true),
+        (wide, "list", "secrets", elsewhere, false),
+        (wide, "delete", clusters, elsewhere, false),
+        (
+            namespaced,
+            "create",
+            "pods",
+            namespaced.namespace.as_str(),
+            true,
+        ),
+        (namespaced, "get", "pods", elsewhere, false),
+    ] {
+        let allowed = may(operators, OPERATOR, verb, resource, namespace).await?;
+        let own = &operators.namespace;
+        ensure!(
+            allowed == expected,
+            "{own}: {verb} {resource} in {namespace}: allowed is {allowed}, expected {expected}"
+        );
+    }
     Ok(())
 }
 
+async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
+    let first = has_no_manager_yet(namespaced);
+    step("report objects without a manager", first).await?;
+    let grant = Grant::create(wide, empty).await?;
+    step("install cluster-wide operators", grant.install(wide)).await?;
+    let second = have_one_manager(namespaced, empty);
+    step("manage annotated objects", second).await?;
+    let third = have_least_rights(namespaced, wide, &empty.namespace);
+    step("check the rights", third).await?;
+    let fourth = ambient_identity::is_used_by_grant_alone(&grant, empty, "handed", namespaced);
+    step("use the operators' identity", fourth).await
+}
+
 mod serial {
-    use super::{ONE_AT_A_TIME, RELEASE, Sandbox, chart, live_together, scenario};
+    use e2e::sandbox::RELEASE;
+    use e2e::{Sandbox, chart, cluster_scenario};
+
+    use super::live_together;
+    use crate::ambient_identity::remove_policies;
 
     #[tokio::test]
-    async fn every_object_has_one_manager_by_its_annotation_or_says_that_it_has_none() {
-        let _one = ONE_AT_A_TIME.lock().await;
-        scenario("clusterwide_own", async |namespaced| {
+    async fn clusterwide_operators_manage_annotated_objects_with_granted_identity() {
+        cluster_scenario("clusterwide_own", async |namespaced| {
             let wide = Sandbox::create("clusterwide").await?;
             let empty = Sandbox::create("clusterwide_none").await?;
             let outcome = live_together(namespaced, &wide, &empty).await;
@@ -128,12 +141,14 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // Its ClusterRoles are no namespace's.
+            // Objects without a namespace: ClusterRoles and admission policies.
             let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &gone).await;
+            let removed = remove_policies(&wide, &empty).await;
             empty.delete().await;
             wide.delete().await;
             outcome?;
+            removed?;
             uninstalled.map(drop)
         })
         .await;

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use e2e::Env;
+use e2e::{Env, Sandbox};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::api::{Api, PostParams};
+use serde_json::json;
 
 /// The version most tests run: the newest the testbed holds.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
@@ -53,4 +56,41 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     files.sort();
     anyhow::ensure!(!files.is_empty(), "{} holds no manifests", path.display());
     Ok(files)
+}
+
+/// Whether a ServiceAccount of the sandbox has a right in `namespace`. `resource` has the form `NAME[.GROUP][/SUBRESOURCE]`.
+pub(crate) async fn may(
+    sandbox: &Sandbox,
+    account: &str,
+    verb: &str,
+    resource: &str,
+    namespace: &str,
+) -> Result<bool> {
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+    let own = &sandbox.namespace;
+    let groups = [
+        "system:authenticated".to_owned(),
+        "system:serviceaccounts".to_owned(),
+        format!("system:serviceaccounts:{own}"),
+    ];
+    let review = json!({
+        "metadata": {},
+        "spec": {
+            "user": format!("system:serviceaccount:{own}:{account}"),
+            "groups": groups,
+            "resourceAttributes": {
+                "namespace": namespace,
+                "verb": verb,
+                "group": group,
+                "resource": resource,
+                "subresource": subresource,
+            },
+        },
+    });
+    let review: SubjectAccessReview = serde_json::from_value(review)?;
+    let reviews: Api<SubjectAccessReview> = Api::all(sandbox.client.clone());
+    let answer = reviews.create(&PostParams::default(), &review).await?;
+    let status = answer.status.context("no answer about rights")?;
+    Ok(status.allowed)
 }

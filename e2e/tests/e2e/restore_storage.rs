@@ -1,5 +1,5 @@
-//! No storage for a restore's seed: it is told with the remedy; a new cluster goes on when there is some, and a cluster that
-//! lives stays as it was.
+//! No storage for a restore's seed: it is reported with the remedy. A new cluster goes on when there is some, and a running
+//! cluster stays as it was. Parts of the test of restores that fail.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -8,14 +8,14 @@ use e2e::objects::{
 };
 use e2e::picture::Picture;
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fixtures::newest_version;
-use crate::restore_in_place::{CLAIM, await_gone, living, over, pods_of, pods_of_cluster};
+use crate::restore_in_place::{CLAIM, Living, await_gone, over_from, pods_of_cluster};
 use crate::restore_sources::compare;
 use crate::storage_class_change::{claims_with, with_class};
 
@@ -43,38 +43,45 @@ async fn told(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     .await
 }
 
-#[tokio::test]
-async fn restore_no_storage_for_a_new_cluster_is_told_and_goes_on_when_its_class_is_there() {
-    scenario("restore_no_storage_new", async |sandbox| {
-        let living = living(sandbox, 1).await?;
-        // The name that a class of this test's gets.
-        let class = format!("late-{}", sandbox.namespace);
-        let spec = claims_with(&class, "64Mi").replace('\n', "\n      ");
-        let version = newest_version(&sandbox.env)?;
-        let template = format!(
-            "\n    name: d\n    template:\n      spec:\n        size: 1\n        version: \"{version}\"\n      {}",
-            spec.trim_end()
-        );
-        let path = format!("{}/etcd.backup", living.bucket.name);
-        let manifest = restore_with(sandbox.env.s3()?, "new", &template, &path, "");
-        sandbox.apply(&manifest).await?;
-        let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
-        told(sandbox, "new", &[&class, "does not exist", field]).await?;
+/// Begins to restore the backup into a new cluster `d`, whose StorageClass does not exist. That is reported after a minute.
+pub(crate) async fn restore_without_class(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let spec = claims_with(&class_of(sandbox), "64Mi").replace('\n', "\n      ");
+    let version = newest_version(&sandbox.env)?;
+    let template = format!(
+        "\n    name: d\n    template:\n      spec:\n        size: 1\n        version: \"{version}\"\n      {}",
+        spec.trim_end()
+    );
+    let path = format!("{}/etcd.backup", living.bucket.name);
+    let manifest = restore_with(sandbox.env.s3()?, "late", &template, &path, "");
+    sandbox.apply(&manifest).await.map(drop)
+}
 
-        with_class(sandbox, "late", false, async |made| {
-            ensure!(made == class, "{made}");
-            let restores = sandbox.objects(Kind::EtcdRestore);
-            await_object(&restores, "new", "Complete", PATIENCE, |object| {
-                has_condition(object, "Complete", "True")
-            })
-            .await?;
-            compare(sandbox, "new", "d", &living.picture).await?;
-            sandbox.await_members("d", 1).await.map(drop)
+/// The name that [`with_class`] gives to the class.
+fn class_of(sandbox: &Sandbox) -> String {
+    format!("late-{}", sandbox.namespace)
+}
+
+/// The restore of [`restore_without_class`] waits for the StorageClass. Afterwards the class is missing for a restore over
+/// the cluster. In the end the cluster is deleted.
+pub(crate) async fn new_cluster_without_class(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let class = class_of(sandbox);
+    let path = format!("{}/etcd.backup", living.bucket.name);
+    let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
+    told(sandbox, "late", &[&class, "does not exist", field]).await?;
+
+    with_class(sandbox, "late", false, async |made| {
+        ensure!(made == class, "{made}");
+        let restores = sandbox.objects(Kind::EtcdRestore);
+        await_object(&restores, "late", "Complete", PATIENCE, |object| {
+            has_condition(object, "Complete", "True")
         })
         .await?;
-        over_a_cluster_whose_class_is_gone(sandbox, &path, &class).await
+        compare(sandbox, "late", "d", &living.picture).await?;
+        sandbox.await_members("d", 1).await.map(drop)
     })
-    .await;
+    .await?;
+    over_a_cluster_whose_class_is_gone(sandbox, &path, &class).await?;
+    sandbox.delete_cluster("d").await
 }
 
 /// A cluster that lives on the volume it has: its class is told to be missing, and nothing of it is touched.
@@ -92,10 +99,10 @@ async fn over_a_cluster_whose_class_is_gone(
     );
     let s3 = sandbox.env.s3()?;
     let overwrite = "  overwrite: true\n";
-    let manifest = restore_with(s3, "over", "{name: d}", backup, overwrite);
+    let manifest = restore_with(s3, "late-over", "{name: d}", backup, overwrite);
     sandbox.apply(&manifest).await?;
     let given_up = "the restore is given up";
-    told(sandbox, "over", &[class, "does not exist", given_up]).await?;
+    told(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
     let is = Picture::now(&keys).await?;
     picture.is_of(&is).context("while it was told")?;
     let seed = left(sandbox, "d").await?;
@@ -103,8 +110,10 @@ async fn over_a_cluster_whose_class_is_gone(
 
     // That it is given up in three minutes need not be waited for.
     let restores = sandbox.objects(Kind::EtcdRestore);
-    restores.delete("over", &DeleteParams::default()).await?;
-    await_gone(sandbox, "over").await?;
+    restores
+        .delete("late-over", &DeleteParams::default())
+        .await?;
+    await_gone(sandbox, "late-over").await?;
     await_no_seed(sandbox, "d").await?;
     let after = sandbox.await_members("d", 1).await?;
     ensure!(!after.annotations().contains_key(CLAIM), "it is claimed");
@@ -139,7 +148,7 @@ pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>
     Ok(left)
 }
 
-async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
+pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     until("nothing is left of the seed", PATIENCE, async || {
         let left = left(sandbox, cluster).await?;
         Ok(match left.as_slice() {
@@ -150,57 +159,40 @@ async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     .await
 }
 
-/// Invariant 9.
-#[tokio::test]
-async fn restore_no_storage_over_a_living_cluster_is_given_up_and_leaves_it_unharmed() {
-    scenario("restore_no_storage_in_place", async |sandbox| {
-        let living = living(sandbox, 3).await?;
-        let pods = pods_of(sandbox).await?;
-        let quota = json!({ "metadata": { "name": "few" }, "spec": { "hard": { "persistentvolumeclaims": "3" } } });
-        let quotas = sandbox.api::<ResourceQuota>();
-        let quota: ResourceQuota = serde_json::from_value(quota)?;
-        quotas.create(&PostParams::default(), &quota).await?;
-        // Until it is counted nobody is told what is exceeded.
-        until("the quota is used up", PATIENCE, async || {
-            let used = quotas.get("few").await?.status.and_then(|status| status.used);
-            let used = used.and_then(|mut used| used.remove("persistentvolumeclaims"));
-            Ok(match used {
-                Some(used) if used.0 == "3" => Look::Done(()),
-                used => Look::NotYet(format!("{used:?}")),
-            })
+/// A quota of the namespace rejects the volume of the seed. The restore is canceled after half a minute.
+pub(crate) async fn running_cluster_without_quota(
+    sandbox: &Sandbox,
+    living: &Living,
+) -> Result<()> {
+    let quota = json!({ "metadata": { "name": "few" }, "spec": { "hard": { "persistentvolumeclaims": "3" } } });
+    let quotas = sandbox.api::<ResourceQuota>();
+    let quota: ResourceQuota = serde_json::from_value(quota)?;
+    quotas.create(&PostParams::default(), &quota).await?;
+    // Until it is counted nobody is told what is exceeded.
+    until("the quota is used up", PATIENCE, async || {
+        let used = quotas
+            .get("few")
+            .await?
+            .status
+            .and_then(|status| status.used);
+        let used = used.and_then(|mut used| used.remove("persistentvolumeclaims"));
+        Ok(match used {
+            Some(used) if used.0 == "3" => Look::Done(()),
+            used => Look::NotYet(format!("{used:?}")),
         })
-        .await?;
-
-        let writer = Writer::start(sandbox, "c").await?;
-        sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
-        let field_named = "spec.pod.persistentVolumeClaimSpec";
-        told(sandbox, "over", &["exceeded quota: few", field_named]).await?;
-        let restores = sandbox.objects(Kind::EtcdRestore);
-        let failed = await_object(&restores, "over", "given up", PATIENCE, |object| {
-            field(object, "/status/phase") == "Failed" && has_failed_for(object, "StorageMissing")
-        })
-        .await?;
-        let text = conditions_line(&failed);
-        ensure!(text.contains("left as it was"), "{text}");
-
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        let after = await_object(&clusters, "c", "no claim", PATIENCE, |cluster| {
-            let annotations = cluster.metadata.annotations.as_ref();
-            !annotations.is_some_and(|all| all.contains_key(CLAIM))
-        })
-        .await?;
-        ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
-        await_no_seed(sandbox, "c").await?;
-        writer.await_more(10).await?;
-        writer.finish("a restore without storage").await?;
-        living.keys.verify("later/", 50).await?;
-        let is = Picture::at(&living.keys, living.picture.revision).await?;
-        living.picture.is_of(&is)?;
-        let now = pods_of(sandbox).await?;
-        ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-        // The cluster operator has it again.
-        sandbox.scale("c", 1).await?;
-        sandbox.await_members("c", 1).await.map(drop)
     })
-    .await;
+    .await?;
+
+    let manifest = over_from(sandbox, "quota", &living.bucket, "etcd.backup", "")?;
+    sandbox.apply(&manifest).await?;
+    let field_named = "spec.pod.persistentVolumeClaimSpec";
+    told(sandbox, "quota", &["exceeded quota: few", field_named]).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let failed = await_object(&restores, "quota", "given up", PATIENCE, |object| {
+        field(object, "/status/phase") == "Failed" && has_failed_for(object, "StorageMissing")
+    })
+    .await?;
+    let text = conditions_line(&failed);
+    ensure!(text.contains("left as it was"), "{text}");
+    Ok(())
 }

@@ -213,19 +213,24 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
+/// A cluster on volumes whose authority of one kind is lost in every way, one after the other.
+async fn lose_in_every_way(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
+    let spec = format!("{GENERATED}{DURABLE}");
+    sandbox
+        .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
+        .await?;
+    sandbox.await_members("c", 3).await?;
+    for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {
+        lose_authority(sandbox, kind, secret, loss).await?;
+    }
+    lose_authority_and_pod(sandbox, kind, secret).await
+}
+
 /// Invariant 20.
 #[tokio::test]
 async fn peer_ca_secret_deleted() {
     discreet_cluster("tls_lost_peer_ca", async |sandbox| {
-        let spec = format!("{GENERATED}{DURABLE}");
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {
-            lose_authority(sandbox, "peer", "c-peer-ca", loss).await?;
-        }
-        lose_authority_and_pod(sandbox, "peer", "c-peer-ca").await?;
+        lose_in_every_way(sandbox, "peer", "c-peer-ca").await?;
         lose_all_secrets(sandbox).await
     })
     .await;
@@ -235,15 +240,7 @@ async fn peer_ca_secret_deleted() {
 #[tokio::test]
 async fn client_ca_secret_deleted() {
     discreet_cluster("tls_lost_client_ca", async |sandbox| {
-        let spec = format!("{GENERATED}{DURABLE}");
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {
-            lose_authority(sandbox, "server", "c-client-ca", loss).await?;
-        }
-        lose_authority_and_pod(sandbox, "server", "c-client-ca").await
+        lose_in_every_way(sandbox, "server", "c-client-ca").await
     })
     .await;
 }

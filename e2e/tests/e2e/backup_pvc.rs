@@ -1,0 +1,164 @@
+//! Backups beside a PersistentVolumeClaim: the pod that makes them, retention, and restores into members with volumes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use e2e::objects::{Kind, await_complete, await_object, conditions_line, field, has_condition};
+use e2e::picture::Picture;
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+
+use crate::backup_crash::crashes_leave_whole_backups;
+use crate::backup_schedule::{location, suspend};
+use crate::bad_input::{no_restarts, waits};
+use crate::fixtures::{DURABLE, cluster_with, newest_version};
+use crate::restore_sources::compare;
+
+const KEYS: usize = 200;
+
+pub(crate) const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: backups}\nspec:\n  \
+                     accessModes: [ReadWriteOnce]\n  resources: {requests: {storage: 64Mi}}\n";
+
+pub(crate) fn on_claim(name: &str, more: &str) -> String {
+    format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
+         etcdCluster: {{name: c}}\n  storageType: PVC\n  pvc: {{claimName: backups, path: etcd/{name}}}\n{more}"
+    )
+}
+
+fn pods_beside_claims() -> ListParams {
+    ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
+}
+
+/// Waits until no pod beside a claim is left: each ends with its work.
+async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
+    let ours = pods_beside_claims();
+    until("no pod is left beside the claim", PATIENCE, async || {
+        let pods = sandbox.api::<Pod>().list(&ours).await?.items;
+        Ok(if pods.is_empty() {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{} pods", pods.len()))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn backups_on_a_claim_are_thinned_out_and_restored() {
+    scenario("backup_pvc", async |sandbox| {
+        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.paint("painted/", KEYS).await?;
+        step("name a missing claim", waits_for_claim(sandbox)).await?;
+        let crashes = crashes_leave_whole_backups(sandbox, &keys);
+        step("crash the operator", crashes).await?;
+        await_no_pods(sandbox).await?;
+        let thinned = are_thinned_out(sandbox, &keys);
+        step("apply retention", thinned).await?;
+        let restored = are_restored(sandbox, keys);
+        step("restore in place and by name", restored).await
+    })
+    .await;
+}
+
+/// The EtcdBackup is completed when the claim is created, and can be deleted without it.
+async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
+    let first = on_claim("first", "  deletionPolicy: Delete\n");
+    sandbox.apply(&first).await?;
+    let said = [
+        "spec.pvc.claimName",
+        "no PersistentVolumeClaim backups",
+        "create it",
+    ];
+    waits(sandbox, "first", "BucketMissing", &said).await?;
+    let pods = sandbox.api::<Pod>().list(&pods_beside_claims()).await?;
+    ensure!(
+        pods.items.is_empty(),
+        "a pod waits for a claim that does not exist"
+    );
+
+    // Nothing delays the deletion, because no claim can hold a backup.
+    sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
+    sandbox.apply(&on_claim("second", "")).await?;
+    waits(sandbox, "second", "BucketMissing", &said).await?;
+    sandbox.apply(CLAIM).await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    await_complete(&backups, "second", PATIENCE).await?;
+    no_restarts(sandbox).await
+}
+
+/// One compressed backup, a series with retention, and a claim without a volume.
+async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
+    let before = Picture::now(keys).await?;
+    // A pod without a node is reported after a minute. Other backups are made meanwhile.
+    let unbound = CLAIM.replace("{name: backups}", "{name: none}");
+    let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
+    let nowhere = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
+    let nowhere = nowhere.replace("claimName: backups", "claimName: none");
+    let once = on_claim("once", "  compression: zstd\n");
+    sandbox
+        .apply(&[unbound, nowhere, once].join("---\n"))
+        .await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let done = await_complete(&backups, "once", PATIENCE).await?;
+    let stored = location(&done);
+    ensure!(stored == "pvc://backups/etcd/once", "{stored}");
+    ensure!(field(&done, "/status/etcdRevision").as_i64() == Some(before.revision));
+    let often = "  backupPolicy: {backupIntervalInSecond: 4, maxBackups: 2}\n";
+    sandbox.apply(&on_claim("often", often)).await?;
+    let mut seen = BTreeSet::new();
+    while seen.len() < 3 {
+        // The first may already be followed by a second one. What could not be removed is removed the next time.
+        let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
+        let what = "the next backup, and old ones removed";
+        let next = await_object(&backups, "often", what, PATIENCE, |object| {
+            let kept = field(object, "/status/backups").as_array();
+            has_condition(object, "Complete", "True")
+                && field(object, "/status/backups/0/location") == field(object, "/status/location")
+                && !seen.contains(&location(object))
+                && most.contains(&kept.map_or(0, Vec::len))
+        })
+        .await?;
+        seen.insert(location(&next));
+    }
+    suspend(sandbox, "often", true).await?;
+    let longer = PATIENCE + Duration::from_mins(1);
+    let failed = await_object(&backups, "nowhere", "a failure", longer, |object| {
+        has_condition(object, "Failed", "True")
+    })
+    .await?;
+    let said = conditions_line(&failed);
+    ensure!(said.contains("spec.pvc.claimName"), "{said}");
+    await_no_pods(sandbox).await
+}
+
+/// Over the running cluster, by the path; and by the name of the EtcdBackup into a new member with a volume.
+async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
+    let before = Picture::now(&keys).await?;
+    sandbox.apply(&on_claim("last", "")).await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), "last", PATIENCE).await?;
+    keys.fill("later/", 10, |_| ()).await?;
+    drop(keys);
+    let over = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: over}\nspec:\n  \
+                etcdCluster: {name: c}\n  overwrite: true\n  backupStorageType: PVC\n  \
+                pvc: {claimName: backups, path: etcd/last}\n";
+    sandbox.apply(over).await?;
+    compare(sandbox, "over", "c", &before).await?;
+    sandbox.await_members("c", 3).await?;
+    sandbox.delete_cluster("c").await?;
+
+    let version = newest_version(&sandbox.env)?;
+    let back = format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: back}}\nspec:\n  \
+         etcdCluster: {{name: d, template: {{spec: {{size: 1, version: \"{version}\", pod: {{persistentVolumeClaimSpec: \
+         {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 64Mi}}}}}}}}}}}}}}\n  backup: {{name: last}}\n"
+    );
+    sandbox.apply(&back).await?;
+    compare(sandbox, "back", "d", &before).await.map(drop)
+}

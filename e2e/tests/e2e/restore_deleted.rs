@@ -1,0 +1,169 @@
+//! Restores that are interrupted: by the deletion of the EtcdRestore before and after the cutover, and by crashes of the
+//! restore operator.
+
+use anyhow::{Result, ensure};
+use e2e::manifests::restore_with;
+use e2e::objects::{Kind, await_object, field, ready_members};
+use e2e::picture::Picture;
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Writer, scenario, step, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, DynamicObject, ListParams};
+
+use crate::fixtures::newest_version;
+use crate::member_loss::await_one_volume_a_member;
+use crate::restore_crash::{
+    CRASHES, completes_after, dies_before, has_the_backup, is_replaced, restart_operator,
+    restart_with, will_die_at,
+};
+use crate::restore_in_place::{
+    Living, await_gone, await_replaced, claim, living, over, over_from, pods_of,
+};
+use crate::restore_sources::compare;
+
+#[tokio::test]
+async fn interrupted_restores_leave_one_whole_cluster() {
+    scenario("restore_crash", async |sandbox| {
+        let living = living(sandbox).await?;
+        let path = format!("{}/etcd.backup", living.bucket.name);
+        let version = newest_version(&sandbox.env)?;
+        let target = format!(
+            "{{name: d, template: {{spec: {{size: 1, version: \"{version}\", pod: {{persistentVolumeClaimSpec: \
+             {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 64Mi}}}}}}}}}}}}}}"
+        );
+        let new = restore_with(sandbox.env.s3()?, "new", &target, &path, "");
+        will_die_at(sandbox, "restore-before-record-formed").await?;
+        let deleted = new_cluster_is_deleted(sandbox, &living, &new);
+        let first = step("delete the restore of a new cluster", deleted).await?;
+        let unharmed = running_cluster_stays(sandbox, &living);
+        step("delete a restore before the cutover", unharmed).await?;
+        let restored = restored_cluster_stays(sandbox, &living);
+        step("delete a restore after the cutover", restored).await?;
+        let crashed = completes_after(sandbox, &living, "crash", CRASHES);
+        step("crash the operator", crashed).await?;
+        let again = new_cluster_is_made_again(sandbox, &living, &new, &first);
+        step("restore into the new cluster again", again).await
+    })
+    .await;
+}
+
+/// Before the cutover of a new cluster: everything that was created is deleted with the EtcdRestore. Returns the unfinished
+/// EtcdCluster.
+async fn new_cluster_is_deleted(
+    sandbox: &Sandbox,
+    living: &Living,
+    manifest: &str,
+) -> Result<DynamicObject> {
+    sandbox.apply(manifest).await?;
+    dies_before(sandbox, "restore-before-record-formed").await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let begun = clusters.get("d").await?;
+    let there = all_of(sandbox, "d").await?;
+    ensure!(
+        there.len() == 3,
+        "a seed, its volume and Service: {there:?}"
+    );
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    restores.delete("new", &DeleteParams::default()).await?;
+    // Another process, which dies at the same point.
+    restart_operator(sandbox).await?;
+    await_gone(sandbox, "new").await?;
+    until("nothing is left of it", PATIENCE, async || {
+        let cluster = clusters.get_opt("d").await?.is_some();
+        let left = all_of(sandbox, "d").await?;
+        Ok(if cluster || !left.is_empty() {
+            Look::NotYet(format!("the EtcdCluster: {cluster}, {left:?}"))
+        } else {
+            Look::Done(())
+        })
+    })
+    .await?;
+    living.keys.verify("later/", 50).await?;
+    Ok(begun)
+}
+
+/// The same names can be used again. The cluster stays when its EtcdRestore has expired.
+async fn new_cluster_is_made_again(
+    sandbox: &Sandbox,
+    living: &Living,
+    manifest: &str,
+    first: &DynamicObject,
+) -> Result<()> {
+    sandbox.apply(manifest).await?;
+    compare(sandbox, "new", "d", &living.picture).await?;
+    let made = sandbox.await_members("d", 1).await?;
+    ensure!(
+        made.metadata.uid != first.metadata.uid,
+        "it was not made anew"
+    );
+    let ttl = r#"{"spec":{"ttlSecondsAfterFinished":1}}"#;
+    let patch = ["patch", "etcdrestore", "new", "--type=merge", "-p", ttl];
+    sandbox.kubectl(&patch).await?;
+    await_gone(sandbox, "new").await?;
+    let stays = sandbox.await_members("d", 1).await?;
+    ensure!(stays.metadata.uid == made.metadata.uid);
+    has_the_backup(sandbox, living).await
+}
+
+/// Before the cutover over a running cluster, which the operator does not get past: the cluster stays as it was.
+async fn running_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let pods = pods_of(sandbox).await?;
+    let writer = Writer::start(sandbox, "c").await?;
+    sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "the claim", PATIENCE, |object| {
+        claim(object).is_some()
+    })
+    .await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    restores.delete("over", &DeleteParams::default()).await?;
+    await_gone(sandbox, "over").await?;
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(claim(&after).is_none(), "the claim is still there");
+    let kept = field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID");
+    ensure!(kept, "it was deleted before the cutover");
+    writer.finish("a restore that was deleted").await?;
+    living.keys.verify("later/", 50).await?;
+    let is = Picture::at(&living.keys, living.picture.revision).await?;
+    living.picture.is_of(&is)?;
+    let now = pods_of(sandbox).await?;
+    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    await_one_volume_a_member(sandbox, &ready_members(&after)).await
+}
+
+/// After the cutover the restore runs to its end.
+async fn restored_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let point = "restore-before-stop-former";
+    will_die_at(sandbox, point).await?;
+    let manifest = over_from(sandbox, "late", &living.bucket, "etcd.backup", "")?;
+    sandbox.apply(&manifest).await?;
+    dies_before(sandbox, point).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let begun = restores.get("late").await?;
+    restores.delete("late", &DeleteParams::default()).await?;
+    restart_with(sandbox, "FAILPOINTS-").await?;
+    await_gone(sandbox, "late").await?;
+
+    await_replaced(sandbox, &begun).await?;
+    let after = sandbox.await_members("c", 3).await?;
+    is_replaced(sandbox, living, &living.before, &after).await?;
+    await_one_volume_a_member(sandbox, &ready_members(&after)).await
+}
+
+/// Pods, volumes and Services with the name of a cluster, but for the two that are the cluster's own.
+async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
+    let all = ListParams::default();
+    let pods = sandbox.api::<Pod>().list(&all).await?;
+    let mut there: Vec<_> = pods.iter().map(|it| ("Pod", it.name_any())).collect();
+    let volumes = sandbox.api::<PersistentVolumeClaim>().list(&all).await?;
+    there.extend(volumes.iter().map(|it| ("volume", it.name_any())));
+    let services = sandbox.api::<Service>().list(&all).await?;
+    there.extend(services.iter().map(|it| ("Service", it.name_any())));
+    let (of_it, client) = (format!("{cluster}-"), format!("{cluster}-client"));
+    there.retain(|(_, name)| name.starts_with(&of_it) && *name != client);
+    Ok(there
+        .into_iter()
+        .map(|(kind, name)| format!("{kind} {name}"))
+        .collect())
+}

@@ -1,0 +1,115 @@
+//! A restore's seed whose pod fails for good before the cutover, on no volume: its data is lost with it.
+
+use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::backup_with;
+use e2e::objects::{Kind, await_complete, await_object, field, has_condition};
+use e2e::picture::Picture;
+use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step};
+
+use crate::backup_schedule::suspend;
+use crate::fixtures::cluster;
+use crate::restore_crash::{
+    dies_before, restart_with, seed_fails_for_good, start_operator, stop_operator, will_die_at,
+};
+use crate::restore_in_place::another_token;
+use crate::restore_sources::{compare, painted};
+
+const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
+/// When the seed was verified.
+const VERIFIED: &str = "restore-before-record-formed";
+
+#[tokio::test]
+async fn failed_seed_is_restored_from_the_recorded_backup() {
+    scenario("restore_seed", async |sandbox| {
+        let plain = cluster(&sandbox.env, "c", 1)?;
+        let (bucket, keys) = painted(sandbox, &plain, 1).await?;
+        let newer = not_from_a_newer_backup(sandbox, &bucket, &keys);
+        step("lose the seed of a new cluster", newer).await?;
+        let beside = beside_the_running_cluster(sandbox, keys);
+        step("lose the seed over a running cluster", beside).await
+    })
+    .await;
+}
+
+/// The seed fails for good while no operator runs.
+async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
+    dies_before(sandbox, VERIFIED).await?;
+    stop_operator(sandbox).await?;
+    seed_fails_for_good(sandbox, restore).await
+}
+
+/// The newest backup of an EtcdBackup is recorded when the restore begins. A newer one, complete when the seed is created
+/// again by another process, is not used.
+async fn not_from_a_newer_backup(
+    sandbox: &Sandbox,
+    bucket: &Bucket,
+    keys: &Keyspace,
+) -> Result<()> {
+    let early = Picture::now(keys).await?;
+    let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 99}\n";
+    let (s3, path) = (sandbox.env.s3()?, format!("{}/etcd", bucket.name));
+    let often = backup_with(s3, "often", "c", &path, policy);
+    sandbox.apply(&often).await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    await_complete(&backups, "often", PATIENCE).await?;
+    suspend(sandbox, "often", true).await?;
+    will_die_at(sandbox, VERIFIED).await?;
+    let manifest = format!(
+        "{API}\nkind: EtcdRestore\nmetadata: {{name: back}}\nspec:\n  etcdCluster: {{name: d}}\n  backup: {{name: often}}\n"
+    );
+    sandbox.apply(&manifest).await?;
+    lose_seed(sandbox, "back").await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let begun = restores.get("back").await?;
+    ensure!(field(&begun, "/status/restoredRevision").as_i64() == Some(early.revision));
+    let recorded = field(&begun, "/status/backup/location");
+
+    keys.paint("more/", 20).await?;
+    let late = keys.revision().await?;
+    suspend(sandbox, "often", false).await?;
+    await_object(&backups, "often", "a newer backup", PATIENCE, |object| {
+        has_condition(object, "Complete", "True")
+            && field(object, "/status/etcdRevision").as_i64() >= Some(late)
+            && field(object, "/status/location") != recorded
+    })
+    .await?;
+    suspend(sandbox, "often", true).await?;
+    restart_with(sandbox, "FAILPOINTS-").await?;
+    start_operator(sandbox).await?;
+    let done = compare(sandbox, "back", "d", &early).await?;
+    ensure!(field(&done, "/status/backup") == field(&begun, "/status/backup"));
+    ensure!(field(&done, "/status/backup/etcdBackup") == "often");
+    ensure!(field(&done, "/status/backup/etcdRevision").as_i64() == Some(early.revision));
+    Ok(())
+}
+
+/// The cluster that is restored over serves meanwhile.
+async fn beside_the_running_cluster(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
+    let before = sandbox.await_members("c", 1).await?;
+    let picture = Picture::now(&keys).await?;
+    keys.fill("later/", 50, |_| ()).await?;
+    will_die_at(sandbox, VERIFIED).await?;
+    let manifest = format!(
+        "{API}\nkind: EtcdRestore\nmetadata: {{name: over}}\nspec:\n  etcdCluster: {{name: c}}\n  overwrite: true\n  \
+         backup: {{name: often}}\n"
+    );
+    sandbox.apply(&manifest).await?;
+    lose_seed(sandbox, "over").await?;
+    keys.verify("later/", 50).await?;
+    drop(keys);
+    restart_with(sandbox, "FAILPOINTS-").await?;
+    start_operator(sandbox).await?;
+    compare(sandbox, "over", "c", &picture).await?;
+    let after = sandbox.await_members("c", 1).await?;
+    ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
+    // What the seed was started with is recorded for the cluster it became.
+    let token = field(&after, "/status/bootstrap/token");
+    ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
+    another_token(&before, &after)?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    keys.verify("later/", 0)
+        .await
+        .map(drop)
+        .context("keys newer than the backup")
+}

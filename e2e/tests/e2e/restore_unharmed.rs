@@ -1,0 +1,172 @@
+//! Restores that are rejected, fail or are canceled leave the running cluster as it was. Invariant 9.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::manifests::restore_with;
+use e2e::objects::{Kind, await_object, conditions_line, field, has_condition, has_failed_for};
+use e2e::picture::Picture;
+use e2e::sandbox::await_no_data;
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, step, until};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::DeleteParams;
+use tokio::time::timeout;
+
+use crate::all_pods_lost::same_members;
+use crate::restore_in_place::{Living, await_gone, claim, living, over_from, pods_of};
+use crate::restore_storage::{
+    await_no_seed, new_cluster_without_class, restore_without_class, running_cluster_without_quota,
+};
+
+/// A member's pod: name, UID and restarts.
+type Seen = (String, Option<String>, i32);
+
+#[tokio::test]
+async fn failed_restores_leave_the_running_cluster_unharmed() {
+    scenario("restore_unharmed", async |sandbox| {
+        let living = living(sandbox).await?;
+        let pods = pods_of(sandbox).await?;
+        let before = (&living, pods.as_slice());
+        let writer = Writer::start(sandbox, "c").await?;
+        restore_without_class(sandbox, &living).await?;
+
+        let refused = without_overwrite(sandbox);
+        unharmed_by("restore without overwrite", refused, sandbox, before).await?;
+        let damaged = of_a_damaged_backup(sandbox, &living);
+        unharmed_by("restore a damaged backup", damaged, sandbox, before).await?;
+        let missing = new_cluster_without_class(sandbox, &living);
+        unharmed_by("restore without StorageClass", missing, sandbox, before).await?;
+        let exceeded = running_cluster_without_quota(sandbox, &living);
+        unharmed_by("restore without quota", exceeded, sandbox, before).await?;
+
+        writer.await_more(10).await?;
+        writer.finish("restores that failed").await?;
+        sandbox.scale("c", 1).await?;
+        sandbox.await_members("c", 1).await.map(drop)
+    })
+    .await;
+}
+
+/// A step after which the cluster is compared with how it was.
+async fn unharmed_by(
+    name: &str,
+    work: impl Future<Output = Result<()>>,
+    sandbox: &Sandbox,
+    (living, pods): (&Living, &[Seen]),
+) -> Result<()> {
+    let all = async {
+        work.await?;
+        is_unharmed(sandbox, living, pods).await
+    };
+    step(name, all).await
+}
+
+/// The cluster, its members, their pods and volumes and its keys are the same, and nothing is left of a seed. The cluster
+/// operator manages it again.
+async fn is_unharmed(sandbox: &Sandbox, living: &Living, pods: &[Seen]) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "no restore lock", PATIENCE, |cluster| {
+        claim(cluster).is_none()
+    })
+    .await?;
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(
+        after.metadata.uid == living.before.metadata.uid,
+        "the cluster was replaced"
+    );
+    ensure!(field(&after, "/spec") == field(&living.before, "/spec"));
+    same_members(&living.before, &after)?;
+    living.keys.verify("later/", 50).await?;
+    let is = Picture::at(&living.keys, living.picture.revision).await?;
+    living.picture.is_of(&is)?;
+    await_no_seed(sandbox, "c").await?;
+    let now = pods_of(sandbox).await?;
+    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    let volumes = sandbox
+        .kubectl(&["get", "pvc", "-l", "etcd_cluster=c", "-o", "name"])
+        .await?;
+    ensure!(volumes.lines().count() == 3, "{volumes}");
+    is_managed(sandbox).await
+}
+
+/// While a restore lock is set, the cluster operator creates nothing.
+async fn is_managed(sandbox: &Sandbox) -> Result<()> {
+    let budgets = sandbox.api::<PodDisruptionBudget>();
+    let before = budgets.get("c").await?.metadata.uid;
+    budgets.delete("c", &DeleteParams::default()).await?;
+    until(
+        "the PodDisruptionBudget is created again",
+        PATIENCE,
+        async || {
+            let budget = budgets.get_opt("c").await?;
+            let now = budget.and_then(|budget| budget.metadata.uid);
+            Ok(if now.is_some() && now != before {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{now:?}"))
+            })
+        },
+    )
+    .await
+}
+
+async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
+    let s3 = sandbox.env.s3()?;
+    let path = format!("{}/etcd.backup", sandbox.namespace);
+    let manifest = restore_with(s3, "refused", "{name: c}", &path, "");
+    sandbox.apply(&manifest).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let refused = await_object(&restores, "refused", "a refusal", PATIENCE, |object| {
+        has_condition(object, "Complete", "False") && has_failed_for(object, "ClusterExists")
+    })
+    .await?;
+    let text = conditions_line(&refused);
+    ensure!(text.contains("nothing was changed"), "{text}");
+    ensure!(field(&refused, "/status/phase") == "Failed", "{text}");
+    ensure!(field(&refused, "/status/succeeded") != true);
+    Ok(())
+}
+
+/// Over the running cluster, and into a new one: the damage is found before the data directory is in place.
+async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
+    let bucket = &living.bucket;
+    let mut content = bucket.read("etcd.backup").await?;
+    let middle = content.len() / 2;
+    content[middle] ^= 0xff;
+    bucket.write("damaged", content).await?;
+    let manifest = bucket.read("etcd.backup.manifest.json").await?;
+    bucket.write("damaged.manifest.json", manifest).await?;
+    let path = format!("{}/damaged", bucket.name);
+    let over = over_from(sandbox, "damaged-over", bucket, "damaged", "")?;
+    let new = restore_with(sandbox.env.s3()?, "damaged-new", "{name: e}", &path, "");
+    sandbox.apply(&[over, new].join("---\n")).await?;
+
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let what = "a failure for good";
+    let failed = await_object(&restores, "damaged-over", what, PATIENCE, |object| {
+        field(object, "/status/phase") == "Failed" && has_failed_for(object, "SnapshotUnreadable")
+    })
+    .await?;
+    let text = conditions_line(&failed);
+    ensure!(text.contains("left as it was"), "{text}");
+
+    let what = "SnapshotUnreadable";
+    let found = await_object(&restores, "damaged-new", what, PATIENCE, |object| {
+        has_failed_for(object, "SnapshotUnreadable")
+    })
+    .await?;
+    ensure!(field(&found, "/status/succeeded") != true);
+    let served = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "e");
+    let served = timeout(Duration::from_secs(20), served).await;
+    ensure!(
+        !matches!(served, Ok(Ok(_))),
+        "a damaged backup is being served"
+    );
+    let delete = DeleteParams::default();
+    restores.delete("damaged-new", &delete).await?;
+    await_gone(sandbox, "damaged-new").await?;
+    await_no_data(&sandbox.client, &sandbox.namespace, "e", PATIENCE)
+        .await
+        .context("the new cluster")
+}
