@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use etcd_client::{Client, ConnectOptions, GetOptions};
 use k8s_openapi::api::core::v1::Service;
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -64,7 +64,12 @@ pub(crate) struct Way {
 #[derive(Clone)]
 pub(crate) enum Road {
     /// The client Service's own address: the machine reaches the testbed's Services.
-    Address(String),
+    Service {
+        services: Box<Api<Service>>,
+        name: String,
+        /// Its address at first: what DNS servers would still answer while the API server is away.
+        first: String,
+    },
     /// The members' own Services, each with what the member says of its health.
     Members(Arc<Vec<(String, Health)>>),
     /// A forwarded port: a cluster of the user's own is reached like this only.
@@ -287,16 +292,14 @@ impl Road {
                 cluster: cluster.to_owned(),
             });
         }
-        let service = sandbox
-            .api::<Service>()
-            .get(&format!("{cluster}-client"))
-            .await
-            .context("the client Service")?;
-        let address = service
-            .spec
-            .and_then(|spec| spec.cluster_ip)
-            .context("the client Service has no address")?;
-        Ok(Self::Address(address))
+        let name = format!("{cluster}-client");
+        let services = Box::new(sandbox.api());
+        let first = address(&services, &name).await?;
+        Ok(Self::Service {
+            services,
+            name,
+            first,
+        })
     }
 }
 
@@ -314,7 +317,15 @@ impl Way {
         let scheme = self.identity.as_ref().map_or("http", |_| "https");
         let mut member = None;
         let (url, forward) = match &self.road {
-            Road::Address(address) => (format!("{scheme}://{address}:2379"), None),
+            Road::Service {
+                services,
+                name,
+                first,
+            } => {
+                let now = timeout(DEADLINE, address(services, name)).await;
+                let address = now.ok().and_then(Result::ok).unwrap_or(first.clone());
+                (format!("{scheme}://{address}:2379"), None)
+            }
             Road::Members(members) => {
                 member = members.iter().position(|(_, health)| health.serves());
                 let found = member.and_then(|member| members.get(member));
@@ -345,6 +356,13 @@ impl Way {
             _forward: forward,
         })
     }
+}
+
+/// The address of the client Service now, as DNS says it: one that was deleted and made again has another.
+async fn address(services: &Api<Service>, name: &str) -> Result<String> {
+    let service = services.get(name).await.context("the client Service")?;
+    let address = service.spec.and_then(|spec| spec.cluster_ip);
+    address.context("the client Service has no address")
 }
 
 /// Writes until it is aborted.

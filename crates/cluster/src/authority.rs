@@ -21,7 +21,7 @@ use jiff::Timestamp;
 pub(crate) use keys::Key;
 pub(crate) use secret::{
     AUTHORITIES, NEXT_CERTIFICATE, NEXT_KEY, TLS_CERTIFICATE, TLS_KEY, authority_secret, bundle,
-    digest, held, leaf_secret,
+    digest, held, labels, leaf_secret,
 };
 pub use secret::{Anchor, Held, Leaf};
 pub(crate) use sign::{Made, Request, authority, leaf};

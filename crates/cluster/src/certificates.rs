@@ -61,7 +61,7 @@ impl Certificates {
     /// From the object, the Secrets with its labels, and its pods.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
         let rule = rule(cluster);
-        let uid = cluster.uid().unwrap_or_default();
+        let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
         let note = |pod: &Pod| Noted {
             trust: pod.annotations().get(names::ANNOTATION_TRUST).cloned(),
             certificates: pod
@@ -75,7 +75,7 @@ impl Certificates {
         };
         let mut secrets: BTreeMap<_, _> = secrets
             .iter()
-            .map(|secret| (secret.name_any(), held(secret, &uid)))
+            .map(|secret| (secret.name_any(), held(secret, (&name, &uid))))
             .collect();
         for circle in rule.iter().flat_map(Rule::circles) {
             let name = circle.secret(&cluster.name_any());
@@ -270,6 +270,13 @@ pub enum CertificateWrite {
         /// The version of the authority's Secret.
         by: String,
     },
+    /// Sets the owner and the labels of a Secret, which stays as it is.
+    Mark {
+        /// The Secret.
+        secret: String,
+        /// Its version.
+        over: String,
+    },
     /// Tells a pod of its certificates: the kubelet then looks at the Secrets at once, instead of within a minute.
     Tell {
         /// Whose pod.
@@ -303,6 +310,7 @@ impl CertificateWrite {
             Self::Retire { .. } => "before-retire-authority",
             Self::Issue { .. } => "before-issue-certificate",
             Self::Trust { .. } => "before-write-trust-bundle",
+            Self::Mark { .. } => "before-mark-secret",
             Self::Tell { .. } => "before-tell-certificates",
             Self::Discard { .. } => "before-discard-certificate",
         }
@@ -318,7 +326,9 @@ impl CertificateWrite {
             Self::Retire { .. } => Some(("AuthorityRetired", "Rotate")),
             Self::Issue { over: Some(_), .. } => Some(("CertificateRenewed", "Renew")),
             Self::Issue { over: None, .. } => Some(("CertificateIssued", "Create")),
-            Self::Trust { .. } | Self::Tell { .. } | Self::Discard { .. } => None,
+            Self::Trust { .. } | Self::Mark { .. } | Self::Tell { .. } | Self::Discard { .. } => {
+                None
+            }
         }
     }
 }
@@ -353,6 +363,7 @@ impl fmt::Display for CertificateWrite {
                 let verb = if over.is_some() { "renew" } else { "issue" };
                 write!(f, "{verb} the {} certificate of {owner}", used.word())
             }
+            Self::Mark { secret, .. } => write!(f, "label Secret {secret}"),
             Self::Trust { owner, used, .. } => {
                 let word = used.word();
                 write!(

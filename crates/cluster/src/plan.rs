@@ -15,6 +15,7 @@ mod ended;
 mod evidence;
 mod fate;
 mod hibernate;
+mod identity;
 mod joining;
 mod kept_volumes;
 mod membership;
@@ -212,6 +213,9 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
         (Some(cluster_id), Some(intent)) => {
+            if identity::correct(observed, (intent, cluster_id), &mut draft) {
+                return draft.finish();
+            }
             formed((desired, observed, now), cluster_id, intent, &mut draft);
         }
         (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
@@ -265,6 +269,7 @@ fn formed(
             upkeep::keep_up((desired, observed, now), &view, draft);
             disks::grow(desired, &view, draft);
             settings::metadata(&view, draft);
+            settings::volume_versions((desired, observed), &view, draft);
             settings::resources(&view, draft);
             aside::settle((&view, intent, cluster_id), now, draft);
             objects::troubles(observed, &view.names(), now, draft);

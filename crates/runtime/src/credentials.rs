@@ -39,6 +39,10 @@ pub struct Recorded {
     pub uid: String,
     /// Its version: it is only written over this one.
     pub resource_version: String,
+    /// Its content cannot be read; `user` and `passwords` are empty then.
+    pub is_damaged: bool,
+    /// It has the owner and the labels it was made with.
+    pub is_marked: bool,
 }
 
 /// What is known of a cluster's credentials.
@@ -67,10 +71,14 @@ pub enum Record {
     None,
     /// The wanted password, and nothing else.
     Wanted,
+    /// The wanted password, and nothing else, in a Secret whose owner or labels were changed by hand.
+    WantedUnmarked,
     /// The wanted password first, and others.
     WantedFirst,
     /// Others only, or others first.
     Others,
+    /// What cannot be read.
+    Damaged,
 }
 
 impl ClusterAuth {
@@ -85,7 +93,7 @@ impl ClusterAuth {
         let own = names::auth_secret(&cluster.name_any());
         let (wanted, recorded) = tokio::join!(
             wanted(&secrets, &auth.secret, "spec.auth.secret"),
-            recorded(&secrets, &own)
+            recorded(&secrets, &own, cluster)
         );
         Self {
             wanted: Some(
@@ -141,15 +149,18 @@ impl ClusterAuth {
         let Some(recorded) = &self.recorded else {
             return Record::None;
         };
+        if recorded.is_damaged {
+            return Record::Damaged;
+        }
         let Some(Ok((user, password))) = &self.wanted else {
             return Record::Others;
         };
         match recorded.passwords.split_first() {
             Some((first, rest)) if first == password && recorded.user == *user => {
-                if rest.is_empty() {
-                    Record::Wanted
-                } else {
-                    Record::WantedFirst
+                match (rest.is_empty(), recorded.is_marked) {
+                    (true, true) => Record::Wanted,
+                    (true, false) => Record::WantedUnmarked,
+                    (false, _) => Record::WantedFirst,
                 }
             }
             _ => Record::Others,
@@ -245,30 +256,37 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-async fn recorded(secrets: &Api<Secret>, name: &str) -> Result<Option<Recorded>, String> {
-    let Some(secret) = get(secrets, name).await? else {
-        return Ok(None);
-    };
+async fn recorded(
+    secrets: &Api<Secret>,
+    name: &str,
+    cluster: &EtcdCluster,
+) -> Result<Option<Recorded>, String> {
+    let secret = get(secrets, name).await?;
+    Ok(secret.map(|secret| record(&secret, cluster)))
+}
+
+/// Reads the operator's own Secret. Pure.
+fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     let bytes = |key: &str| {
-        secret
-            .data
-            .as_ref()
-            .and_then(|data| data.get(key))
-            .map(|one| &one.0)
+        let data = secret.data.as_ref()?;
+        data.get(key).map(|one| &one.0)
     };
     let passwords = bytes(PASSWORDS).and_then(|text| serde_json::from_slice(text).ok());
     let user = bytes(USERNAME).and_then(|text| String::from_utf8(text.clone()).ok());
-    match (user, passwords) {
-        (Some(user), Some(passwords)) => Ok(Some(Recorded {
-            user,
-            passwords,
-            uid: secret.uid().unwrap_or_default(),
-            resource_version: secret.resource_version().unwrap_or_default(),
-        })),
-        _ => Err(format!(
-            "Secret {name}, which the operator keeps its passwords of etcd in, cannot be read: delete it if they are \
-             known elsewhere"
-        )),
+    let read = user.zip(passwords);
+    let mut owners = secret.owner_references().iter();
+    let is_owned = owners.any(|owner| Some(&owner.uid) == cluster.metadata.uid.as_ref());
+    let mut labels = names::cluster_labels(&cluster.name_any()).into_iter();
+    let is_labelled = labels.all(|(key, value)| secret.labels().get(&key) == Some(&value));
+    let is_damaged = read.is_none();
+    let (user, passwords) = read.unwrap_or_default();
+    Recorded {
+        user,
+        passwords,
+        uid: secret.uid().unwrap_or_default(),
+        resource_version: secret.resource_version().unwrap_or_default(),
+        is_damaged,
+        is_marked: is_owned && is_labelled,
     }
 }
 
@@ -306,6 +324,7 @@ mod tests {
             recorded: (!recorded.is_empty()).then(|| Recorded {
                 user: "root".to_owned(),
                 passwords: recorded.iter().map(|one| (*one).to_owned()).collect(),
+                is_marked: true,
                 ..Recorded::default()
             }),
         }

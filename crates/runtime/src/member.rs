@@ -30,7 +30,7 @@ mod fixture;
 
 pub use budget::{disruption_budget, quorum};
 pub use difference::{
-    Difference, MetadataPatch, Resizing, ResourcesPatch, difference, recorded_hash,
+    Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };
 pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;

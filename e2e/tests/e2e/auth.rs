@@ -33,7 +33,7 @@ pub(crate) async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) ->
 }
 
 /// Waits until etcd takes this password.
-async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
+pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
     until("etcd takes the password", PATIENCE, async || {
         Ok(if lets_in(sandbox, cluster, password).await? {
             Look::Done(())

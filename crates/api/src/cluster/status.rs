@@ -192,6 +192,11 @@ impl TlsStatus {
         }
     }
 
+    /// Whether its fields agree with each other. If one was changed by hand, none of them counts.
+    pub fn is_consistent(&self) -> bool {
+        *self == Self::new(&self.token, self.policy().as_ref())
+    }
+
     /// What members are started with, complete.
     pub fn policy(&self) -> Option<TlsPolicy> {
         let mut policy = self.policy.clone()?;

@@ -11,6 +11,7 @@ use runtime::certificate::{Certificate, certificates, hexadecimal};
 use sha2::{Digest, Sha256};
 
 use super::{Circle, Key, Made, Rule, renewal};
+use crate::observe::is_of_others;
 
 /// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
@@ -65,8 +66,10 @@ pub struct Held {
     pub uid: String,
     /// Its version; it is only written over this one.
     pub resource_version: String,
-    /// It belongs to this cluster.
+    /// It belongs to this cluster, or to no one and carries the cluster's label.
     pub owned: bool,
+    /// Its owner and its labels are as they were made.
+    pub marked: bool,
     /// Whose certificate it holds: a member.
     pub member: Option<String>,
     /// What is in `tls.crt`; `None` if it cannot be read or `tls.key` is not its key.
@@ -113,8 +116,37 @@ pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     hexadecimal(&hasher.finalize()).chars().take(16).collect()
 }
 
-/// What the planner gets to see of a Secret.
-pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
+/// The labels of a Secret by its name; `None` if it is not one of the cluster's.
+pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, String>> {
+    let with = |mut labels: BTreeMap<String, String>, kind: &str| {
+        labels.insert(LABEL_CERTIFICATE.to_owned(), kind.to_owned());
+        labels
+    };
+    let mut circles = [Circle::Peers, Circle::Clients].into_iter();
+    if circles.any(|circle| circle.secret(cluster) == name) {
+        return Some(with(names::cluster_labels(cluster), "authority"));
+    }
+    let uses = [
+        CertificateUse::Peer,
+        CertificateUse::Server,
+        CertificateUse::Operator,
+        CertificateUse::Client,
+    ];
+    uses.into_iter().find_map(|used| {
+        let owner = name.strip_suffix(&names::certificate_secret("", used))?;
+        let labels = if owner == cluster {
+            names::cluster_labels(cluster)
+        } else if names::cluster_of_member(owner) == Some(cluster) {
+            names::member_labels(cluster, owner)
+        } else {
+            return None;
+        };
+        Some(with(labels, used.word()))
+    })
+}
+
+/// What the planner gets to see of a Secret of this cluster, given by name and UID.
+pub(crate) fn held(secret: &Secret, (cluster, cluster_uid): (&str, &str)) -> Held {
     let metadata = &secret.metadata;
     let value = |key: &str| {
         secret
@@ -131,14 +163,22 @@ pub(crate) fn held(secret: &Secret, cluster_uid: &str) -> Held {
     };
     let trusted = read(AUTHORITIES).unwrap_or_default();
     let owners = metadata.owner_references.iter().flatten();
-    let labels = metadata.labels.as_ref();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let made = labels(cluster, name).unwrap_or_default();
+    let found = metadata.labels.clone().unwrap_or_default();
+    let is_own = { owners }.any(|owner| owner.uid == cluster_uid);
     Held {
         uid: metadata.uid.clone().unwrap_or_default(),
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
-        owned: owners.into_iter().any(|owner| owner.uid == cluster_uid),
-        member: labels
-            .and_then(|labels| labels.get(names::LABEL_MEMBER))
-            .cloned(),
+        owned: !is_of_others(metadata, cluster, cluster_uid),
+        marked: is_own
+            && made
+                .iter()
+                .all(|(key, value)| found.get(key) == Some(value)),
+        member: (made
+            .get(names::LABEL_MEMBER)
+            .or(found.get(names::LABEL_MEMBER)))
+        .cloned(),
         certificate: pair(TLS_CERTIFICATE, TLS_KEY),
         next: pair(NEXT_CERTIFICATE, NEXT_KEY),
         trusts_until: trusted.iter().map(|one| one.not_after).max(),
@@ -227,13 +267,12 @@ pub(crate) fn authority_secret(
         .rotate
         .clone()
         .map(|text| BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)]));
-    let mut labels = names::cluster_labels(&rule.cluster);
-    labels.insert(LABEL_CERTIFICATE.to_owned(), "authority".to_owned());
+    let name = circle.secret(&rule.cluster);
     Secret {
         metadata: ObjectMeta {
-            name: Some(circle.secret(&rule.cluster)),
+            labels: labels(&rule.cluster, &name),
+            name: Some(name),
             namespace: Some(rule.namespace.clone()),
-            labels: Some(labels),
             annotations: asked,
             owner_references: owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
@@ -254,13 +293,7 @@ pub(crate) fn leaf_secret(
     owner: Option<OwnerReference>,
     (made, trusted): (Made, Vec<u8>),
 ) -> Secret {
-    let of_member = matches!(used, CertificateUse::Peer | CertificateUse::Server);
-    let mut labels = if of_member {
-        names::member_labels(&rule.cluster, owned_by)
-    } else {
-        names::cluster_labels(&rule.cluster)
-    };
-    labels.insert(LABEL_CERTIFICATE.to_owned(), used.word().to_owned());
+    let name = names::certificate_secret(owned_by, used);
     let data = BTreeMap::from([
         (TLS_CERTIFICATE.to_owned(), ByteString(made.certificate)),
         (TLS_KEY.to_owned(), ByteString(made.key)),
@@ -268,9 +301,9 @@ pub(crate) fn leaf_secret(
     ]);
     Secret {
         metadata: ObjectMeta {
-            name: Some(names::certificate_secret(owned_by, used)),
+            labels: labels(&rule.cluster, &name),
+            name: Some(name),
             namespace: Some(rule.namespace.clone()),
-            labels: Some(labels),
             owner_references: owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },

@@ -157,7 +157,7 @@ fn invariant_14_what_the_planner_sees_of_a_secret_holds_no_key() {
         secret.metadata.name.as_deref(),
         Some("db-aaaaaaaaaa-server-tls")
     );
-    let seen = held(&secret, "cluster-uid");
+    let seen = held(&secret, ("db", "cluster-uid"));
     assert!(seen.owned && seen.certificate.is_some());
     assert_eq!(seen.member.as_deref(), Some("db-aaaaaaaaaa"));
     let key = String::from_utf8(server.key).unwrap();

@@ -170,9 +170,13 @@ impl Certificates {
     /// Why a pod has to be made again: etcd reads whom it trusts when it starts, and never again.
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
-        let noted = self.pods.get(member)?.trust.as_ref()?;
-        // Apart from until when they are valid.
-        let other = noted.split('@').next() != wanted.split('@').next();
+        let noted = self.pods.get(member)?;
+        let other = match &noted.trust {
+            // Apart from until when they are valid.
+            Some(trust) => trust.split('@').next() != wanted.split('@').next(),
+            // Deleted by hand.
+            None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
+        };
         other.then(|| "it was started with other certificate authorities".to_owned())
     }
 }

@@ -45,7 +45,9 @@ pub async fn complete(
     let made = network_policy(&members, &wanted, operators);
     let network = match policy {
         None => Kept::Missing,
-        Some(policy) if policy.spec != made.spec => Kept::Drifted,
+        Some(policy) if policy.spec != made.spec || children::drifted(&made, &policy) => {
+            Kept::Drifted
+        }
         Some(_) => Kept::AsMade(()),
     };
     let access = &mut look.without_etcd.access;

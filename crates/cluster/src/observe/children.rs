@@ -119,11 +119,11 @@ pub(super) fn member_service(
     uid: &str,
 ) -> Option<observed::Service> {
     let name = service.name_any();
-    let unlabelled = || names::cluster_of_member(&name) == Some(members.cluster);
-    let member = service.labels().get(names::LABEL_MEMBER);
-    let member = member.or(Some(&name).filter(|_| unlabelled()))?;
+    // By its name where the label was changed by hand.
+    let is_named = names::cluster_of_member(&name) == Some(members.cluster);
+    let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = owner(&service.metadata);
-    if *member != name || owner.is_some_and(|owner| owner != uid) {
+    if !(is_named || is_labelled) || owner.is_some_and(|owner| owner != uid) {
         return None;
     }
     let mark = annotation(&service.metadata, names::ANNOTATION_STARTED);
@@ -133,7 +133,7 @@ pub(super) fn member_service(
         owned: owner == Some(uid),
         started: mark.is_some(),
         renewed: mark.is_some_and(|mark| mark != "true"),
-        drifted: drifted(&member::member_service(members, member), service),
+        drifted: drifted(&member::member_service(members, &name), service),
         closed: member::is_closed(service),
         created: service
             .creation_timestamp()
@@ -212,7 +212,7 @@ fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<
 
 /// Whether anything the builder says is missing or different in the object. What others added (defaults, further
 /// annotations) is no difference.
-fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
+pub(super) fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
     let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
     else {
         return true;

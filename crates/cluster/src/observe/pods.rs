@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use runtime::member::{Report, difference, recorded_hash};
+use runtime::member::{Notes, Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{company, ending, parse_cluster_id};
@@ -40,6 +40,7 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     };
     let initial = container.map(initial_members).unwrap_or_default();
     let alone = initial.iter().all(|name| *name == pod.name_any());
+    let notes = Notes::of(pod);
     let unready = condition(pod, "Ready").filter(|ready| ready.status == "False");
     Pod {
         uid: pod.uid().unwrap_or_default(),
@@ -48,11 +49,8 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         cluster_id: annotation(&pod.metadata, names::ANNOTATION_CLUSTER_ID)
             .as_deref()
             .and_then(parse_cluster_id),
-        version: annotation(&pod.metadata, names::ANNOTATION_VERSION),
-        // A webhook may have put another registry in front; that is no change of what was asked for.
-        image: annotation(&pod.metadata, names::ANNOTATION_IMAGE)
-            .or_else(|| container.and_then(|one| one.image.clone()))
-            .unwrap_or_default(),
+        version: notes.version,
+        image: notes.image,
         changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED)
             .and_then(|note| Changed::read(&note)),
         flags: container.map(flags).unwrap_or_default(),

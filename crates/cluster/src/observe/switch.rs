@@ -116,7 +116,7 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
         .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
         .collect();
     let record = status.and_then(|status| status.tls.as_ref());
-    let record = record.filter(|record| Some(&record.token) == token);
+    let record = record.filter(|record| Some(&record.token) == token && record.is_consistent());
     let record = record.map(TlsStatus::policy);
     let ways = pods
         .iter()

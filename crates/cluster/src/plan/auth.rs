@@ -3,6 +3,7 @@
 //! Invariant 21: a password is recorded before it is set in etcd, and what is recorded is dropped only when etcd has
 //! taken the wanted one; so at any time one of the passwords in the two Secrets opens the cluster.
 
+use api::names::auth_secret;
 use etcd::Login;
 use runtime::credentials::Record;
 
@@ -44,7 +45,19 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
     let Seen::Known(Some(login)) = &seen.login else {
         return;
     };
-    let is_recorded = matches!(seen.record, Record::Wanted | Record::WantedFirst);
+    let is_recorded = matches!(
+        seen.record,
+        Record::Wanted | Record::WantedUnmarked | Record::WantedFirst
+    );
+    if seen.record == Record::Damaged && matches!(login, Login::Refused(_)) {
+        let name = auth_secret(&observed.cluster);
+        let text = format!(
+            "etcd rejects the password of spec.auth.secret, and Secret {name}, in which the operator keeps the passwords \
+             before it, cannot be read: set the password that etcd has in the Secret of spec.auth.secret"
+        );
+        draft.problem("AuthSecret", text);
+        return;
+    }
     match (rule.auth, login) {
         (Some(true), Login::Off) if !seen.is_root => {
             let text = "spec.auth.enabled is true, and etcd turns its authentication on for a user called root only: \

@@ -395,6 +395,13 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, 
     );
 }
 
+/// The first members of the cluster with this token, as its pods and volumes name them.
+pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String> {
+    let traces = traces(observed).into_iter();
+    let of_token = traces.filter(|(found, ..)| found == token);
+    of_token.flat_map(|(_, members, _)| members).collect()
+}
+
 /// The tokens on pods and disks that are ours or nobody's, with whom they stand on.
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 

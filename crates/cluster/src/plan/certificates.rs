@@ -170,6 +170,11 @@ impl Keeper<'_> {
             draft.problem("SecretNotOurs", text);
             return;
         }
+        if !held.marked {
+            let secret = circle.secret(&self.rule.cluster);
+            order(CertificateWrite::Mark { secret, over }, draft);
+            return;
+        }
         let usable = held
             .certificate
             .as_ref()
@@ -392,6 +397,10 @@ impl Keeper<'_> {
         if !held.owned {
             return None;
         }
+        if !held.marked {
+            let secret = api::names::certificate_secret(owner, used);
+            return Some(CertificateWrite::Mark { secret, over });
+        }
         let Some(leaf) = &held.certificate else {
             return accepted().then(|| write(Some(over)));
         };
@@ -527,7 +536,17 @@ impl Keeper<'_> {
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
+        if noted.is_some_and(|noted| noted.trust.is_none()) && self.is_up_to_date(member) {
+            return false;
+        }
         told && !(silent && self.certificates.started_with(member).is_some())
+    }
+
+    /// Whether a pod was started with the authorities of today, as it says itself.
+    fn is_up_to_date(&self, member: &str) -> bool {
+        let noted = self.certificates.pods.get(member);
+        let noted = noted.and_then(|noted| noted.authorities.as_ref());
+        noted.is_some() && noted == self.certificates.authorities_now().as_ref()
     }
 
     /// Pods are told of new certificates, so that their kubelet brings them now.
@@ -540,11 +559,12 @@ impl Keeper<'_> {
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
             // Made by somebody else, a restore: after its certificates, so with what they trust.
-            let after = self.rule.uses_of_member().all(|used| {
-                let held = self.certificates.leaf(member, used);
-                let leaf = held.and_then(|held| held.certificate.as_ref());
-                leaf.is_some_and(|leaf| made_at(leaf) < pod.created || !pod.running)
-            });
+            let after = self.is_up_to_date(member)
+                || self.rule.uses_of_member().all(|used| {
+                    let held = self.certificates.leaf(member, used);
+                    let leaf = held.and_then(|held| held.certificate.as_ref());
+                    leaf.is_some_and(|leaf| made_at(leaf) < pod.created || !pod.running)
+                });
             let trust = self.certificates.trust().filter(|_| unknown && after);
             let started = match &trust {
                 Some(_) => self.certificates.authorities_now(),

@@ -119,7 +119,7 @@ pub(super) fn labels(
         if let Some(pod) = seat.pod
             && pod.stays()
             && (!pod.owned
-                || pod.token.is_none()
+                || pod.token.as_ref() != Some(&intent.token)
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
@@ -130,7 +130,9 @@ pub(super) fn labels(
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
-            && (!disk.owned || disk.token.is_none() || disk.cluster_id != Some(cluster_id))
+            && (!disk.owned
+                || disk.token.as_ref() != Some(&intent.token)
+                || disk.cluster_id != Some(cluster_id))
         {
             draft.order(Order::Writes(vec![Write::LabelDisk(label(
                 &disk.uid, None,
@@ -148,6 +150,12 @@ pub(super) fn member_services(
     for seat in &view.seats {
         if seat.data == Data::There {
             let open = together::may_be_reached((observed, now), view, seat);
+            let service = observed.services.get(&seat.name);
+            // Invariant 26: the mark on the Service of a pod that exists.
+            if let Some(service) = service.filter(|it| seat.pod.is_some() && !it.started) {
+                draft.order(Order::Writes(vec![mark(&seat.name, service)]));
+                continue;
+            }
             serve(&seat.name, observed.services.get(&seat.name), open, draft);
         }
     }

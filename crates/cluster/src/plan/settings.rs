@@ -1,9 +1,9 @@
 //! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
 //! the other. What needs a new pod is the business of `roll`.
 
-use crate::observed::Pod;
+use crate::observed::{Desired, Observed, Pod};
 use crate::plan::view::{Seat, View};
-use crate::plan::{Draft, SHORTLY, STEADY};
+use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::write::{Order, Write};
 
 /// Labels and annotations: nothing is restarted, so nobody is asked.
@@ -18,6 +18,33 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
                 member: seat.name.clone(),
                 uid: pod.uid.clone(),
                 patch: patch.clone(),
+            }]));
+        }
+    }
+}
+
+/// Invariant 26: the version on a volume is that of the pod which has it open. While versions change, it is written
+/// before the pod.
+pub(super) fn volume_versions(
+    (desired, observed): (&Desired, &Observed),
+    view: &View,
+    draft: &mut Draft,
+) {
+    let target = versions::course(desired, observed).target;
+    for (seat, pod) in staying(view) {
+        let disk = seat.disk.filter(|disk| !disk.terminating);
+        let made_for = versions::made_for(pod);
+        let is_changed = target.is_some() && made_for != target;
+        let version = made_for.map(|version| version.to_string());
+        if let (Some(disk), Some(version)) = (disk, version)
+            && pod.ready
+            && !is_changed
+            && disk.version.as_ref() != Some(&version)
+        {
+            draft.order(Order::Writes(vec![Write::NoteVersion {
+                member: seat.name.clone(),
+                uid: disk.uid.clone(),
+                version,
             }]));
         }
     }

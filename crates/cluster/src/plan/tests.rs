@@ -5,6 +5,7 @@ mod aside;
 mod by_hand;
 mod disks;
 mod found;
+mod identity;
 mod joining;
 mod kept_volumes;
 mod losses;
@@ -386,7 +387,10 @@ fn invariant_1_without_a_list_nobody_is_removed_and_nothing_deleted() {
 #[test]
 fn invariant_1_the_answer_of_another_cluster_is_no_answer() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
-    scene.observed.cluster_id = Some(etcd::ClusterId(7));
+    let other = Some(etcd::ClusterId(7));
+    scene.observed.cluster_id = other;
+    let pods = scene.observed.pods.values_mut();
+    pods.for_each(|pod| pod.cluster_id = other);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].code, "ForeignCluster");
 }

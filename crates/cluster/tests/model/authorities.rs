@@ -106,6 +106,7 @@ impl World {
             uid: version.clone(),
             resource_version: version,
             owned: true,
+            marked: true,
             member: None,
             trusts_until: certificate.as_ref().map(|one| one.not_after),
             certificate,
@@ -199,6 +200,11 @@ impl World {
                 let mut held = self.held(before.certificate, by.trusts);
                 held.member = before.member;
                 self.put(name, Some(over), held)
+            }
+            CertificateWrite::Mark { secret, over } => {
+                let mut held = self.pki.secrets.get(secret)?.clone();
+                held.marked = true;
+                self.put(secret.clone(), Some(over), held)
             }
             CertificateWrite::Tell {
                 member,

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use api::cluster::{EtcdClusterSpec, PodPolicy};
 use api::names;
+use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -110,11 +111,83 @@ impl Said {
 }
 
 /// The annotations that tell what a pod was made for.
-pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 2] {
+pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     [
+        (names::ANNOTATION_TLS.to_owned(), tls(spec)),
         (ANNOTATION_SPEC_HASH.to_owned(), spec_hash(spec)),
         (ANNOTATION_SAID.to_owned(), Said::of(spec).text()),
     ]
+}
+
+/// The image and the version a pod was made for, as its annotations say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// The image; without an annotation that can be true, that of the container.
+    pub image: String,
+    /// The version, if known.
+    pub version: Option<String>,
+}
+
+impl Notes {
+    /// Reads the annotations of a pod. A webhook may have put another registry in front of the image, which is no change
+    /// of what was asked for. An annotation with another tag than the container was changed by hand: then the container
+    /// says what runs.
+    pub fn of(pod: &Pod) -> Self {
+        let image = image(pod);
+        let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
+        let noted = annotation(pod, names::ANNOTATION_IMAGE).cloned();
+        let Some(tag) = tag(&image) else {
+            return Self {
+                image: noted.unwrap_or(image),
+                version,
+            };
+        };
+        let of_tag = || {
+            EtcdVersion::parse(tag)
+                .ok()
+                .map(|version| version.to_string())
+        };
+        let is_of_tag = |version: &String| tag.trim_start_matches('v') == version;
+        Self {
+            version: version.filter(is_of_tag).or_else(of_tag),
+            image: noted
+                .filter(|noted| self::tag(noted) == Some(tag))
+                .unwrap_or(image),
+        }
+    }
+
+    /// What is missing or wrong in the annotations.
+    fn missing(&self, pod: &Pod) -> BTreeMap<String, Option<String>> {
+        let version = self.version.clone();
+        let notes = [
+            (names::ANNOTATION_IMAGE, Some(self.image.clone())),
+            (names::ANNOTATION_VERSION, version),
+        ];
+        let missing = notes
+            .into_iter()
+            .filter(|(key, value)| value.is_some() && annotation(pod, key) != value.as_ref());
+        missing
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
+    }
+}
+
+/// The image of a pod's etcd.
+fn image(pod: &Pod) -> String {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let etcd = { containers }.find(|one| one.name == names::CONTAINER_ETCD);
+    etcd.and_then(|one| one.image.clone()).unwrap_or_default()
+}
+
+/// The tag of an image; one by digest alone has none.
+fn tag(image: &str) -> Option<&str> {
+    let name = image.split('@').next()?.rsplit('/').next()?;
+    name.split_once(':').map(|(_, tag)| tag)
+}
+
+/// The TLS a pod is started with, as its annotation says it.
+fn tls(spec: &EtcdClusterSpec) -> String {
+    serde_json::to_string(&spec.tls).unwrap_or_default()
 }
 
 /// The recorded [`spec_hash`] of the spec a pod was made for. `None` if another operator made the pod.
@@ -127,8 +200,10 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let wanted = Said::of(spec);
     let recorded = recorded_hash(pod);
     let before = Said::read(pod);
-    let metadata = metadata(&wanted, before.as_ref(), pod);
-    if recorded.as_deref() != Some(&spec_hash(spec)) {
+    let is_same = recorded.as_deref() == Some(&spec_hash(spec));
+    let tls = is_same.then(|| tls(spec));
+    let metadata = metadata(&wanted, before.as_ref(), tls, pod);
+    if !is_same {
         let why = if recorded.is_none() {
             "its pod was made by another operator"
         } else {
@@ -148,12 +223,27 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     found
 }
 
-fn metadata(wanted: &Said, before: Option<&Said>, pod: &Pod) -> Option<MetadataPatch> {
+fn metadata(
+    wanted: &Said,
+    before: Option<&Said>,
+    tls: Option<String>,
+    pod: &Pod,
+) -> Option<MetadataPatch> {
     let none = Said::default();
     let known = before.unwrap_or(&none);
     let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
-    if same && annotation(pod, ANNOTATION_SAID).is_some() {
-        return None;
+    let mut notes = Notes::of(pod).missing(pod);
+    // TLS that the hash counts as the same is no other pod; the words may have been changed by hand.
+    if let Some(tls) = tls
+        && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
+    {
+        notes.insert(names::ANNOTATION_TLS.to_owned(), Some(tls));
+    }
+    if same && before.is_some() {
+        return (!notes.is_empty()).then(|| MetadataPatch {
+            labels: BTreeMap::new(),
+            annotations: notes,
+        });
     }
     let change = |wanted: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
         let gone = known.keys().filter(|key| !wanted.contains_key(*key));
@@ -168,6 +258,7 @@ fn metadata(wanted: &Said, before: Option<&Said>, pod: &Pod) -> Option<MetadataP
         ..wanted.clone()
     };
     annotations.insert(ANNOTATION_SAID.to_owned(), Some(said.text()));
+    annotations.extend(notes);
     Some(MetadataPatch {
         labels: change(&wanted.labels, &known.labels),
         annotations,

@@ -96,6 +96,7 @@ impl Actor<'_> {
                 over,
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
+            CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
             CertificateWrite::Tell {
                 member,
                 uid,
@@ -119,10 +120,6 @@ impl Actor<'_> {
 
     /// A pod is started with what its authorities are now; that stands on it from its first second.
     pub(super) fn note_trust(&self, pod: &mut Pod) {
-        if let Ok(said) = serde_json::to_string(&self.cluster.spec.tls) {
-            pod.annotations_mut()
-                .insert(names::ANNOTATION_TLS.to_owned(), said);
-        }
         if let Some(trust) = self.observed.certificates.trust() {
             pod.annotations_mut()
                 .insert(names::ANNOTATION_TRUST.to_owned(), trust);
@@ -213,6 +210,26 @@ impl Actor<'_> {
         })?;
         let data = secret.data.get_or_insert_default();
         data.insert(AUTHORITIES.to_owned(), ByteString(held.trusted));
+        secret.metadata.managed_fields = None;
+        self.put(secret, Some(over)).await
+    }
+
+    /// The Secret with its owner and its labels; all else in it stays.
+    async fn mark_secret(
+        &self,
+        rule: &Rule,
+        name: &str,
+        over: &str,
+    ) -> Result<Option<String>, Error> {
+        let read = self.api::<Secret>().get_opt(name).await;
+        let read = read.map_err(|source| failed("read", "Secret", name, source))?;
+        let mut secret = read.ok_or_else(|| Error::Changed {
+            what: format!("Secret {name}"),
+        })?;
+        let labels = authority::labels(&rule.cluster, name).unwrap_or_default();
+        secret.labels_mut().extend(labels);
+        let owner = apply::owner_reference(self.cluster);
+        secret.metadata.owner_references = owner.map(|owner| vec![owner]);
         secret.metadata.managed_fields = None;
         self.put(secret, Some(over)).await
     }

@@ -143,7 +143,7 @@ fn disturbs(scene: &Scene) -> Vec<Write> {
     let quiet = |write: &Write| {
         matches!(
             write,
-            Write::PatchMetadata { .. } | Write::ApplyBudget { .. }
+            Write::PatchMetadata { .. } | Write::NoteVersion { .. } | Write::ApplyBudget { .. }
         )
     };
     let writes = scene.writes().into_iter().chain(plan.writes());

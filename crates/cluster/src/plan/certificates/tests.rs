@@ -31,6 +31,7 @@ pub(super) fn held(member: Option<&str>) -> Held {
         uid: "secret".into(),
         resource_version: "1".into(),
         owned: true,
+        marked: true,
         member: member.map(str::to_owned),
         certificate: None,
         next: None,
@@ -223,6 +224,10 @@ impl Story {
                 let trusts = self.authority(Circle::of(*used)).trusts.clone();
                 let name = certificate_secret(owner, *used);
                 self.certificates().secrets.get_mut(&name).unwrap().trusts = trusts;
+            }
+            CertificateWrite::Mark { secret, .. } => {
+                let held = self.certificates().secrets.get_mut(secret).unwrap();
+                (held.owned, held.marked) = (true, true);
             }
             CertificateWrite::Tell {
                 member,

@@ -502,7 +502,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         owned: true,
         token: Some("token".into()),
         cluster_id,
-        version: None,
+        version: Some("3.6.16".into()),
         initial: [].into(),
         terminating: false,
         lost: false,

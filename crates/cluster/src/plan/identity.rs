@@ -1,0 +1,64 @@
+//! Token and cluster ID: recorded in the status, and marked on each pod and volume. A record that contradicts all marks
+//! was changed by hand and is corrected.
+
+use etcd::ClusterId;
+
+use crate::observed::{Intent, Observed};
+use crate::plan::{Draft, bootstrap};
+use crate::write::{Order, Write};
+
+/// Invariant 26. Returns `true` if the record is corrected first.
+///
+/// Token and cluster ID are always recorded and marked together: a recovery or a restore replaces both. So a record and
+/// a mark that agree on one of them are of the same cluster, and the marks, which are many and unanimous, are right
+/// about the other.
+pub(super) fn correct(
+    observed: &Observed,
+    (intent, recorded): (&Intent, ClusterId),
+    draft: &mut Draft,
+) -> bool {
+    let Some((token, cluster_id)) = marked(observed) else {
+        return false;
+    };
+    let over = observed.resource_version.clone();
+    let write = match (*token == intent.token, cluster_id == recorded) {
+        (false, true) => {
+            draft.say(format!(
+                "record the token {token} again, found on all pods and volumes"
+            ));
+            let members = bootstrap::first_members(observed, token);
+            Write::RecordIntent {
+                intent: Intent {
+                    token: token.clone(),
+                    members,
+                },
+                cluster_id: Some(cluster_id),
+                over,
+            }
+        }
+        (true, false) => {
+            draft.say(format!(
+                "record cluster ID {cluster_id} again, found on all pods and volumes"
+            ));
+            Write::RecordClusterId { cluster_id, over }
+        }
+        _ => return false,
+    };
+    draft.order(Order::Writes(vec![write]));
+    true
+}
+
+/// The token and the cluster ID on all pods and volumes that carry both; `None` if they differ.
+fn marked(observed: &Observed) -> Option<(&String, ClusterId)> {
+    let pods = observed
+        .pods
+        .values()
+        .filter(|pod| pod.owned && pod.stays());
+    let pods = pods.map(|pod| (pod.token.as_ref(), pod.cluster_id));
+    let disks = observed.disks.values();
+    let disks = disks.filter(|disk| disk.owned && disk.stays() && !disk.is_evidence());
+    let disks = disks.map(|disk| (disk.token.as_ref(), disk.cluster_id));
+    let mut marks = pods.chain(disks).filter_map(|(token, id)| token.zip(id));
+    let first = marks.next()?;
+    marks.all(|mark| mark == first).then_some(first)
+}

@@ -1,0 +1,252 @@
+//! The changes that a person can make by hand to an object of a cluster, derived from the object itself: each label,
+//! annotation, owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
+
+use anyhow::{Context, Result};
+use e2e::Sandbox;
+use e2e::objects::Kind;
+use kube::ResourceExt;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams,
+};
+use serde_json::{Map, Value, json};
+
+/// The kinds of objects, with the resource of the operator's Role.
+pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
+    ("", "v1", "Pod", "pods"),
+    ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    ("", "v1", "Service", "services"),
+    ("", "v1", "Secret", "secrets"),
+    (
+        "policy",
+        "v1",
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+    ),
+    (
+        "networking.k8s.io",
+        "v1",
+        "NetworkPolicy",
+        "networkpolicies",
+    ),
+];
+
+/// Secrets of authorities. Their content is tested by `peer_ca_secret_deleted` and `client_ca_secret_deleted`, because
+/// their replacement restarts every member.
+const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
+
+/// What the operator writes and does not rely on in a cluster that has formed: the names of its first members, and that
+/// a kubelet was asked to look at a pod again.
+const HISTORY: [&str; 2] = [
+    "etcd.database.coreos.com/first-members",
+    "etcd.database.coreos.com/nudged",
+];
+
+fn resource(kind: &str) -> Result<ApiResource> {
+    if kind == "EtcdCluster" {
+        return Ok(Kind::EtcdCluster.resource());
+    }
+    let (group, version, kind, plural) = KINDS
+        .into_iter()
+        .find(|(_, _, one, _)| *one == kind)
+        .with_context(|| format!("{kind} is not in the table"))?;
+    let named = GroupVersionKind::gvk(group, version, kind);
+    Ok(ApiResource::from_gvk_with_plural(&named, plural))
+}
+
+pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObject>> {
+    let (client, namespace) = (sandbox.client.clone(), &sandbox.namespace);
+    Ok(Api::namespaced_with(client, namespace, &resource(kind)?))
+}
+
+/// An object by kind and name.
+pub(crate) type Name = (&'static str, String);
+
+/// What happens to an object.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Delete,
+    /// A JSON merge patch of the object.
+    Patch(Value),
+    /// A JSON merge patch of its status.
+    PatchStatus(Value),
+}
+
+/// A change of one thing, with words for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) object: Name,
+    pub(crate) what: String,
+    change: Change,
+}
+
+impl Case {
+    /// `false` if the API server rejects the change: nobody can make it.
+    pub(crate) async fn apply(&self, sandbox: &Sandbox) -> Result<bool> {
+        let (kind, name) = &self.object;
+        let api = objects_of(sandbox, kind)?;
+        let parameters = PatchParams::default();
+        let done = match &self.change {
+            Change::Delete => api.delete(name, &DeleteParams::default()).await.map(drop),
+            Change::Patch(patch) => {
+                let patch = Patch::Merge(patch);
+                api.patch(name, &parameters, &patch).await.map(drop)
+            }
+            Change::PatchStatus(patch) => {
+                let patch = Patch::Merge(patch);
+                api.patch_status(name, &parameters, &patch).await.map(drop)
+            }
+        };
+        match done {
+            Ok(()) => Ok(true),
+            Err(kube::Error::Api(error)) if matches!(error.code, 400 | 403 | 422) => Ok(false),
+            Err(error) => Err(error).with_context(|| self.to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (kind, name) = &self.object;
+        write!(f, "{kind} {name}: {}", self.what)
+    }
+}
+
+/// Another value of the same form, so that the API server accepts it.
+fn other(value: &Value) -> Value {
+    match value {
+        Value::String(text) => {
+            let mut text: Vec<char> = text.chars().collect();
+            match text.last_mut() {
+                Some(last) => *last = if *last == 'a' { 'b' } else { 'a' },
+                None => text.push('a'),
+            }
+            Value::String(text.into_iter().collect())
+        }
+        Value::Number(number) => json!(number.as_i64().unwrap_or_default() + 1),
+        Value::Bool(is) => json!(!is),
+        Value::Array(list) => Value::Array(list.iter().map(other).collect()),
+        Value::Object(fields) => {
+            let changed = fields
+                .iter()
+                .map(|(key, value)| (key.clone(), other(value)));
+            Value::Object(changed.collect())
+        }
+        Value::Null => Value::Null,
+    }
+}
+
+/// A merge patch of one field.
+fn at(path: &[&str], value: &Value) -> Value {
+    path.iter()
+        .rev()
+        .fold(value.clone(), |inner, key| json!({ *key: inner }))
+}
+
+/// Each field of `fields` deleted and set to another value.
+fn each_field(object: &Name, path: &[&str], fields: &Map<String, Value>) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (key, value) in fields {
+        let path: Vec<&str> = path.iter().copied().chain([key.as_str()]).collect();
+        let words = path.join(".");
+        for (what, patch) in [
+            (format!("{words} deleted"), at(&path, &Value::Null)),
+            (
+                format!("{words} set to another value"),
+                at(&path, &other(value)),
+            ),
+        ] {
+            let change = if path.first() == Some(&"status") {
+                Change::PatchStatus(patch)
+            } else {
+                Change::Patch(patch)
+            };
+            let object = object.clone();
+            cases.push(Case {
+                object,
+                what,
+                change,
+            });
+        }
+    }
+    cases
+}
+
+pub(crate) fn fields(object: &Value, pointer: &str) -> Map<String, Value> {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default()
+}
+
+/// Everything that can happen to one object.
+pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>> {
+    let value = serde_json::to_value(found)?;
+    let case = |what: &str, change: Change| Case {
+        object: object.clone(),
+        what: what.to_owned(),
+        change,
+    };
+    if object.0 == "EtcdCluster" {
+        let status = fields(&value, "/status");
+        let mut cases = vec![case(
+            "status emptied",
+            Change::PatchStatus(json!({ "status": null })),
+        )];
+        cases.extend(each_field(object, &["status"], &status));
+        for recorded in ["bootstrap", "TLS"] {
+            let mut inner = fields(&value, &format!("/status/{recorded}"));
+            inner.remove("members");
+            cases.extend(each_field(object, &["status", recorded], &inner));
+        }
+        return Ok(cases);
+    }
+    let mut cases = Vec::new();
+    for map in ["labels", "annotations"] {
+        let mut all = fields(&value, &format!("/metadata/{map}"));
+        all.retain(|key, _| is_of_operator(key));
+        cases.extend(each_field(object, &["metadata", map], &all));
+    }
+    cases.push(case(
+        "ownerReferences deleted",
+        Change::Patch(json!({ "metadata": { "ownerReferences": null } })),
+    ));
+    if !found.finalizers().is_empty() {
+        let none = json!({ "metadata": { "finalizers": null } });
+        cases.push(case("finalizers deleted", Change::Patch(none)));
+    }
+    match object.0 {
+        "Secret" if AUTHORITIES.contains(&object.1.as_str()) => return Ok(cases),
+        "Secret" => {
+            let data = fields(&value, "/data");
+            for key in data.keys() {
+                for (what, value) in [
+                    ("deleted", Value::Null),
+                    ("emptied", json!("")),
+                    ("set to another value", json!("b3RoZXI=")),
+                ] {
+                    let patch = at(&["data", key], &value);
+                    cases.push(case(&format!("data.{key} {what}"), Change::Patch(patch)));
+                }
+            }
+            cases.push(case("data emptied", Change::Patch(json!({ "data": null }))));
+        }
+        "Service" | "PodDisruptionBudget" | "NetworkPolicy" => {
+            let mut spec = fields(&value, "/spec");
+            spec.retain(|key, _| !key.starts_with("clusterIP"));
+            cases.extend(each_field(object, &["spec"], &spec));
+        }
+        _ => {}
+    }
+    // A volume is data: what follows its deletion is a lost member, see `member_loss`.
+    if object.0 != "PersistentVolumeClaim" {
+        cases.push(case("deleted", Change::Delete));
+    }
+    Ok(cases)
+}
+
+/// Whether the operator sets a label or annotation with this key.
+pub(crate) fn is_of_operator(key: &str) -> bool {
+    let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
+    !by_kubernetes && key != "look" && !HISTORY.contains(&key)
+}

@@ -1,0 +1,333 @@
+//! Everything that the operator makes for a cluster and relies on is deleted, emptied or set to another value: one thing
+//! at a time on a healthy cluster, then with a pod lost right after. The table of changes is derived from the objects
+//! that exist; a right of the operator without an object in the table fails the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::leaks::discreet_cluster;
+use e2e::objects::{Kind, is_ready};
+use e2e::wait::Look;
+use e2e::{OneByOne, PATIENCE, Sandbox, Writer, until};
+use k8s_openapi::api::rbac::v1::Role;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, ListParams};
+use serde_json::{Map, Value, json};
+
+use crate::auth;
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::hand_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
+use crate::tls_generated::client;
+
+/// How often the operator is asked to read Secrets.
+const LOOKS: Duration = Duration::from_secs(3);
+/// A cluster with an object of every kind that the operator makes.
+const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
+
+/// Annotations of which only the presence is compared: fingerprints of certificates, which change when a certificate is
+/// issued again, and the mark of a Service, for which any value counts.
+const PRESENT: [&str; 4] = [
+    "etcd.database.coreos.com/started",
+    "etcd.database.coreos.com/authorities",
+    "etcd.database.coreos.com/certificates",
+    "etcd.database.coreos.com/trust",
+];
+
+/// Fields of the status that change without a change of the cluster.
+const VOLATILE: [&str; 6] = [
+    "certificates",
+    "leader",
+    "memberDetails",
+    "nextStep",
+    "waitingFor",
+    "defragmentation",
+];
+
+/// An object without what Kubernetes says about it and what changes with each issued certificate.
+fn normalized(found: &DynamicObject) -> Result<Value> {
+    let object = serde_json::to_value(found)?;
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    if object.pointer("/spec/size").is_some() {
+        let mut status = fields(&object, "/status");
+        status.retain(|key, _| !VOLATILE.contains(&key.as_str()));
+        let conditions = status.get("conditions").and_then(Value::as_array).cloned();
+        let said = conditions.into_iter().flatten();
+        let said = said.map(|one| json!([one["type"], one["status"], one["reason"]]));
+        status.insert("conditions".to_owned(), said.collect());
+        if let Some(bootstrap) = status.get_mut("bootstrap").and_then(Value::as_object_mut) {
+            bootstrap.remove("members");
+        }
+        return Ok(json!({ "status": status }));
+    }
+    let mut annotations = fields(&object, "/metadata/annotations");
+    annotations.retain(|key, _| is_of_operator(key));
+    for key in PRESENT {
+        if let Some(value) = annotations.get_mut(key) {
+            *value = json!(value.as_str().is_some_and(|text| !text.is_empty()));
+        }
+    }
+    let mut owners = object
+        .pointer("/metadata/ownerReferences")
+        .cloned()
+        .unwrap_or_default();
+    for owner in owners.as_array_mut().into_iter().flatten() {
+        // The API server fills in what is missing; the operator needs these.
+        let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
+        *owner = json!([kind, name, uid, owner["controller"]]);
+    }
+    let mut spec = fields(&object, "/spec");
+    spec.retain(|key, _| !key.starts_with("clusterIP"));
+    let data = fields(&object, "/data").into_iter().map(|(key, value)| {
+        let size = value.as_str().map_or(0, str::len);
+        // Another certificate of the same kind has about the same length.
+        (key, json!(size / 2 > 8))
+    });
+    let data: Map<String, Value> = data.collect();
+    let is_spec_kept = matches!(
+        kind.as_str(),
+        "Service" | "PodDisruptionBudget" | "NetworkPolicy"
+    );
+    Ok(json!({
+        "labels": object.pointer("/metadata/labels"),
+        "annotations": annotations,
+        "owners": owners,
+        "finalizers": object.pointer("/metadata/finalizers"),
+        "spec": is_spec_kept.then_some(spec),
+        "data": data,
+        "is deleted": found.metadata.deletion_timestamp.is_some(),
+        "is ready": kind == "Pod" && is_ready(&serde_json::from_value(object)?),
+    }))
+}
+
+/// All objects of a cluster by kind and name.
+async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, DynamicObject>> {
+    let mut all = BTreeMap::new();
+    let prefix = format!("{cluster}-");
+    for (_, _, kind, _) in KINDS {
+        let api = objects_of(sandbox, kind)?;
+        let list = api.list(&ListParams::default()).await?;
+        for mut object in list.items {
+            let name = object.name_any();
+            if name == cluster || name.starts_with(&prefix) {
+                // Lists leave the kind out.
+                object.data["kind"] = json!(kind);
+                all.insert((kind, name), object);
+            }
+        }
+    }
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    all.insert(
+        ("EtcdCluster", cluster.to_owned()),
+        clusters.get(cluster).await?,
+    );
+    Ok(all)
+}
+
+/// Invariant 26: the first difference from what there was before; `None` if everything is as it was.
+fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
+    for (name, was) in before {
+        let Some(is) = now.get(name) else {
+            return Some(format!("{} {} is missing", name.0, name.1));
+        };
+        if let Some(text) = different("", was, is) {
+            return Some(format!("{} {}: {text}", name.0, name.1));
+        }
+    }
+    let added = now.keys().find(|name| !before.contains_key(name));
+    added.map(|name| format!("{} {} was added", name.0, name.1))
+}
+
+fn different(path: &str, was: &Value, is: &Value) -> Option<String> {
+    if let (Value::Object(was), Value::Object(is)) = (was, is) {
+        let keys: BTreeSet<&String> = was.keys().chain(is.keys()).collect();
+        return keys.into_iter().find_map(|key| {
+            let get = |of: &Map<String, Value>| of.get(key).cloned().unwrap_or_default();
+            different(&format!("{path}/{key}"), &get(was), &get(is))
+        });
+    }
+    (was != is).then(|| format!("{path} is {is}, was {was}"))
+}
+
+struct Table<'a> {
+    sandbox: &'a Sandbox,
+    cluster: &'static str,
+    before: BTreeMap<Name, Value>,
+    /// How many changes were made, and how many the API server rejected.
+    made: usize,
+    rejected: usize,
+}
+
+impl<'a> Table<'a> {
+    async fn new(sandbox: &'a Sandbox, cluster: &'static str) -> Result<Self> {
+        let mut table = Self {
+            sandbox,
+            cluster,
+            before: BTreeMap::new(),
+            made: 0,
+            rejected: 0,
+        };
+        table.before = table.now().await?;
+        Ok(table)
+    }
+
+    async fn now(&self) -> Result<BTreeMap<Name, Value>> {
+        let all = objects(self.sandbox, self.cluster).await?;
+        let all = all.iter();
+        all.map(|(name, object)| Ok((name.clone(), normalized(object)?)))
+            .collect()
+    }
+
+    /// Waits until everything is as before.
+    async fn await_as_before(&self) -> Result<()> {
+        let mut looked = Instant::now();
+        // By itself, the operator reads Secrets once a minute.
+        self.sandbox.look_at(self.cluster).await?;
+        until("everything is as before", PATIENCE, async || {
+            if looked.elapsed() > LOOKS {
+                self.sandbox.look_at(self.cluster).await?;
+                looked = Instant::now();
+            }
+            let now = self.now().await?;
+            Ok(difference(&self.before, &now).map_or(Look::Done(()), Look::NotYet))
+        })
+        .await
+    }
+
+    /// Makes a change, deletes a pod right after if one is given, and waits until everything is as before.
+    async fn play(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
+        let begun = Instant::now();
+        if !case.apply(self.sandbox).await? {
+            self.rejected += 1;
+            return Ok(());
+        }
+        self.made += 1;
+        if let Some(pod) = pod {
+            let delete = ["delete", "pod", pod, "--now", "--wait=false"];
+            self.sandbox.kubectl(&delete).await?;
+        }
+        let lost = pod.map_or(String::new(), |pod| format!(", and {pod} is lost"));
+        let outcome = self.await_as_before().await;
+        println!("{:5.1} s  {case}{lost}", begun.elapsed().as_secs_f64());
+        outcome.with_context(|| format!("{case}{lost}"))
+    }
+}
+
+/// Everything that the operator may create has an object in the table.
+async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
+    let role = sandbox.api::<Role>().get("etcd-operator").await?;
+    let rules = role.rules.into_iter().flatten();
+    let made = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
+    for resource in made.flat_map(|rule| rule.resources.unwrap_or_default()) {
+        // The operator does not read its Events.
+        if resource == "events" {
+            continue;
+        }
+        let kind = KINDS.iter().find(|(.., plural)| *plural == resource);
+        let (_, _, kind, _) = kind.with_context(|| format!("{resource} is not in the table"))?;
+        let is_found = found.keys().any(|(one, _)| one == kind);
+        ensure!(is_found, "the cluster has no {kind}");
+    }
+    Ok(())
+}
+
+/// One member stands for all in the table.
+fn is_represented((_, name): &Name, others: &[String]) -> bool {
+    !others
+        .iter()
+        .any(|member| name.starts_with(member.as_str()))
+}
+
+/// The changes that are made again with a lost pod: of the records and marks that a new pod depends on each, and of all
+/// else the last one, which deletes it where it can be deleted.
+fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
+    let matters = |case: &&Case| match case.object.0 {
+        "EtcdCluster" => [
+            "status emptied",
+            "bootstrap.token",
+            "clusterID",
+            "status.TLS ",
+        ]
+        .iter()
+        .any(|what| case.what.contains(what)),
+        "PersistentVolumeClaim" => {
+            case.what.contains("annotations") && case.what.contains("another value")
+        }
+        _ => false,
+    };
+    let some: Vec<&Case> = cases.iter().filter(matters).collect();
+    if some.is_empty() {
+        cases.last().into_iter().collect()
+    } else {
+        some
+    }
+}
+
+/// A cluster of three members with everything but authentication, under a writer. Members are ended one by one, each
+/// only when all are ready again, so clients wait at most for one restart.
+async fn change_everything(sandbox: &Sandbox) -> Result<()> {
+    let spec = format!("{EVERYTHING}{DURABLE}");
+    let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members("c", 3).await?;
+    let identity = client(sandbox, "c").await?;
+    let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+    let found = objects(sandbox, "c").await?;
+    table_is_complete(sandbox, &found).await?;
+
+    let pods = sandbox.member_pods("c").await?;
+    let members: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
+    let (member, others) = members.split_first().context("no member")?;
+    let mut cases = Vec::new();
+    for (name, object) in &found {
+        if is_represented(name, others) {
+            cases.push(cases_of(name, object)?);
+        }
+    }
+    let one_by_one = OneByOne::begin(sandbox, "c", 3).await?;
+    let mut table = Table::new(sandbox, "c").await?;
+    for case in cases.iter().flatten() {
+        table.play(case, None).await?;
+    }
+    for case in cases.iter().flat_map(|cases| with_a_lost_pod(cases)) {
+        table.play(case, Some(member)).await?;
+    }
+    println!(
+        "{} changes, and {} that the API server rejects",
+        table.made, table.rejected
+    );
+    one_by_one.end().await?;
+    writer.finish("every change").await.map(drop)
+}
+
+/// The Secrets of a cluster with authentication: its password is the same afterwards.
+async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
+    const PASSWORD: &str = "correct-horse-battery";
+    sandbox.apply(&auth::secret(PASSWORD)).await?;
+    let spec = format!("  auth: {{secret: root, enabled: true}}\n{DURABLE}");
+    let manifest = cluster_with(&sandbox.env, "p", 1, &spec)?;
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members("p", 1).await?;
+    auth::await_password(sandbox, "p", PASSWORD).await?;
+    let found = objects(sandbox, "p").await?;
+    let mut table = Table::new(sandbox, "p").await?;
+    for (name, object) in found.iter().filter(|((kind, _), _)| *kind == "Secret") {
+        for case in cases_of(name, object)? {
+            table.play(&case, None).await?;
+            let lets_in = auth::lets_in(sandbox, "p", PASSWORD).await?;
+            ensure!(lets_in, "{case}: the password is not accepted any more");
+        }
+    }
+    ensure!(table.made > 0, "the cluster has no Secret");
+    Ok(())
+}
+
+/// Invariant 26.
+#[tokio::test]
+async fn kept_objects_deleted_one_by_one() {
+    discreet_cluster("kept_objects", async |sandbox| {
+        let (all, auth) = tokio::join!(change_everything(sandbox), change_auth_secrets(sandbox));
+        all.and(auth)
+    })
+    .await;
+}
