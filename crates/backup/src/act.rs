@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use api::EtcdBackup;
 use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply;
 use runtime::controller::Guarded;
-use serde_json::json;
 
 use crate::observe::Ready;
 use crate::observed::{Kept, Observed, Stored};
@@ -101,7 +99,7 @@ pub(crate) async fn act(
         // What an earlier spec's transfer came to is no concern of this one's.
         (Step::RecordIntent, _) => beside.forget(&uid),
         (Step::Guard(set), _) => {
-            guard(&api(), backup, set).await?;
+            apply::set_finalizer(&api(), MANAGER_BACKUP, backup, FINALIZER_STORED, set).await?;
             if !set {
                 beside.forget(&uid);
             }
@@ -112,34 +110,4 @@ pub(crate) async fn act(
         (Step::Begin | Step::Tidy | Step::Purge | Step::RecordAttempts(_) | Step::Nothing, _) => {}
     }
     Ok(())
-}
-
-/// Sets the finalizer, or takes it away, of exactly this object (invariant 11).
-async fn guard(api: &Api<EtcdBackup>, backup: &EtcdBackup, set: bool) -> Result<(), apply::Error> {
-    let mut finalizers = backup.metadata.finalizers.clone().unwrap_or_default();
-    finalizers.retain(|finalizer| finalizer != FINALIZER_STORED);
-    if set {
-        finalizers.push(FINALIZER_STORED.to_owned());
-    }
-    // The version makes a patch of what was read: nobody else's finalizer is lost.
-    let patch = json!({ "metadata": {
-        "finalizers": finalizers,
-        "resourceVersion": backup.resource_version(),
-        "uid": backup.uid(),
-    }});
-    let params = PatchParams {
-        field_manager: Some(MANAGER_BACKUP.to_owned()),
-        ..PatchParams::default()
-    };
-    let name = backup.name_any();
-    match api.patch(&name, &params, &Patch::Merge(&patch)).await {
-        Ok(_) => Ok(()),
-        Err(error) if apply::is_not_found(&error) => Ok(()),
-        Err(source) => Err(apply::Error::Api {
-            verb: "set the finalizer of",
-            kind: EtcdBackup::kind(&()).into_owned(),
-            name,
-            source: Box::new(source),
-        }),
-    }
 }

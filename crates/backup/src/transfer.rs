@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub use runtime::progress::Meter;
 use store::compression::{Compressor, ZSTD};
-use store::{Store, Upload, hexadecimal};
+use store::{Store, Upload};
 use tokio_util::sync::CancellationToken;
 
 use crate::candidates::{Candidate, known, ranked};
@@ -367,7 +367,7 @@ impl Transfer {
             cluster_id: member.status.cluster_id.to_string(),
             revision: inspected.store_revision(),
             size: i64::try_from(inspected.size).unwrap_or(i64::MAX),
-            sha256: hexadecimal(&inspected.sha256),
+            sha256: hex::encode(inspected.sha256),
             hash,
             compression: compression.to_owned(),
             stored_size: self

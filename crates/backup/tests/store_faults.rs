@@ -194,11 +194,7 @@ async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_succes
         let mut inspector = etcd::Inspector::new();
         inspector.push(&content);
         let inspected = inspector.finish().unwrap();
-        assert_eq!(
-            store::hexadecimal(&inspected.sha256),
-            manifest.sha256,
-            "{fault:?}"
-        );
+        assert_eq!(hex::encode(inspected.sha256), manifest.sha256, "{fault:?}");
         let all = plain.list("").await.unwrap();
         assert_eq!(all.len(), 2 * (case + 1), "{fault:?}: {all:?}");
         println!("{fault:?}: {} failed attempts before", troubles.len());

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use api::EtcdCluster;
 use api::cluster::{MemberRole, RecoveryPhase};
 use api::names;
-use etcd::{Access, Alarm, ClusterId, Etcd, Status};
+use etcd::{Access, Alarm, Etcd, Status};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -408,7 +408,7 @@ pub fn without_etcd(objects: &Objects) -> Observed {
             .get(names::ANNOTATION_RESTORE)
             .cloned(),
         intent,
-        cluster_id: status.cluster_id.as_deref().and_then(parse_cluster_id),
+        cluster_id: status.cluster_id.as_ref().and_then(|id| id.parse().ok()),
         reported_voters: status
             .member_details
             .iter()
@@ -474,9 +474,4 @@ pub fn without_etcd(objects: &Objects) -> Observed {
     }
     certificates::differ(&mut observed);
     observed
-}
-
-/// Reads a cluster ID as etcd and its tools write it.
-pub fn parse_cluster_id(text: &str) -> Option<ClusterId> {
-    u64::from_str_radix(text, 16).ok().map(ClusterId)
 }

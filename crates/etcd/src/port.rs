@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,6 +21,15 @@ pub struct MemberId(pub u64);
 impl fmt::Display for ClusterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
+    }
+}
+
+impl FromStr for ClusterId {
+    type Err = ParseIntError;
+
+    /// Reads an ID as etcd and its tools write it; leading zeros are accepted.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        u64::from_str_radix(text.trim(), 16).map(Self)
     }
 }
 

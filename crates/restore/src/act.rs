@@ -90,7 +90,11 @@ pub async fn act(
         | Step::RecordBackup(_)
         | Step::RecordRestored { .. }
         | Step::Abandon(_) => Ok(()),
-        Step::Guard(set) => guard(hands, restore, *set).await,
+        Step::Guard(set) => {
+            let api: Api<EtcdRestore> = hands.api(&restore.namespace().unwrap_or_default());
+            apply::set_finalizer(&api, MANAGER_RESTORE, restore, FINALIZER_CLAIM, *set).await?;
+            Ok(())
+        }
         Step::CreateCluster(spec) => {
             let cluster = cluster_with_claim(restore, &namespace, spec.as_ref().clone());
             late::create_cluster(hands, restore, &cluster, Instant::now()).await
@@ -163,25 +167,6 @@ impl Hands<'_> {
         let found = observe::read(self.client, namespace, name).await;
         found.map_err(Error::Missing)
     }
-}
-
-/// Sets the finalizer, or takes it away, of exactly this object (invariant 11).
-async fn guard(hands: &Hands<'_>, restore: &EtcdRestore, set: bool) -> Result<(), Error> {
-    let mut finalizers = restore.metadata.finalizers.clone().unwrap_or_default();
-    finalizers.retain(|finalizer| finalizer != FINALIZER_CLAIM);
-    if set {
-        finalizers.push(FINALIZER_CLAIM.to_owned());
-    }
-    let api: Api<EtcdRestore> = hands.api(&restore.namespace().unwrap_or_default());
-    // The version makes a patch of what was read: nobody else's finalizer is lost.
-    apply::merge_metadata(
-        &api,
-        MANAGER_RESTORE,
-        restore,
-        json!({ "finalizers": finalizers }),
-    )
-    .await?;
-    Ok(())
 }
 
 /// The seed's pod, as it was seen; one that has changed since is looked at again. Says whether it goes, and nothing is in its

@@ -215,14 +215,6 @@ fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
         .ok_or_else(|| Trouble::new(Reason::SeedFailed, message))
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

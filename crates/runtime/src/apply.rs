@@ -320,6 +320,32 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
+/// Adds a finalizer to exactly the object that was seen, or removes it (invariant 11). Other finalizers stay. A deleted
+/// object counts as done.
+///
+/// # Errors
+/// If the object has changed since, or the API server rejects the patch.
+pub async fn set_finalizer<K>(
+    api: &Api<K>,
+    manager: &str,
+    seen: &K,
+    finalizer: &str,
+    set: bool,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let mut finalizers = seen.finalizers().to_vec();
+    finalizers.retain(|one| one != finalizer);
+    if set {
+        finalizers.push(finalizer.to_owned());
+    }
+    match merge_metadata(api, manager, seen, json!({ "finalizers": finalizers })).await {
+        Err(Error::Api { source, .. }) if is_not_found(&source) => Ok(()),
+        done => done,
+    }
+}
+
 /// The owner reference that lets garbage collection remove a child with its owner.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())

@@ -14,7 +14,6 @@ use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
 use yasna::models::ObjectIdentifier;
 use yasna::{ASN1Error, ASN1ErrorKind, ASN1Result, BERReader, BERReaderSeq, Tag, parse_der};
 
@@ -93,7 +92,7 @@ impl Certificate {
         })
         .ok()?;
         Some(Self {
-            fingerprint: hexadecimal(&Sha256::digest(&der)),
+            fingerprint: hex::encode(Sha256::digest(&der)),
             der,
             ..fields
         })
@@ -118,21 +117,13 @@ impl Certificate {
         let mut hasher = Sha256::new();
         hasher.update(&self.subject);
         hasher.update(&self.public_key);
-        hexadecimal(&hasher.finalize()).chars().take(16).collect()
+        hex::encode(hasher.finalize()).chars().take(16).collect()
     }
 
     /// Whether it is valid at this time.
     pub fn is_valid_at(&self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after
     }
-}
-
-/// Bytes as hexadecimal digits.
-pub fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
@@ -158,7 +149,7 @@ fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
         dns_names: Vec::new(),
         addresses: Vec::new(),
         is_authority: false,
-        serial: hexadecimal(&serial),
+        serial: hex::encode(&serial),
         issuer,
         subject,
         public_key,

@@ -9,7 +9,6 @@ mod failure;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod gcs;
-mod hexadecimal;
 mod http;
 mod local;
 mod oss;
@@ -24,7 +23,6 @@ pub mod testing;
 
 pub use abs::{AbsAccess, AbsCloud, AbsConfig, AbsStore};
 pub use gcs::{GcsAccess, GcsConfig, GcsStore};
-pub use hexadecimal::hexadecimal;
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Protection, S3Store};

@@ -13,7 +13,6 @@ use md5::{Digest as _, Md5};
 use tokio::fs;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::hexadecimal;
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 /// What an unfinished file's name begins with; such files are no objects.
@@ -58,7 +57,7 @@ impl LocalStore {
     /// of others are seen only when nothing was written to them for ten minutes.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
-        let mut digits = hexadecimal(&Md5::digest(owner));
+        let mut digits = hex::encode(Md5::digest(owner));
         digits.truncate(OWNER);
         self.owner = Some(digits);
         self

@@ -10,8 +10,6 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::checkout::hex;
-
 /// A file of an image.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
@@ -64,7 +62,7 @@ impl Image {
             .write_layer(&layer_file)
             .with_context(|| format!("layer of {}", file.display()))?;
         let config = self.config(&digest);
-        let config_name = format!("{}.json", hex(&Sha256::digest(&config)));
+        let config_name = format!("{}.json", hex::encode(Sha256::digest(&config)));
         let layer_name = format!("{digest}/layer.tar");
         let manifest =
             json!([{ "Config": config_name, "RepoTags": self.names, "Layers": [layer_name] }])
@@ -129,7 +127,7 @@ impl Image {
         }
         let mut hashing = layer.into_inner()?;
         hashing.flush()?;
-        Ok(hex(&hashing.hash.finalize()))
+        Ok(hex::encode(hashing.hash.finalize()))
     }
 
     /// All folders of the image, parents first, each once.
@@ -279,14 +277,14 @@ mod tests {
         let config = find(manifest[0]["Config"].as_str().unwrap());
         assert_eq!(
             manifest[0]["Config"],
-            format!("{}.json", hex(&Sha256::digest(config)))
+            format!("{}.json", hex::encode(Sha256::digest(config)))
         );
         let config: serde_json::Value = serde_json::from_slice(config).unwrap();
         assert_eq!(config["config"]["User"], "65532:65532");
         let layer = find(&format!("{digest}/layer.tar"));
         assert_eq!(
             config["rootfs"]["diff_ids"][0],
-            format!("sha256:{}", hex(&Sha256::digest(layer)))
+            format!("sha256:{}", hex::encode(Sha256::digest(layer)))
         );
     }
 

@@ -61,17 +61,7 @@ pub(crate) fn slots_folder() -> PathBuf {
 
 /// Eight hex digits that differ between checkouts.
 pub(crate) fn identity() -> String {
-    hex(&Sha256::digest(root().as_os_str().as_encoded_bytes()))[..8].to_owned()
-}
-
-/// Bytes as lowercase hex digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    hex::encode(&Sha256::digest(root().as_os_str().as_encoded_bytes())[..4])
 }
 
 #[cfg(test)]
@@ -82,10 +72,5 @@ mod tests {
     fn the_root_holds_the_workspace() {
         assert!(root().join("Cargo.toml").is_file());
         assert!(testbed_sources().join("init.c").is_file());
-    }
-
-    #[test]
-    fn hex_keeps_leading_zeros() {
-        assert_eq!(hex(&[0, 15, 255]), "000fff");
     }
 }

@@ -198,7 +198,7 @@ fn tag(entries: &[Entry]) -> Result<String> {
             fs::File::open(&entry.source).with_context(|| entry.source.display().to_string())?;
         std::io::copy(&mut file, &mut hash).with_context(|| entry.source.display().to_string())?;
     }
-    Ok(checkout::hex(&hash.finalize())[..12].to_owned())
+    Ok(hex::encode(hash.finalize())[..12].to_owned())
 }
 
 /// Keeps the newest archives only: each is as large as the three programs.

@@ -364,7 +364,7 @@ fn digest(parts: &[&[u8]]) -> String {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
-    checkout::hex(&hash.finalize())
+    hex::encode(hash.finalize())
 }
 
 fn compile_init(source: &Path, folder: &Path) -> Result<()> {

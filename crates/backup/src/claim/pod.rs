@@ -28,7 +28,7 @@ const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 /// The name of the pod that does this work. It is fixed: whoever comes second finds the first (invariant 11).
 pub(crate) fn name(order: &Order) -> String {
     let digest = Sha256::digest(format!("{}\n{}", order.uid, order.occasion()));
-    let digest = store::hexadecimal(&digest);
+    let digest = hex::encode(digest);
     format!("etcd-backup-{}", &digest[..DIGITS])
 }
 

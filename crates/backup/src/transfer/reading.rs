@@ -7,7 +7,7 @@ use api::manifest::BackupManifest;
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use store::compression::{Decompressor, ZSTD};
-use store::{ObjectStream, Store, hexadecimal};
+use store::{ObjectStream, Store};
 
 use super::{in_store, manifest_of};
 use crate::observed::Trouble;
@@ -67,7 +67,7 @@ async fn read(
         }
     }
     let whole = decompressor.map_or(Ok(()), Decompressor::finish).is_ok();
-    Ok(whole.then(|| (size, hexadecimal(&digest.finalize()))))
+    Ok(whole.then(|| (size, hex::encode(digest.finalize()))))
 }
 
 fn decompress(

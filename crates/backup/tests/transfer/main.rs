@@ -526,6 +526,6 @@ async fn a_compressed_backup_is_smaller_and_the_same() {
     decompressor.finish().unwrap();
     let inspected = inspector.finish().unwrap();
     assert!(inspected.trailer);
-    assert_eq!(store::hexadecimal(&inspected.sha256), stored.sha256);
+    assert_eq!(hex::encode(inspected.sha256), stored.sha256);
     assert_eq!(inspected.store_revision(), stored.revision);
 }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use runtime::certificate::{Certificate, certificates, hexadecimal};
+use runtime::certificate::{Certificate, certificates};
 use sha2::{Digest, Sha256};
 
 use super::{Circle, Key, Made, Rule, renewal};
@@ -113,7 +113,7 @@ pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
         hasher.update(text);
         hasher.update([0]);
     }
-    hexadecimal(&hasher.finalize()).chars().take(16).collect()
+    hex::encode(hasher.finalize()).chars().take(16).collect()
 }
 
 /// The labels of a Secret by its name; `None` if it is not one of the cluster's.

@@ -7,7 +7,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyIdMethod, KeyUsagePurpose, SanType, SerialNumber,
 };
-use runtime::certificate::{Certificate, hexadecimal};
+use runtime::certificate::Certificate;
 use std::net::IpAddr;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -109,7 +109,7 @@ fn params(common_name: &str, serial: SerialNumber) -> CertificateParams {
 fn serial() -> (SerialNumber, String) {
     let mut bytes: [u8; 16] = rand::random();
     bytes[0] = bytes[0] & 0x7f | 0x40;
-    (SerialNumber::from_slice(&bytes), hexadecimal(&bytes))
+    (SerialNumber::from_slice(&bytes), hex::encode(bytes))
 }
 
 fn times((from, until): (Timestamp, Timestamp)) -> Result<(OffsetDateTime, OffsetDateTime), Error> {

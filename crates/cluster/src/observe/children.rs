@@ -10,7 +10,6 @@ use runtime::member::{self, Members};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::observe::parse_cluster_id;
 use crate::observed::{self, Claim, Disk, Kept, Removal, Shared};
 use crate::quantity::bytes;
 
@@ -63,8 +62,7 @@ pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
         owned,
         token: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_TOKEN),
         cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID)
-            .as_deref()
-            .and_then(parse_cluster_id),
+            .and_then(|id| id.parse().ok()),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
         initial: annotation(&claim.metadata, names::ANNOTATION_FIRST_MEMBERS)
             .map(|list| list.split(',').map(str::to_owned).collect())

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use runtime::member::{Notes, Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
-use crate::observe::{company, ending, parse_cluster_id};
+use crate::observe::{company, ending};
 use crate::observed::{Changed, Pod, Role, Trouble};
 
 pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
@@ -47,8 +47,7 @@ pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         owned,
         token: annotation(&pod.metadata, names::ANNOTATION_CLUSTER_TOKEN),
         cluster_id: annotation(&pod.metadata, names::ANNOTATION_CLUSTER_ID)
-            .as_deref()
-            .and_then(parse_cluster_id),
+            .and_then(|id| id.parse().ok()),
         version: notes.version,
         image: notes.image,
         changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED)

@@ -45,7 +45,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
     if !names(text, cluster_id) {
         // It approved the recovery this cluster came from, and may stay.
         let spent = observed.recovery.former();
-        let spent = spent.and_then(|record| parse(&record.from_cluster_id));
+        let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
             Some(_) => Approval::None,
             None => Approval::Wrong(text),
@@ -58,12 +58,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
 }
 
 fn names(text: &str, cluster_id: ClusterId) -> bool {
-    parse(text) == Some(cluster_id)
-}
-
-/// An ID as etcd and its tools write it; a person may have filled it up with zeros.
-fn parse(text: &str) -> Option<ClusterId> {
-    u64::from_str_radix(text.trim(), 16).ok().map(ClusterId)
+    text.parse() == Ok(cluster_id)
 }
 
 pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {

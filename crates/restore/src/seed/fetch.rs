@@ -21,9 +21,7 @@ use store::Target;
 
 use super::intake::Intake;
 use super::prepare::promised;
-use super::{
-    Contents, Paths, already_restored, hexadecimal, read_json, volume_trouble, write_json,
-};
+use super::{Contents, Paths, already_restored, read_json, volume_trouble, write_json};
 use crate::choice;
 use crate::observed::Trouble;
 use crate::source::{self, Place, SecretData};
@@ -78,7 +76,7 @@ pub struct Survivor {
     )]
     pub member: Option<String>,
     /// The cluster that member must belong to, in hexadecimal
-    #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
+    #[arg(long, value_name = "ID")]
     pub cluster_id: Option<ClusterId>,
     /// Where the Secret with the client certificate for that member is mounted
     #[arg(long, value_name = "DIRECTORY")]
@@ -86,10 +84,6 @@ pub struct Survivor {
     /// The revision the snapshot must have at least
     #[arg(long, value_name = "REVISION", default_value_t = 0)]
     pub revision: i64,
-}
-
-fn parse_cluster_id(text: &str) -> Result<ClusterId, std::num::ParseIntError> {
-    u64::from_str_radix(text, 16).map(ClusterId)
 }
 
 fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
@@ -158,7 +152,7 @@ pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble>
         return Ok(None);
     };
     let found = inspect(file).map_err(|error| volume_trouble("read", &paths.snapshot(), &error))?;
-    let whole = found.is_ok_and(|found| hexadecimal(&found.sha256) == expected.sha256);
+    let whole = found.is_ok_and(|found| hex::encode(found.sha256) == expected.sha256);
     Ok(whole.then_some(expected))
 }
 
@@ -362,7 +356,7 @@ pub(super) fn verify(
     Ok(Contents {
         revision: inspected.store_revision(),
         size: inspected.size,
-        sha256: hexadecimal(&inspected.sha256),
+        sha256: hex::encode(inspected.sha256),
         hash: manifest
             .and_then(|manifest| manifest.hash)
             .map(|hash| KeyHash {
@@ -374,7 +368,7 @@ pub(super) fn verify(
 }
 
 fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Trouble> {
-    let sha256 = hexadecimal(&inspected.sha256);
+    let sha256 = hex::encode(inspected.sha256);
     if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
         return Err(unreadable(&format!(
             "its SHA-256 is {sha256}, and the manifest says {}",

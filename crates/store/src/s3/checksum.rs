@@ -7,7 +7,6 @@
 use md5::{Digest as _, Md5};
 
 use super::base64;
-use crate::hexadecimal;
 use crate::port::Error;
 
 /// A part the store has taken.
@@ -42,7 +41,7 @@ pub(super) struct Whole {
 impl Whole {
     /// Of an object sent in one request.
     pub(super) fn of_one(md5: [u8; 16], tag: &str) -> Self {
-        let (md5, tag) = (hexadecimal(&md5), tag.trim_matches('"'));
+        let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
             // A tag that is no MD5 says nothing.
@@ -114,7 +113,7 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
 /// If the store makes tags of MD5s, as its parts then show.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
-        let md5 = part.md5.map(|md5| hexadecimal(&md5));
+        let md5 = part.md5.map(hex::encode);
         md5.as_deref() == Some(part.tag.trim_matches('"'))
     };
     parts.iter().all(is_its_md5).then(|| composed(parts))?
@@ -133,7 +132,7 @@ fn composed(parts: &[Part]) -> Option<String> {
         }
     }
     let digest: [u8; 16] = whole.finalize().into();
-    Some(format!("{}-{}", hexadecimal(&digest), parts.len()))
+    Some(format!("{}-{}", hex::encode(digest), parts.len()))
 }
 
 #[cfg(test)]
@@ -150,7 +149,7 @@ mod tests {
             .map(|(content, number)| Part {
                 number,
                 size: content.len(),
-                tag: format!("\"{}\"", hexadecimal(&md5_of(content))),
+                tag: format!("\"{}\"", hex::encode(md5_of(content))),
                 crc32c: crc32c.then(|| crc32c::crc32c(content)),
                 md5: md5.then(|| md5_of(content)),
             })

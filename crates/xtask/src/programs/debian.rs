@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::{checkout, shell};
+use crate::shell;
 
 /// The version of etcd that comes as a Debian package; the other versions are Go modules.
 pub(super) const VERSION: &str = "3.4.23";
@@ -67,7 +67,7 @@ fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Resu
     shell::output(&mut curl)
         .or_else(|_| shell::output(&mut wget))
         .with_context(|| format!("{package} {VERSION}: neither apt has it (`apt-get update` may help) nor could {url} be fetched"))?;
-    let found = checkout::hex(&Sha256::digest(fs::read(&path)?));
+    let found = hex::encode(Sha256::digest(fs::read(&path)?));
     if found != sum {
         bail!("{url}: SHA-256 is {found}, not {sum}");
     }

@@ -141,7 +141,7 @@ pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
 pub(crate) fn random_word(bytes: usize) -> String {
     let mut random = vec![0; bytes];
     OsRng.fill_bytes(&mut random);
-    crate::checkout::hex(&random)
+    hex::encode(random)
 }
 
 fn parameters(name: &str, groups: &[&str], key: &Key) -> CertificateParams {

@@ -9,7 +9,6 @@ use kube::ResourceExt;
 use runtime::member::{self, Member, Members, Seed, Source};
 
 use crate::act::{Actor, Error};
-use crate::observe::parse_cluster_id;
 use crate::observed::Role;
 use crate::plan::name_of;
 use crate::write::{Start, State};
@@ -115,7 +114,7 @@ impl Actor<'_> {
         let missing = |why: &str| Error::Missing(why.to_owned());
         let record = self.observed.recovery.record.as_ref();
         let record = record.ok_or_else(|| missing("no recovery is recorded"))?;
-        let from = parse_cluster_id(&record.from_cluster_id);
+        let from = record.from_cluster_id.parse().ok();
         let from = from.ok_or_else(|| missing("status.recovery.fromClusterID is no cluster ID"))?;
         let operator = self.image.get().await.map_err(Error::Missing)?;
         let url = members.addresses().client_url(&record.survivor);
