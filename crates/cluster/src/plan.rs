@@ -5,11 +5,13 @@
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
 mod adoption;
+mod age;
 mod aside;
 mod auth;
 mod blind;
 mod bootstrap;
 mod certificates;
+mod change;
 mod disks;
 mod ended;
 mod evidence;
@@ -18,6 +20,7 @@ mod hibernate;
 mod identity;
 mod joining;
 mod kept_volumes;
+mod member_objects;
 mod membership;
 mod nudge;
 mod objects;
@@ -28,6 +31,7 @@ mod roll;
 mod second;
 mod settings;
 mod size;
+mod survey;
 mod switch;
 mod tls;
 mod together;
@@ -47,14 +51,14 @@ use jiff::Timestamp;
 use crate::observed::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
-pub use fate::Fate;
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
 pub use urgent::urgent;
+pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
 pub(crate) use view::name_of;
-pub use view::{Data, Health, Seat, VersionRules, View};
+pub use view::{Data, Fate, Health, Seat, View};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);

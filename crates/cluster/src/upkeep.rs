@@ -34,6 +34,20 @@ pub struct Upkeep {
     pub slow: bool,
 }
 
+impl Upkeep {
+    /// The defragmentation that is not over.
+    pub fn open_run(&self) -> Option<&DefragmentationStatus> {
+        let record = self.record.as_ref()?;
+        record.completion_time.is_none().then_some(record)
+    }
+
+    /// The member that was asked to defragment and has not answered yet.
+    pub fn defragmenting(&self) -> Option<&str> {
+        let last = self.open_run()?.members.last()?;
+        last.completion_time.is_none().then_some(&last.name)
+    }
+}
+
 impl Default for Upkeep {
     fn default() -> Self {
         Self {

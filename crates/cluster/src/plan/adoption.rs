@@ -10,7 +10,7 @@ use api::cluster::peers_of;
 use etcd::{ClusterId, Member, Members};
 
 use crate::observed::{Intent, Observed, Seen};
-use crate::plan::fate::Fate;
+use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::write::{Order, Write};

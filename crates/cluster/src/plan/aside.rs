@@ -13,8 +13,9 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Intent, Role};
+use crate::plan::age::age;
 use crate::plan::view::{Seat, View};
-use crate::plan::{Draft, joining, objects};
+use crate::plan::{Draft, joining};
 use crate::write::{Label, Order, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
@@ -33,7 +34,7 @@ pub(super) fn is_aside(now: Timestamp, view: &View, seat: &Seat, draft: &mut Dra
     }
     draft.aside.insert(seat.name.clone());
     let out = match seat.pod.and_then(|pod| pod.role) {
-        Some(Role::Busy { since }) => objects::age(since, now),
+        Some(Role::Busy { since }) => age(since, now),
         _ => Duration::ZERO,
     };
     let left = MOVES.saturating_sub(out);
@@ -101,7 +102,7 @@ pub(super) fn settle(
 /// It has been out, and for no longer than this.
 pub(super) fn is_out_since(now: Timestamp, seat: &Seat, most: Duration) -> bool {
     match seat.pod.and_then(|pod| pod.role) {
-        Some(Role::Busy { since }) => objects::age(since, now) <= most,
+        Some(Role::Busy { since }) => age(since, now) <= most,
         _ => false,
     }
 }

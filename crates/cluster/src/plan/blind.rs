@@ -9,6 +9,7 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Disk, Intent, Observed, Pod, Role};
+use crate::plan::member_objects;
 use crate::plan::versions;
 use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
 use crate::write::{Label, Order, Start, State, Write};
@@ -33,7 +34,7 @@ pub(super) fn blind(
         let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
         let kept = disk.is_some_and(Disk::stays);
         if kept || pod.is_some_and(Pod::stays) {
-            objects::serve(name, observed.services.get(name), true, draft);
+            member_objects::serve(name, observed.services.get(name), true, draft);
         }
         if kept && pod.is_none() && !added.contains(name) {
             let start = Start {
@@ -47,7 +48,10 @@ pub(super) fn blind(
                 cluster_id: Some(cluster_id),
             };
             draft.say(format!("start {name} again on its disk"));
-            draft.order(objects::pod_on_disk(observed.services.get(name), start));
+            draft.order(member_objects::pod_on_disk(
+                observed.services.get(name),
+                start,
+            ));
         }
     }
     ended::clear(observed, &initial, draft);
@@ -84,7 +88,7 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
         .get(name)
         .and_then(|disk| disk.token.as_ref());
     let token = pod.or(disk);
-    objects::another_cluster(observed, name).is_none()
+    member_objects::another_cluster(observed, name).is_none()
         && token.is_none_or(|token| *token == intent.token)
 }
 

@@ -9,6 +9,8 @@ use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
 use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
+use crate::plan::age::age;
+use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
@@ -231,7 +233,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     let damaged = ending.is_some_and(|ending| matches!(ending.cause, Cause::Data(_)));
     let bare = observed.disks.get(name).is_some_and(|disk| disk.lost) && !pod.running;
     let now = observed.theirs(now);
-    damaged || bare || lost.is_some_and(|since| objects::age(since, now) >= desired.replace_after)
+    damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 
 /// Why this bootstrap cannot come to anything; `None` while it can.
@@ -289,7 +291,7 @@ fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft)
 /// Removes what an abandoned bootstrap left behind. Every pod and claim of one carries its token; what carries none is
 /// of somebody else, and may serve (invariant 7).
 fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
-    for name in objects::all_names(observed) {
+    for name in member_objects::all_names(observed) {
         if intent.members.contains(&name) {
             continue;
         }
@@ -302,7 +304,7 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
             draft.problem("ForeignObjects", text);
             continue;
         }
-        objects::discard(observed, &name, draft);
+        member_objects::discard(observed, &name, draft);
     }
 }
 
@@ -348,18 +350,18 @@ fn start_first(
                     started: true,
                     closed: !open && intent.members.len() > 1,
                 }],
-                Some(service) => vec![objects::mark(name, service)],
+                Some(service) => vec![member_objects::mark(name, service)],
             };
-            writes.extend(objects::disk_and_pod(start));
+            writes.extend(member_objects::disk_and_pod(start));
             draft.say(format!("start first member {name}"));
             draft.order(Order::Writes(writes));
         }
         Data::There => {
-            objects::serve(name, service, open, draft);
+            member_objects::serve(name, service, open, draft);
             ended::clear(observed, [&name.to_owned()], draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
-                draft.order(objects::pod_on_disk(service, start));
+                draft.order(member_objects::pod_on_disk(service, start));
             }
         }
         // Invariant 6: it may have voted already, so it is not started again under its name.

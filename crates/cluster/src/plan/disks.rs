@@ -5,7 +5,7 @@
 //! time, the leadership moved before, and never below the quorum (invariants 2 and 3).
 
 use crate::observed::{Claim, Desired, Disk};
-use crate::plan::fate::Fate;
+use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;

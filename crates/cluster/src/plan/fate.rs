@@ -8,7 +8,8 @@ use api::version::EtcdVersion;
 use jiff::Timestamp;
 
 use crate::observed::{Cause, Changed, Desired, Ending, Pod};
-use crate::plan::objects::age;
+use crate::plan::age::age;
+use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat};
 
 /// After so many restarts etcd's own words about its data are believed: a third start would have read the same.
@@ -22,17 +23,6 @@ const FAILED_RESTARTS: i32 = 5;
 
 /// What Kubernetes says of a claim with `Lost`.
 const VOLUME_LOST: &str = "its volume is lost: its claim is there, and the PersistentVolume is not";
-
-/// What is to become of a member.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It stays a member.
-    Stays,
-    /// It serves, and is replaced when that is safe; this is why.
-    Leaves(String),
-    /// It does not serve and will not again; this is why.
-    Lost(String),
-}
 
 /// The fate of one member among all. The second value: when it will count as gone if nothing changes.
 pub(super) fn fate(

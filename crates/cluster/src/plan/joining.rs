@@ -14,8 +14,7 @@ use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
 use crate::observed::{Observed, Pod, Role, Seen};
-use crate::plan::objects::age;
-use crate::plan::upkeep;
+use crate::plan::age::age;
 use crate::plan::view::{Data, Health, Seat};
 
 /// For how long a voter may not serve before something is wrong with it: etcd waits 7 s for its own entry.
@@ -36,7 +35,7 @@ pub(super) fn applied(
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
     // Invariant 19: that is why it is silent.
-    if upkeep::told(observed) == Some(name) {
+    if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
     // Its own entry, with its client URLs, is committed.

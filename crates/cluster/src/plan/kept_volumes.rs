@@ -11,9 +11,12 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Disk, Observed, Removal};
+use crate::plan::age::age;
+use crate::plan::change::note_removal;
+use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::View;
-use crate::plan::{Draft, objects, roll};
+use crate::plan::{Draft, roll};
 use crate::write::{Order, Write};
 
 /// The claims of members that someone else removed, by member.
@@ -31,7 +34,7 @@ pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str,
     let disks = observed.disks.iter();
     disks
         .filter(|(_, disk)| !disk.terminating && keeps(disk))
-        .filter(|(name, _)| !objects::is_listed(observed, view, name))
+        .filter(|(name, _)| !member_objects::is_listed(observed, view, name))
         .map(|(name, disk)| (name.as_str(), disk))
         .collect()
 }
@@ -58,7 +61,7 @@ pub(super) fn settle(
         let removal = Some(Removal::ByOthers { since, majority });
         if disk.removal != removal {
             draft.say(format!("keep the volume of {name}"));
-            draft.order(Order::Writes(vec![note(name, disk, removal)]));
+            draft.order(Order::Writes(vec![note_removal(name, disk, removal)]));
         }
         if majority {
             decided_by_person.push(*name);
@@ -69,7 +72,7 @@ pub(super) fn settle(
     if !decided_by_person.is_empty() {
         draft.problem("VolumesKept", by_person(observed, &decided_by_person));
     }
-    let is_over = |since: &Timestamp| objects::age(*since, now) >= desired.keep_volumes;
+    let is_over = |since: &Timestamp| age(*since, now) >= desired.keep_volumes;
     let (over, early): (Vec<_>, Vec<_>) =
         waiting.into_iter().partition(|(_, since)| is_over(since));
     if !early.is_empty() {
@@ -81,7 +84,7 @@ pub(super) fn settle(
     // Invariant 9.
     if view.is_complete(desired.size) && roll::holds_the_same(observed, view, draft) {
         for (name, _) in over {
-            objects::discard(observed, name, draft);
+            member_objects::discard(observed, name, draft);
         }
     } else {
         draft.problem("VolumesKept", until(desired, observed, &over));
@@ -103,17 +106,8 @@ pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
             .disk
             .filter(|disk| disk.removal.is_some() && !disk.terminating)
         {
-            draft.order(Order::Writes(vec![note(&seat.name, disk, None)]));
+            draft.order(Order::Writes(vec![note_removal(&seat.name, disk, None)]));
         }
-    }
-}
-
-/// The note on a claim.
-pub(super) fn note(name: &str, disk: &Disk, removal: Option<Removal>) -> Write {
-    Write::NoteRemoval {
-        member: name.to_owned(),
-        over: disk.resource_version.clone(),
-        removal,
     }
 }
 

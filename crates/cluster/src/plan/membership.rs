@@ -7,16 +7,19 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Removal, Role};
-use crate::plan::fate::Fate;
+use crate::observed::{Desired, Intent, Observed, Role};
+use crate::plan::change::{remove, remove_voter};
+use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::size::{
     comes_first, grow, promote, reserve, shrink, wait_for_connections, wait_for_voters,
 };
+use crate::plan::versions::VersionRules;
 use crate::plan::versions::{self, current_version};
-use crate::plan::view::{Data, Health, Seat, VersionRules, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, kept_volumes, objects, roll};
-use crate::write::{Change, Order, Start, State, Write};
+use crate::plan::view::Fate;
+use crate::plan::view::{Data, Health, Seat, View};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
+use crate::write::{Order, Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.
 pub(super) fn start(
@@ -70,11 +73,11 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the disk is there, so the member gets its pod back and its membership stays.
                 draft.say(format!("start {} again on its disk", seat.name));
-                draft.order(objects::pod_on_disk(seat.service, start));
+                draft.order(member_objects::pod_on_disk(seat.service, start));
             }
             (Data::NeverMade, Some(service), None) if !adding => {
-                let mut writes = vec![objects::mark(&seat.name, service)];
-                writes.extend(objects::disk_and_pod(start));
+                let mut writes = vec![member_objects::mark(&seat.name, service)];
+                writes.extend(member_objects::disk_and_pod(start));
                 draft.say(format!("start new member {}", seat.name));
                 draft.order(Order::Writes(writes));
             }
@@ -175,43 +178,6 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     }
 }
 
-pub(super) fn decide(
-    view: &View,
-    writes: Vec<Write>,
-    without: Option<&Seat>,
-    said: String,
-    draft: &mut Draft,
-) -> bool {
-    let via = view.via(without.map(Seat::id));
-    draft.say(said);
-    draft.change = Some(Change {
-        writes,
-        via,
-        planned_from: view.list.clone(),
-    });
-    true
-}
-
-pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
-    let write = Write::Remove {
-        member: seat.name.clone(),
-        id: seat.id(),
-    };
-    // Invariant 25: noted on the claim before etcd is asked.
-    let by_operator = Some(Removal::ByOperator);
-    let disk = seat.disk.filter(|disk| !disk.terminating);
-    let noted = disk
-        .filter(|disk| disk.removal != by_operator)
-        .map(|disk| kept_volumes::note(&seat.name, disk, by_operator));
-    decide(
-        view,
-        noted.into_iter().chain([write]).collect(),
-        Some(seat),
-        format!("remove {} ({why})", seat.name),
-        draft,
-    )
-}
-
 /// Learners that will never catch up: they have no vote, so nothing is asked before they go.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
     let lost = view.learners().find(|seat| seat.fate != Fate::Stays);
@@ -286,32 +252,4 @@ fn replace(
         return true;
     }
     remove_voter(view, old, old.why(), draft)
-}
-
-/// Removes a voter; a leader hands over first, so that nobody waits for an election.
-pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
-    let able = |next: &&Seat| next.is_healthy() && next.id() != seat.id();
-    if view.leader == Some(seat.id())
-        && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
-    {
-        return move_leader(view, seat, next, draft);
-    }
-    remove(view, seat, why, draft)
-}
-
-/// Hands the leadership of a member to another that is healthy, if there is one.
-pub(super) fn decide_leader(view: &View, from: &Seat, draft: &mut Draft) -> bool {
-    let able = |next: &&Seat| next.is_healthy() && next.id() != from.id();
-    let next = view.voters().filter(able).min_by_key(|next| next.leaves());
-    next.is_some_and(|next| move_leader(view, from, next, draft))
-}
-
-pub(super) fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
-    let write = Write::MoveLeader {
-        from: from.name.clone(),
-        to: to.name.clone(),
-        id: to.id(),
-    };
-    let said = format!("hand leadership from {} to {}", from.name, to.name);
-    decide(view, vec![write], None, said, draft)
 }

@@ -15,7 +15,7 @@ use runtime::member::MetadataPatch;
 
 use crate::observed::{Observed, Pod};
 use crate::plan::Draft;
-use crate::plan::objects::age;
+use crate::plan::age::age;
 use crate::write::{Order, Write};
 
 /// How long a pod may be on a node and have no address: a start takes less than one second, and the API server tells

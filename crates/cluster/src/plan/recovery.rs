@@ -20,9 +20,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::observed::{Desired, Intent, Observed, Pod};
+use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
-use crate::plan::{BLIND, Draft, SHORTLY, objects, replaced};
+use crate::plan::{BLIND, Draft, SHORTLY, replaced};
 use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};
@@ -195,7 +196,7 @@ impl Scene<'_> {
     /// Quorum has been lost for as long as the spec asks for.
     fn is_overdue(&self) -> bool {
         let since = self.observed.recovery.unavailable_since;
-        since.is_some_and(|since| objects::age(since, self.now) >= self.desired.recovery.after)
+        since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
     /// The disks of a quorum may be there: the members are waited for. Only a person may know better.

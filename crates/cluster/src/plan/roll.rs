@@ -15,11 +15,12 @@ use etcd::MemberId;
 use jiff::Timestamp;
 
 use crate::observed::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
-use crate::plan::fate::Fate;
-use crate::plan::membership::{decide, move_leader};
+use crate::plan::age::age;
+use crate::plan::change::{decide, move_leader};
 use crate::plan::versions::{self, Course, Downgrade};
+use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside};
 use crate::write::{Order, Write};
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
@@ -155,7 +156,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
         let slow = pod
             .unready_since
-            .is_some_and(|since| objects::age(since, now) > SLOW);
+            .is_some_and(|since| age(since, now) > SLOW);
         let version = pod.version.as_deref().unwrap_or_default();
         if fails || slow {
             let from = &changed.from;
@@ -286,7 +287,7 @@ fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &m
         let stored = status.storage_version.as_ref();
         let follows = stored.is_none_or(|it| it.starts_with(&format!("{major}.{minor}.")));
         let since = seat.pod.and_then(|pod| pod.running_since);
-        let young = since.is_some_and(|since| objects::age(since, now) < GOES_OVER);
+        let young = since.is_some_and(|since| age(since, now) < GOES_OVER);
         if !follows || (stored.is_none() && young) {
             let name = &seat.name;
             let text =

@@ -7,9 +7,10 @@ use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen, Service};
+use crate::plan::Draft;
+use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, Seat, View};
-use crate::plan::{Draft, objects};
 use crate::write::{Order, Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
@@ -48,8 +49,8 @@ pub(super) fn start_added(
             cluster_id: Some(cluster_id),
         };
         let writes = if seat.data == Data::NeverMade {
-            let mut writes = vec![objects::mark(&seat.name, service)];
-            writes.extend(objects::disk_and_pod(start));
+            let mut writes = vec![member_objects::mark(&seat.name, service)];
+            writes.extend(member_objects::disk_and_pod(start));
             writes
         } else if !is_second(observed, intent, list, seat) {
             continue;
@@ -57,8 +58,8 @@ pub(super) fn start_added(
             vec![Write::CreatePod(start)]
         } else {
             // Invariant 6: whoever has marked it may have slept since.
-            let mark = objects::mark_again(&seat.name, service).into_iter();
-            mark.chain(objects::disk_and_pod(start)).collect()
+            let mark = member_objects::mark_again(&seat.name, service).into_iter();
+            mark.chain(member_objects::disk_and_pod(start)).collect()
         };
         draft.say(format!("start new member {}", seat.name));
         draft.order(Order::Writes(writes));
@@ -128,7 +129,7 @@ fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &Seat
     !first.is_learner
         && !intent.members.contains(&second.name)
         && answers(&first_name)
-        && objects::all_names(observed) == all
+        && member_objects::all_names(observed) == all
 }
 
 #[cfg(test)]

@@ -5,10 +5,13 @@
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed};
+use crate::plan::age::age;
+use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
-use crate::plan::membership::{decide, remove_voter};
+use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
-use crate::plan::view::{Data, Seat, VersionRules, View};
+use crate::plan::versions::VersionRules;
+use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::write::{Order, Write};
 
@@ -32,11 +35,11 @@ pub(super) fn reserve(
     let mut reserved: Vec<String> = observed
         .services
         .keys()
-        .filter(|name| !names.contains(*name) && objects::is_reserved(observed, name))
+        .filter(|name| !names.contains(*name) && member_objects::is_reserved(observed, name))
         .cloned()
         .collect();
     for name in reserved.split_off(needed.min(reserved.len())) {
-        objects::discard(observed, &name, draft);
+        member_objects::discard(observed, &name, draft);
     }
     if reserved.len() < needed {
         let count = needed - reserved.len();
@@ -163,7 +166,7 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
     let young = |seat: &&Seat| {
         seat.pod
             .and_then(|pod| pod.running_since)
-            .is_some_and(|since| objects::age(since, now) < CONNECTED)
+            .is_some_and(|since| age(since, now) < CONNECTED)
     };
     let Some(seat) = view.voters().find(young) else {
         return false;

@@ -8,7 +8,7 @@
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
 use crate::observed::{Intent, Kept, Observed};
-use crate::plan::membership::decide;
+use crate::plan::change::decide;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::switch::{Standing, Way};

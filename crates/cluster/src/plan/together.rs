@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::observed::{Observed, Pod};
-use crate::plan::objects;
+use crate::plan::age::age;
 use crate::plan::view::{Seat, View};
 
 /// How long a member's Service stays without endpoints for the sake of others that have not started.
@@ -33,7 +33,7 @@ pub(super) fn may_be_reached(
     view: &View,
     seat: &Seat,
 ) -> bool {
-    let is_old = |pod: &Pod| objects::age(pod.created, now) >= CLOSED;
+    let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
     // Who votes is found: only learners begin apart, and first members, of which enough run by now.
     seat.votes() || seat.pod.is_none_or(is_old) || { view.seats.iter() }
         .filter(|seat| begins_apart(seat) && !seat.votes())
@@ -52,7 +52,7 @@ fn has_asked((observed, now): (&Observed, Timestamp), seat: &Seat) -> bool {
     let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
     let has_had_time = |pod: &Pod| {
         // By a clock that is behind it has not begun yet.
-        let runs = |since| since > now || objects::age(since, now) >= ASKING;
+        let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };
     heard || seat.pod.is_some_and(has_had_time)

@@ -13,9 +13,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::observed::{Desired, Observed, Pod, Seen};
-use crate::plan::fate::Fate;
-use crate::plan::membership::decide_leader;
+use crate::plan::change::decide_leader;
 use crate::plan::quorum::quorum_of;
+use crate::plan::view::Fate;
 use crate::plan::view::{Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, aside};
 use crate::quantity::in_words;
@@ -79,24 +79,12 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
     of_kind(observed, AlarmKind::Corrupt)
 }
 
-/// The member that was told to defragment and has not answered yet.
-pub(super) fn told(observed: &Observed) -> Option<&str> {
-    let last = open(observed)?.members.last()?;
-    last.completion_time.is_none().then_some(&last.name)
-}
-
-/// The run that is not over.
-fn open(observed: &Observed) -> Option<&DefragmentationStatus> {
-    let record = observed.upkeep.record.as_ref()?;
-    record.completion_time.is_none().then_some(record)
-}
-
 /// What the members' databases need: whatever it is, after everything else.
 pub(super) fn keep_up(situation: Situation, view: &View, draft: &mut Draft) {
     let (_, observed, _) = situation;
     told_of_corruption(observed, view, draft);
     let run = Run { situation, view };
-    match open(observed) {
+    match observed.upkeep.open_run() {
         Some(record) => run.go_on(record, draft),
         None => run.begin(draft),
     }
@@ -489,7 +477,7 @@ impl Run<'_> {
             return;
         }
         let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
-        let busy = open(observed).is_some() || !draft.orders.is_empty();
+        let busy = observed.upkeep.open_run().is_some() || !draft.orders.is_empty();
         let waits = draft
             .waiting_for
             .iter()

@@ -224,3 +224,41 @@ const MAX_LEARNERS_FLAG: &str = "--max-learners";
 pub(super) fn takes_several_learners(pod: &Pod) -> bool {
     pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
+
+/// What the etcd version the cluster runs allows; the lowest of the members' counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VersionRules {
+    /// Members join as learners (3.4 and later).
+    pub learners: bool,
+    /// Several learners at once (3.6 and later, started with `--max-learners`).
+    pub several_learners: bool,
+}
+
+impl VersionRules {
+    /// From what the members answer, or the version they were made for.
+    pub fn new(observed: &Observed, fallback: &str) -> Self {
+        let answered = observed
+            .statuses
+            .values()
+            .filter_map(Seen::known)
+            .map(|status| status.version.as_str());
+        let lowest = answered
+            .filter_map(minor)
+            .min()
+            .or_else(|| minor(fallback))
+            .unwrap_or((3, 6));
+        // Each member applies the limit of its own flag to what the others have agreed upon
+        // (`ValidateConfigurationChange` in etcd); a member that began with an older release has none.
+        Self {
+            learners: lowest >= (3, 4),
+            several_learners: lowest >= (3, 6)
+                && observed.pods.values().all(takes_several_learners)
+                && observed.elsewhere.is_empty(),
+        }
+    }
+}
+
+fn minor(version: &str) -> Option<(u64, u64)> {
+    let version = semver::Version::parse(version.trim_start_matches('v')).ok()?;
+    Some((version.major, version.minor))
+}

@@ -8,13 +8,8 @@ use api::names::{cluster_of_member, member_of_url};
 use etcd::{Member, MemberId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Disk, Observed, Pod, Seen, Service};
-use crate::plan::fate::{Fate, fate};
+use crate::observed::{Disk, Observed, Pod, Service};
 use crate::plan::quorum::Quorum;
-use crate::plan::versions::takes_several_learners;
-use crate::plan::{adoption, joining, roll};
-use crate::plan::{disks, upkeep};
-use crate::upkeep::Call;
 
 /// What became of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +22,17 @@ pub enum Data {
     NeverMade,
     /// Nothing in Kubernetes belongs to it, and its name is not one of ours: it is somebody else's.
     Elsewhere,
+}
+
+/// What is to become of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays a member.
+    Stays,
+    /// It serves, and is replaced when that is safe; this is why.
+    Leaves(String),
+    /// It does not serve and will not again; this is why.
+    Lost(String),
 }
 
 /// Whether a member serves.
@@ -143,58 +149,6 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Puts list and Kubernetes objects together.
-    pub fn new(
-        list: &'a Members,
-        (desired, observed, now): (&Desired, &'a Observed, Timestamp),
-    ) -> Self {
-        let mut seats: Vec<Seat> = list
-            .members
-            .iter()
-            .map(|member| seat(member, observed, now))
-            .collect();
-        let names = seats.iter().map(|seat| seat.name.clone()).collect();
-        for seat in &mut seats {
-            // What is in an `emptyDir` of a member that can never join is of no use to anybody.
-            if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
-                seat.data = Data::Gone;
-            }
-        }
-        let theirs = observed.theirs(now);
-        let fates: Vec<_> = seats
-            .iter()
-            .map(|seat| fate(seat, &seats, (desired, theirs)))
-            .collect();
-        for (seat, fate) in seats.iter_mut().zip(fates) {
-            (seat.fate, seat.gone_at) = fate;
-        }
-        let leader = observed.leader();
-        if let Some((id, why)) = roll::leaver((desired, observed), &seats, leader)
-            && let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id)
-        {
-            (seat.fate, seat.followed) = (Fate::Leaves(why), true);
-        }
-        adoption::condemn(&mut seats, observed);
-        disks::condemn(&mut seats, desired);
-        upkeep::condemn(&mut seats, observed);
-        // Invariant 19: nobody counts on it until it is done. From 3.6 on it does not even answer for itself meanwhile:
-        // its status has the version of its storage, which it reads under the lock (`StorageVersion` in etcd's
-        // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
-        if let Some(member) = upkeep::told(observed) {
-            let asked = observed.upkeep.call == Some(Call::Running);
-            for seat in seats.iter_mut().filter(|seat| seat.name == member) {
-                if seat.serves() || (asked && seat.pod.is_some_and(Pod::stays)) {
-                    seat.health = Health::Busy;
-                }
-            }
-        }
-        Self {
-            list,
-            seats,
-            leader,
-        }
-    }
-
     /// All names in the list.
     pub fn names(&self) -> BTreeSet<String> {
         self.seats.iter().map(|seat| seat.name.clone()).collect()
@@ -259,45 +213,10 @@ pub(super) fn is_elsewhere(observed: &Observed, name: &str) -> bool {
     !is_known(observed, name) && cluster_of_member(name) != Some(&observed.cluster)
 }
 
-fn is_known(observed: &Observed, name: &str) -> bool {
+pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
     observed.pods.contains_key(name)
         || observed.disks.contains_key(name)
         || observed.services.contains_key(name)
-}
-
-/// The name under which there is something of a member: its own, or one its peer URLs tell.
-fn known_as(member: &Member, observed: &Observed) -> Option<String> {
-    let urls = member.peer_urls.iter();
-    let told = urls.filter_map(|url| member_of_url(url));
-    let mut all = std::iter::once(member.name.as_str()).chain(told);
-    all.find(|name| is_known(observed, name)).map(str::to_owned)
-}
-
-fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Seat<'a> {
-    let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
-    let pod = observed.pods.get(&name);
-    let disk = observed.disks.get(&name);
-    let service = observed.services.get(&name);
-    let health = health(member, &name, pod, observed);
-    let joined = !member.client_urls.is_empty();
-    let data = if is_elsewhere(observed, &name) {
-        Data::Elsewhere
-    } else {
-        data(pod, disk, service, joined || is_first(observed, &name))
-    };
-    Seat {
-        member,
-        pod,
-        disk,
-        service,
-        data,
-        health,
-        fate: Fate::Stays,
-        gone_at: None,
-        followed: false,
-        follows: joining::applied(member, (&name, pod), observed, now),
-        name,
-    }
 }
 
 /// What became of a member's data. `may_have_run`: etcd knows it has joined, or it belonged to the bootstrap.
@@ -321,69 +240,4 @@ pub(super) fn data(
         }
         _ => Data::Gone,
     }
-}
-
-fn is_first(observed: &Observed, name: &str) -> bool {
-    observed
-        .intent
-        .as_ref()
-        .is_some_and(|intent| intent.members.contains(name))
-}
-
-fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -> Health {
-    let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
-    match observed.statuses.get(name) {
-        Some(Seen::Known(status)) if status.member_id != member.id => {
-            unhealthy("another member answers at its address")
-        }
-        Some(Seen::Known(status)) if status.leader.is_none() => unhealthy("it knows no leader"),
-        Some(Seen::Known(_)) => Health::Healthy,
-        Some(Seen::Unknown(why)) => unhealthy(why),
-        None => unhealthy(match pod {
-            None => "it has no pod",
-            Some(pod) if pod.terminating => "its pod is being deleted",
-            Some(pod) => pod
-                .trouble
-                .as_ref()
-                .map_or("its container does not run", |trouble| trouble.message()),
-        }),
-    }
-}
-
-/// What the etcd version the cluster runs allows; the lowest of the members' counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VersionRules {
-    /// Members join as learners (3.4 and later).
-    pub learners: bool,
-    /// Several learners at once (3.6 and later, started with `--max-learners`).
-    pub several_learners: bool,
-}
-
-impl VersionRules {
-    /// From what the members answer, or the version they were made for.
-    pub fn new(observed: &Observed, fallback: &str) -> Self {
-        let answered = observed
-            .statuses
-            .values()
-            .filter_map(Seen::known)
-            .map(|status| status.version.as_str());
-        let lowest = answered
-            .filter_map(minor)
-            .min()
-            .or_else(|| minor(fallback))
-            .unwrap_or((3, 6));
-        // Each member applies the limit of its own flag to what the others have agreed upon
-        // (`ValidateConfigurationChange` in etcd); a member that began with an older release has none.
-        Self {
-            learners: lowest >= (3, 4),
-            several_learners: lowest >= (3, 6)
-                && observed.pods.values().all(takes_several_learners)
-                && observed.elsewhere.is_empty(),
-        }
-    }
-}
-
-fn minor(version: &str) -> Option<(u64, u64)> {
-    let version = semver::Version::parse(version.trim_start_matches('v')).ok()?;
-    Some((version.major, version.minor))
 }

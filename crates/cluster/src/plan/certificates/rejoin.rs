@@ -13,7 +13,7 @@ use super::Keeper;
 use crate::authority::{Circle, Leaf};
 use crate::certificates::Noted;
 use crate::observed::{Disk, Pod, Seen};
-use crate::plan::objects::age;
+use crate::plan::age::age;
 use crate::plan::{BLIND, Draft, recovery};
 use crate::write::{Order, Write};
 

@@ -9,10 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
 use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
+use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
+use crate::plan::member_objects;
 use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, ended, objects};
+use crate::plan::{BLIND, Draft, SHORTLY, ended};
 use crate::write::{Order, RecoveryRecord, Start, State, Write};
 
 /// A recovery is under way: the seed is made, and recorded when it answers.
@@ -102,7 +104,7 @@ fn give_up(
         .iter()
         .find(|(name, _)| *name == record.survivor);
     let since = record.start_time.as_ref().map(|time| time.0);
-    let overdue = since.is_some_and(|since| objects::age(since, now) >= desired.recovery.after);
+    let overdue = since.is_some_and(|since| age(since, now) >= desired.recovery.after);
     let gives = match survivor {
         Some((_, Member::Survives(_) | Member::Led)) => true,
         Some((_, Member::Silent(_) | Member::Damaged(_))) => !overdue,
@@ -166,7 +168,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
             ended::delete(name, pod, draft);
             return;
         }
-        objects::serve(name, service, true, draft);
+        member_objects::serve(name, service, true, draft);
         return;
     }
     // Invariant 16: whatever happened to the client Service, it is closed before the seed can be ready.
@@ -180,15 +182,15 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
             started: true,
             closed: false,
         }),
-        Some(service) if !service.started => writes.push(objects::mark(name, service)),
+        Some(service) if !service.started => writes.push(member_objects::mark(name, service)),
         // Invariant 6: whoever has marked it may have slept since.
-        Some(service) if !disk => writes.extend(objects::mark_again(name, service)),
+        Some(service) if !disk => writes.extend(member_objects::mark_again(name, service)),
         Some(_) => {}
     }
     if disk {
         writes.push(Write::CreatePod(start));
     } else {
-        writes.extend(objects::disk_and_pod(start));
+        writes.extend(member_objects::disk_and_pod(start));
     }
     draft.say(format!("start {name} with the data of {}", record.survivor));
     draft.order(Order::Writes(writes));

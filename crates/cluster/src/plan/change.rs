@@ -1,0 +1,80 @@
+//! The requests to etcd that change its members or its leader. One plan has one at most.
+
+use crate::observed::{Disk, Removal};
+use crate::plan::Draft;
+use crate::plan::view::{Seat, View};
+use crate::write::{Change, Write};
+
+pub(super) fn decide(
+    view: &View,
+    writes: Vec<Write>,
+    without: Option<&Seat>,
+    said: String,
+    draft: &mut Draft,
+) -> bool {
+    let via = view.via(without.map(Seat::id));
+    draft.say(said);
+    draft.change = Some(Change {
+        writes,
+        via,
+        planned_from: view.list.clone(),
+    });
+    true
+}
+
+pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
+    let write = Write::Remove {
+        member: seat.name.clone(),
+        id: seat.id(),
+    };
+    // Invariant 25: noted on the claim before etcd is asked.
+    let by_operator = Some(Removal::ByOperator);
+    let disk = seat.disk.filter(|disk| !disk.terminating);
+    let noted = disk
+        .filter(|disk| disk.removal != by_operator)
+        .map(|disk| note_removal(&seat.name, disk, by_operator));
+    decide(
+        view,
+        noted.into_iter().chain([write]).collect(),
+        Some(seat),
+        format!("remove {} ({why})", seat.name),
+        draft,
+    )
+}
+
+/// Removes a voter; a leader hands over first, so that nobody waits for an election.
+pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
+    let able = |next: &&Seat| next.is_healthy() && next.id() != seat.id();
+    if view.leader == Some(seat.id())
+        && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
+    {
+        return move_leader(view, seat, next, draft);
+    }
+    remove(view, seat, why, draft)
+}
+
+/// Hands the leadership of a member to another that is healthy, if there is one.
+pub(super) fn decide_leader(view: &View, from: &Seat, draft: &mut Draft) -> bool {
+    let able = |next: &&Seat| next.is_healthy() && next.id() != from.id();
+    let next = view.voters().filter(able).min_by_key(|next| next.leaves());
+    next.is_some_and(|next| move_leader(view, from, next, draft))
+}
+
+pub(super) fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
+    let write = Write::MoveLeader {
+        from: from.name.clone(),
+        to: to.name.clone(),
+        id: to.id(),
+    };
+    let said = format!("hand leadership from {} to {}", from.name, to.name);
+    decide(view, vec![write], None, said, draft)
+}
+
+/// The note on a claim.
+pub(super) fn note_removal(name: &str, disk: &Disk, removal: Option<Removal>) -> Write {
+    Write::NoteRemoval {
+        member: name.to_owned(),
+        over: disk.resource_version.clone(),
+        removal,
+    }
+}

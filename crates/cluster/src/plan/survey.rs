@@ -1,0 +1,128 @@
+//! Puts etcd's list, the Kubernetes objects and the members' answers together, and decides the fate of each member.
+
+use etcd::{Member, Members};
+use jiff::Timestamp;
+
+use api::names::member_of_url;
+
+use crate::observed::{Desired, Observed, Pod, Seen};
+use crate::plan::fate::fate;
+use crate::plan::view::{Data, Fate, Health, Seat, View, data, is_elsewhere, is_known, name_of};
+use crate::plan::{adoption, disks, joining, roll, upkeep};
+use crate::upkeep::Call;
+
+impl<'a> View<'a> {
+    /// Puts list and Kubernetes objects together.
+    pub fn new(
+        list: &'a Members,
+        (desired, observed, now): (&Desired, &'a Observed, Timestamp),
+    ) -> Self {
+        let mut seats: Vec<Seat> = list
+            .members
+            .iter()
+            .map(|member| seat(member, observed, now))
+            .collect();
+        let names = seats.iter().map(|seat| seat.name.clone()).collect();
+        for seat in &mut seats {
+            // What is in an `emptyDir` of a member that can never join is of no use to anybody.
+            if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
+                seat.data = Data::Gone;
+            }
+        }
+        let theirs = observed.theirs(now);
+        let fates: Vec<_> = seats
+            .iter()
+            .map(|seat| fate(seat, &seats, (desired, theirs)))
+            .collect();
+        for (seat, fate) in seats.iter_mut().zip(fates) {
+            (seat.fate, seat.gone_at) = fate;
+        }
+        let leader = observed.leader();
+        if let Some((id, why)) = roll::leaver((desired, observed), &seats, leader)
+            && let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id)
+        {
+            (seat.fate, seat.followed) = (Fate::Leaves(why), true);
+        }
+        adoption::condemn(&mut seats, observed);
+        disks::condemn(&mut seats, desired);
+        upkeep::condemn(&mut seats, observed);
+        // Invariant 19: nobody counts on it until it is done. From 3.6 on it does not even answer for itself meanwhile:
+        // its status has the version of its storage, which it reads under the lock (`StorageVersion` in etcd's
+        // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
+        if let Some(member) = observed.upkeep.defragmenting() {
+            let asked = observed.upkeep.call == Some(Call::Running);
+            for seat in seats.iter_mut().filter(|seat| seat.name == member) {
+                if seat.serves() || (asked && seat.pod.is_some_and(Pod::stays)) {
+                    seat.health = Health::Busy;
+                }
+            }
+        }
+        Self {
+            list,
+            seats,
+            leader,
+        }
+    }
+}
+
+/// The name under which there is something of a member: its own, or one its peer URLs tell.
+fn known_as(member: &Member, observed: &Observed) -> Option<String> {
+    let urls = member.peer_urls.iter();
+    let told = urls.filter_map(|url| member_of_url(url));
+    let mut all = std::iter::once(member.name.as_str()).chain(told);
+    all.find(|name| is_known(observed, name)).map(str::to_owned)
+}
+
+fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Seat<'a> {
+    let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
+    let pod = observed.pods.get(&name);
+    let disk = observed.disks.get(&name);
+    let service = observed.services.get(&name);
+    let health = health(member, &name, pod, observed);
+    let joined = !member.client_urls.is_empty();
+    let data = if is_elsewhere(observed, &name) {
+        Data::Elsewhere
+    } else {
+        data(pod, disk, service, joined || is_first(observed, &name))
+    };
+    Seat {
+        member,
+        pod,
+        disk,
+        service,
+        data,
+        health,
+        fate: Fate::Stays,
+        gone_at: None,
+        followed: false,
+        follows: joining::applied(member, (&name, pod), observed, now),
+        name,
+    }
+}
+
+fn is_first(observed: &Observed, name: &str) -> bool {
+    observed
+        .intent
+        .as_ref()
+        .is_some_and(|intent| intent.members.contains(name))
+}
+
+fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -> Health {
+    let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
+    match observed.statuses.get(name) {
+        Some(Seen::Known(status)) if status.member_id != member.id => {
+            unhealthy("another member answers at its address")
+        }
+        Some(Seen::Known(status)) if status.leader.is_none() => unhealthy("it knows no leader"),
+        Some(Seen::Known(_)) => Health::Healthy,
+        Some(Seen::Unknown(why)) => unhealthy(why),
+        None => unhealthy(match pod {
+            None => "it has no pod",
+            Some(pod) if pod.terminating => "its pod is being deleted",
+            Some(pod) => pod
+                .trouble
+                .as_ref()
+                .map_or("its container does not run", |trouble| trouble.message()),
+        }),
+    }
+}
