@@ -26,14 +26,14 @@ pub use options::{
     DisruptionBudgetPolicy, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
     RecoveryPolicy, ServicesPolicy,
 };
-pub use peers::{PeerListener, PeerStage, peers_of};
+pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
     BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
     MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
     TlsStatus,
 };
-pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy};
+pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy, peers_of};
 pub use upkeep::{
     AlarmStatus, DEFAULT_MIN_FREE_BYTES, DEFAULT_QUOTA_BYTES, Defragmentation,
     DefragmentationCause, DefragmentationStatus, MemberDefragmentation, NoSpace, NoSpacePolicy,

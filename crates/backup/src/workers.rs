@@ -13,12 +13,12 @@ use api::conditions::Reason;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::progress::Meter;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::observed::{Pace, Trouble, Work};
-use crate::transfer::Meter;
 
 /// How often the EtcdBackup of what runs is looked for.
 const WANTED: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::fmt;
 use etcd::Login;
 use runtime::credentials::Record;
 
-use crate::observed::{Kept, Seen};
+use crate::seen::{Kept, Seen};
 
 /// What the spec asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

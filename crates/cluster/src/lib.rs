@@ -23,6 +23,7 @@ pub mod plan;
 pub mod quantity;
 pub mod recall;
 pub mod refusals;
+mod seen;
 pub mod status;
 pub mod switch;
 pub mod tls;

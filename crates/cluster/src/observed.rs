@@ -11,27 +11,9 @@ use jiff::{SignedDuration, Timestamp};
 use runtime::member::Difference;
 
 use crate::access::{Access, AccessRule};
+pub use crate::seen::{Kept, Seen};
 use crate::tls::Tls;
 use crate::upkeep::{Upkeep, UpkeepRule};
-
-/// An answer, or why there is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen<T> {
-    /// It was read.
-    Known(T),
-    /// It could not be read, and this is why.
-    Unknown(String),
-}
-
-impl<T> Seen<T> {
-    /// The answer, if there is one.
-    pub fn known(&self) -> Option<&T> {
-        match self {
-            Self::Known(value) => Some(value),
-            Self::Unknown(_) => None,
-        }
-    }
-}
 
 /// The recorded bootstrap: what is written before the first object is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,19 +313,6 @@ pub struct Service {
     pub closed: bool,
     /// When it was made: the age of the member.
     pub created: Timestamp,
-}
-
-/// A Service or budget of the whole cluster, compared with what the builder makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept<T> {
-    /// Not there.
-    Missing,
-    /// There, and not as it should be.
-    Drifted,
-    /// There, made for this.
-    AsMade(T),
-    /// Somebody else's object has its name.
-    Others,
 }
 
 /// What is there of the objects of the whole cluster.

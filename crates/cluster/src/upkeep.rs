@@ -16,7 +16,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
 
-use crate::observed::Seen;
+use crate::seen::Seen;
 
 /// A call that nobody has asked for so long belongs to a cluster that is gone.
 const FORGOTTEN: Duration = Duration::from_mins(10);

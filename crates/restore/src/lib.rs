@@ -15,6 +15,7 @@ mod metrics;
 pub mod naming;
 pub mod observe;
 pub mod observed;
+mod ownership;
 pub mod plan;
 pub mod pod;
 pub mod seed;

@@ -8,7 +8,7 @@ use api::names::ANNOTATION_TLS;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::observe::members::is_in_the_way;
+use crate::ownership::is_in_the_way;
 
 /// Notes on a seed's pod what it is started with, as the cluster operator does on every other.
 pub fn note(pod: &mut Pod, policy: Option<&TlsPolicy>) {

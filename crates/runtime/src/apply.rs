@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
 /// The reason of a write that the definition of the object's kind does not allow.
@@ -86,11 +87,6 @@ pub fn kube_reason(error: &kube::Error) -> &'static str {
         },
         _ => "ApiServerUnreachable",
     }
-}
-
-/// Whether the API server answered that there is no such object.
-pub fn is_not_found(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
 fn is_conflict(error: &kube::Error) -> bool {

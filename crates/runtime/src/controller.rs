@@ -16,7 +16,7 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
 use kube::runtime::watcher;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
@@ -25,11 +25,7 @@ pub use crate::guarded::Guarded;
 use crate::marks::Marks;
 use crate::outcome::{Chain, Done, Failure, Report};
 use crate::process::Operator;
-
-/// The annotation by which a cluster-wide operator and namespaced ones share a Kubernetes cluster (v1beta2).
-pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
-/// The annotation's value that hands an object to the cluster-wide operator.
-pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
+pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
 /// How many objects are reconciled at the same time, unless the operator bounds what it has to spare itself: see
 /// [`all_at_once`].
@@ -37,40 +33,6 @@ const CONCURRENCY: u16 = 64;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest pause after what has failed.
 pub const LAST_BACKOFF: Duration = Duration::from_mins(2);
-
-/// Which objects an operator takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Those of one namespace that carry no scope annotation.
-    Namespace(String),
-    /// Those of all namespaces whose scope annotation says `clusterwide`.
-    Cluster,
-}
-
-impl Scope {
-    /// The API over everything the operator may see.
-    pub fn api<K>(&self, client: Client) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        match self {
-            Self::Namespace(namespace) => Api::namespaced(client, namespace),
-            Self::Cluster => Api::all(client),
-        }
-    }
-
-    /// Whether the object is this operator's, by v1beta2's rule.
-    pub fn takes<K: Resource>(&self, object: &K) -> bool {
-        let annotation = object
-            .annotations()
-            .get(SCOPE_ANNOTATION)
-            .map(String::as_str);
-        match self {
-            Self::Namespace(_) => annotation.is_none(),
-            Self::Cluster => annotation == Some(SCOPE_CLUSTER_WIDE),
-        }
-    }
-}
 
 /// What an operator does for one object.
 pub trait Reconcile: Send + Sync + 'static {

@@ -12,9 +12,9 @@ use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
 use crate::admin::Readiness;
-use crate::apply::is_not_found;
-use crate::controller::Scope;
+use crate::answer::is_not_found;
 use crate::outcome::Chain;
+use crate::scope::Scope;
 
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// The release that wrote the CRD: an older operator does not take fields away from a newer one.

@@ -14,8 +14,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::apply::is_not_found;
-use crate::outcome::Notice;
+use crate::answer::is_not_found;
+use crate::notice::Notice;
 
 /// How long after the last time another one is counted; later it is an Event of its own.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);

@@ -12,7 +12,7 @@ use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::process::sending_once;
+use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);

@@ -5,9 +5,11 @@
 //! This crate knows no operator: it decides nothing about clusters, backups or restores.
 
 pub mod admin;
+mod answer;
 pub mod apply;
 pub mod certificate;
 pub mod cli;
+mod client;
 pub mod clock;
 pub mod controller;
 pub mod crd;
@@ -19,10 +21,12 @@ pub mod image;
 pub mod lease;
 pub mod marks;
 pub mod member;
+mod notice;
 pub mod outcome;
 pub mod process;
 pub mod progress;
 pub mod reach;
+pub mod scope;
 pub mod tls;
 
 pub use controller::{Reconcile, Scope};

@@ -18,9 +18,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use crate::controller::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 use crate::outcome::{Chain, Notice, Report};
 use crate::process::Operator;
+use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
 /// The condition of an object that cannot be parsed.
 pub const UNREADABLE: &str = "Unreadable";

@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use tracing::{debug, info, warn};
 
 use crate::event::{Queue, Reporter, SERIES, Series};
+pub use crate::notice::Notice;
 
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
@@ -35,53 +36,6 @@ pub struct Done {
     pub requeue: Option<Duration>,
     /// What the user should see; each becomes an Event and a log line.
     pub notices: Vec<Notice>,
-}
-
-/// One thing to tell the user about an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// Whether the user should worry.
-    pub warning: bool,
-    /// Stable, PascalCase.
-    pub reason: &'static str,
-    /// What the operator was doing: stable, PascalCase verb.
-    pub action: &'static str,
-    /// A sentence for people, with the remedy.
-    pub note: String,
-    /// Something was done: told each time, where a state of things is told once.
-    pub change: bool,
-}
-
-impl Notice {
-    /// Something happened as it should.
-    pub fn normal(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
-        Self {
-            warning: false,
-            reason,
-            action,
-            note: note.into(),
-            change: false,
-        }
-    }
-
-    /// The operator has done something.
-    pub fn change(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
-        Self {
-            change: true,
-            ..Self::normal(reason, action, note)
-        }
-    }
-
-    /// Something needs the user.
-    pub fn warning(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
-        Self {
-            warning: true,
-            reason,
-            action,
-            note: note.into(),
-            change: false,
-        }
-    }
 }
 
 /// An error of a reconcile: it can be sorted into few kinds.

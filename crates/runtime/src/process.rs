@@ -27,8 +27,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::admin::{self, Admin, Readiness};
 use crate::cli::Common;
-use crate::controller::Scope;
+use crate::client::sending_once;
 use crate::outcome::{Metrics, Report};
+use crate::scope::Scope;
 use crate::{crd, lease};
 
 /// How long running reconciles may take to finish after the signal; the pod's own grace period is 30 s.
@@ -260,12 +261,6 @@ where
     } else {
         Err(Error::ControllerEnded)
     }
-}
-
-/// A client that leaves it to others to ask again.
-pub fn sending_once(mut config: Config) -> Result<Client, kube::Error> {
-    config.default_retry = false;
-    Client::try_from(config)
 }
 
 fn assemble(

@@ -4,7 +4,7 @@
 use crate::port::Error;
 use crate::s3::S3Keys;
 use crate::secret;
-use crate::source::SecretData;
+use crate::secret::SecretData;
 
 /// Where OSS is when nobody says so, as `EtcdBackup` documents it.
 const DEFAULT_ENDPOINT: &str = "https://oss-cn-hangzhou.aliyuncs.com";

@@ -1,7 +1,11 @@
 //! Reading the keys of a Secret. An error names the key and what to do, never a value (invariant 14).
 
+use std::collections::BTreeMap;
+
 use crate::port::Error;
-use crate::source::SecretData;
+
+/// A Secret's data, or what the directory of a mounted Secret holds.
+pub type SecretData = BTreeMap<String, Vec<u8>>;
 
 /// A key that has to be there and be text. White space at its ends, which `echo` and editors add, is dropped.
 pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<&'a str, Error> {

@@ -1,20 +1,17 @@
 //! From the block of a spec, and what the Secrets hold that it names, to an open store. No Secret's content leaves
 //! this module but inside the store (invariant 14).
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::storage::{ObjectPath, OssSource, S3Source, StorageSource};
 
 use crate::oss;
+pub use crate::secret::SecretData;
 use crate::{
     AbsAccess, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, LocalStore, S3Access,
     S3Config, S3Keys, S3Protection, S3Store, Store,
 };
-
-/// A Secret's data, or what the directory of a mounted Secret holds.
-pub type SecretData = BTreeMap<String, Vec<u8>>;
 
 /// The key of the certificate authority in `caSecret`.
 const CA_KEY: &str = "ca.crt";

@@ -29,6 +29,8 @@ const ROTATION: &[&str] = &[
 ];
 /// The bundle of an authority is lost.
 const LOSS: &[&str] = &["before-rejoin-authority"];
+/// A Secret loses a label.
+const UNLABELED: &[&str] = &["before-mark-secret"];
 /// A member with certificates of its own leaves.
 const LEAVING: &[&str] = &["before-discard-certificate"];
 /// Authentication is turned on.
@@ -41,10 +43,11 @@ const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
 /// All of them.
-pub(crate) const POINTS: [&[&str]; 9] = [
+pub(crate) const POINTS: [&[&str]; 10] = [
     MAKING,
     ROTATION,
     LOSS,
+    UNLABELED,
     LEAVING,
     TURNING_ON,
     PASSWORD,
@@ -105,6 +108,12 @@ async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
             .dies_at(LOSS, async |_| {
                 let patch = r#"{"data":{"ca.crt":null}}"#;
                 let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(UNLABELED, async |_| {
+                let args = ["label", "secret", "c-peer-ca", "etcd_cluster-"];
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;

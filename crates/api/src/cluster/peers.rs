@@ -8,7 +8,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::tls::TlsPolicy;
 use crate::names::{PEER_PORT, SECOND_PEER_PORT};
 
 /// A peer listener: whether it speaks TLS, and its port.
@@ -77,11 +76,6 @@ impl PeerStage {
             Self::Tls => "Tls",
         }
     }
-}
-
-/// How members talk to each other under a policy, or without one.
-pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
-    policy.map_or(PeerStage::Plain, TlsPolicy::peers)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::peers::{PeerStage, peers_of};
-use super::tls::TlsPolicy;
+use super::peers::PeerStage;
+use super::tls::{TlsPolicy, peers_of};
 use super::upkeep::{AlarmStatus, DefragmentationStatus};
 use crate::schema::{is_false, null_as_empty, readable_items};
 use crate::text::text_enum;

@@ -268,3 +268,8 @@ impl TlsPolicy {
         }
     }
 }
+
+/// How members talk to each other under a policy, or without one.
+pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
+    policy.map_or(PeerStage::Plain, TlsPolicy::peers)
+}

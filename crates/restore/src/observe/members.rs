@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::{Children, Eyes, READ, reach, read};
 use crate::observed::{Child, Former, FormerPod, Life, Observed, Pod, PodFacts, Seed, Serving};
+use crate::ownership::is_in_the_way;
 use crate::plan::in_place;
 use crate::{naming, pod};
 
@@ -143,15 +144,6 @@ pub(super) fn child<K: Resource>(
             Child::Present
         }
     }
-}
-
-/// On its way out, or not a child of this EtcdCluster but of an earlier one of its name.
-pub(crate) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
-    let is_child = object
-        .owner_references()
-        .iter()
-        .any(|reference| reference.uid == owner);
-    object.meta().deletion_timestamp.is_some() || !is_child
 }
 
 fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {

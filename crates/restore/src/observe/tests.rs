@@ -12,9 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::backup::place_of;
-use super::members::{child, former_of, is_in_the_way};
+use super::members::{child, former_of};
 use super::target::{check_version, cluster_to_make};
 use super::*;
+use crate::ownership::is_in_the_way;
 
 mod asked;
 mod clocks;

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::hash::said_only;
+use super::hash::{is_resizable, said_only};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
 /// Annotation of a pod with what the user said of it that is changed in place: labels, annotations, CPU and memory.
@@ -343,11 +343,6 @@ fn resize(pod: &Pod) -> Option<Resize> {
         ));
     }
     says("PodResizeInProgress").map(|one| under_way(words(one)))
-}
-
-/// Kubernetes changes these two in a running container.
-pub(super) fn is_resizable(resource: &str) -> bool {
-    matches!(resource, "cpu" | "memory")
 }
 
 /// CPU and memory of what was said; the rest cannot be changed in place and is hashed.

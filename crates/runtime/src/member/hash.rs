@@ -28,7 +28,7 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     if let Some(resources) = &mut pod.resources {
         for side in [&mut resources.requests, &mut resources.limits] {
             let side = side.iter_mut();
-            side.for_each(|all| all.retain(|name, _| !super::difference::is_resizable(name)));
+            side.for_each(|all| all.retain(|name, _| !is_resizable(name)));
         }
     }
     let said = serde_json::json!({
@@ -80,6 +80,11 @@ fn is_empty(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         _ => false,
     }
+}
+
+/// Kubernetes changes these two in a running container.
+pub(super) fn is_resizable(resource: &str) -> bool {
+    matches!(resource, "cpu" | "memory")
 }
 
 #[cfg(test)]

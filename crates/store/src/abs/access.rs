@@ -15,7 +15,7 @@ use super::transport::Transport;
 use crate::http;
 use crate::port::Error;
 use crate::secret;
-use crate::source::SecretData;
+use crate::secret::SecretData;
 
 /// The keys of the Secret.
 const ACCOUNT: &str = "storage-account";

@@ -14,7 +14,7 @@ use reqwest::Url;
 use crate::http as client;
 use crate::port::Error;
 use crate::secret;
-use crate::source::SecretData;
+use crate::secret::SecretData;
 
 /// Where Google is when nobody says so.
 const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
