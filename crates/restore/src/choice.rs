@@ -12,7 +12,7 @@ use api::storage::{StorageBlock, StorageSource};
 use sha2::{Digest, Sha256};
 
 use crate::observed::{Observed, PodFacts, Trouble};
-use crate::plan::{Plan, Step};
+use crate::step::{Plan, Step};
 
 /// What the argument of a seed's pod begins with that says where it fetches from.
 pub const SOURCE: &str = "--source=";

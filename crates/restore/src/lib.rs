@@ -22,3 +22,4 @@ pub mod seed;
 pub mod source;
 pub mod started;
 pub mod status;
+pub mod step;

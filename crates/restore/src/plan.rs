@@ -8,19 +8,20 @@
 use std::time::Duration;
 
 use api::EtcdRestore;
-use api::cluster::EtcdClusterSpec;
 use api::conditions::{self, ConditionType, Reason};
 use api::problem;
-use api::restore::{self, ChosenBackup, ReplacesStatus, SeedStatus};
+use api::restore;
 use k8s_openapi::jiff::Timestamp;
 use runtime::progress::Moved;
 
 use crate::observed::{
-    Child, Cluster, ClusterFacts, FormerPod, Life, Observed, Pod, PodFacts, Serving, Source,
-    Trouble,
+    Child, Cluster, ClusterFacts, Life, Observed, Pod, PodFacts, Serving, Source, Trouble,
 };
+use crate::step::SOON;
+pub use crate::step::{Outlook, Plan, Step};
 use crate::{choice, naming};
 
+mod abandoned;
 mod ended;
 pub mod expiry;
 pub mod in_place;
@@ -34,151 +35,9 @@ mod unfit;
 const PROMPTLY: Duration = Duration::from_millis(200);
 /// How soon to look again at a seed whose etcd is starting: that it serves emits no event.
 const SHORTLY: Duration = Duration::from_millis(100);
-/// How soon to look again at what emits no event.
-const SOON: Duration = Duration::from_secs(2);
-/// How soon to look again at what a person has to put right.
-const LATER: Duration = Duration::from_secs(15);
 /// A pod that is being deleted, on a node that answers or on one that does not.
 const IN_THE_WAY: &str = "the pod that has the seed's name to be gone; if its node will never come back, delete the \
                           Node";
-
-/// What to do now, and how it stands.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// The one write to make, if any.
-    pub step: Step,
-    /// How it stands.
-    pub outlook: Outlook,
-    /// When to look again at the latest.
-    pub requeue: Option<Duration>,
-}
-
-/// One write. Each can be lost or repeated, and is planned again from the world alone.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Nothing to write.
-    Nothing,
-    /// Into the restore's status: the seed's name and the new token, and what it replaces (invariant 10).
-    RecordIntent {
-        /// The seed.
-        seed: SeedStatus,
-        /// The cluster that is there.
-        replaces: Option<ReplacesStatus>,
-    },
-    /// Into the restore's status: the backup it is made of (invariant 10).
-    RecordBackup(Box<ChosenBackup>),
-    /// The finalizer of the restore: set before the claim, taken away after it.
-    Guard(bool),
-    /// The EtcdCluster, with our claim on it.
-    CreateCluster(Box<EtcdClusterSpec>),
-    /// Our claim on the EtcdCluster that is there.
-    Claim,
-    /// The seed's Service.
-    CreateService,
-    /// The seed's volume claim.
-    CreateClaim,
-    /// The seed's pod.
-    CreatePod,
-    /// The seed's pod goes: it has ended for good, for this reason, and another one is to take its place.
-    ClearPod(String),
-    /// Into the restore's status: the seed serves, verified.
-    RecordRestored {
-        /// In hexadecimal, without leading zeros.
-        cluster_id: String,
-        /// The revision the seed holds.
-        revision: i64,
-        /// SHA-256 of the snapshot it was made from.
-        sha256: Option<String>,
-    },
-    /// Into the restore's status: it is given up, and this is why.
-    Abandon(Trouble),
-    /// The seed's objects go: it was given up.
-    DiscardSeed,
-    /// Into the cluster's status: its ID, and the seed as its first member.
-    RecordFormed {
-        /// In hexadecimal, without leading zeros.
-        cluster_id: String,
-    },
-    /// The pods of the members that are replaced go; their volumes stay.
-    StopFormer(Vec<FormerPod>),
-    /// The labels by which Services find the seed's pod.
-    Join,
-    /// The EtcdRestore itself goes: it ended long enough ago.
-    Expire,
-    /// The claim annotation, last: from then on it is an ordinary cluster.
-    ReleaseClaim,
-}
-
-/// How it stands.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outlook {
-    /// It goes on by itself.
-    Working(Trouble),
-    /// It goes on once somebody has put this right.
-    Stuck(Trouble),
-    /// It does not go on with this spec.
-    Halted(Trouble),
-    /// The cluster serves, at the backup's revision at least.
-    Complete,
-}
-
-impl Plan {
-    pub(crate) fn step(step: Step, what: &str) -> Self {
-        let outlook = Outlook::Working(Trouble::new(Reason::InProgress, what));
-        Self {
-            step,
-            outlook,
-            requeue: Some(Duration::ZERO),
-        }
-    }
-
-    fn wait(trouble: Trouble) -> Self {
-        Self {
-            step: Step::Nothing,
-            outlook: Outlook::Working(trouble),
-            requeue: Some(SOON),
-        }
-    }
-
-    pub(crate) fn wait_for(what: impl Into<String>) -> Self {
-        Self::wait(Trouble::new(Reason::InProgress, what))
-    }
-
-    fn stuck(trouble: Trouble) -> Self {
-        Self {
-            step: Step::Nothing,
-            outlook: Outlook::Stuck(trouble),
-            requeue: Some(LATER),
-        }
-    }
-
-    /// Trouble that passes by itself is waited for; the rest is reported as a failure until it is put right.
-    fn trouble(trouble: &Trouble) -> Self {
-        match trouble.reason {
-            Reason::PodNotStarting
-            | Reason::StoreUnreachable
-            | Reason::StepFailed
-            | Reason::Unknown_ => Self::wait(trouble.clone()),
-            _ => Self::stuck(trouble.clone()),
-        }
-    }
-
-    fn halt(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            step: Step::Nothing,
-            outlook: Outlook::Halted(Trouble::new(reason, message)),
-            requeue: None,
-        }
-    }
-
-    fn complete() -> Self {
-        Self {
-            step: Step::Nothing,
-            outlook: Outlook::Complete,
-            requeue: None,
-        }
-    }
-}
 
 /// Decides what to do next.
 pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {

@@ -23,6 +23,7 @@ mod fetch;
 mod forget;
 mod intake;
 mod prepare;
+mod snapshot;
 mod start;
 
 pub use fetch::{Fetch, Survivor, fetch};

@@ -12,6 +12,7 @@ use api::names::FINALIZER_CLAIM;
 use api::problem;
 use api::restore::ReplacesStatus;
 
+pub use super::abandoned::{gives_up, is_deleted};
 use super::{
     IN_THE_WAY, PROMPTLY, Plan, Step, ended, joining, missing, prepare_seed, refuse,
     seed_is_recorded, unfit, verified,
@@ -26,17 +27,6 @@ use crate::{choice, naming};
 pub fn is_held(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
-}
-
-/// Whether somebody deleted the EtcdRestore.
-pub fn is_deleted(restore: &EtcdRestore) -> bool {
-    restore.metadata.deletion_timestamp.is_some()
-}
-
-/// The restore does not go on: what was there before stays.
-pub fn gives_up(restore: &EtcdRestore) -> bool {
-    let status = restore.status.as_ref();
-    is_deleted(restore) || status.is_some_and(|status| status.abandoned.is_some())
 }
 
 /// The cluster that is replaced, if one is.

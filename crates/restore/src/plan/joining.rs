@@ -9,7 +9,8 @@
 use api::EtcdRestore;
 use api::conditions::Reason;
 
-use super::{IN_THE_WAY, PROMPTLY, Plan, Step, ended, in_place, missing, unfit, verified};
+use super::abandoned::gives_up;
+use super::{IN_THE_WAY, PROMPTLY, Plan, Step, ended, missing, unfit, verified};
 use crate::naming;
 use crate::observed::{Another, Child, Life, Observed, Pod, PodFacts, Seed, Serving, Trouble};
 
@@ -28,7 +29,7 @@ pub(super) fn join(restore: &EtcdRestore, observed: &Observed, durable: bool) ->
         }
         Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
         // A person who deletes the restore takes what there is.
-        Pod::Present(_) | Pod::Absent | Pod::InTheWay if in_place::gives_up(restore) => {
+        Pod::Present(_) | Pod::Absent | Pod::InTheWay if gives_up(restore) => {
             match &seed.pod {
                 // So that Services and the cluster operator find it.
                 Pod::Present(pod) if !pod.joined => {
@@ -76,7 +77,7 @@ fn hold_back(
     (pod, durable): (&PodFacts, bool),
     observed: &Observed,
 ) -> Option<Plan> {
-    let (cluster, recorded) = verified(restore).filter(|_| !in_place::gives_up(restore))?;
+    let (cluster, recorded) = verified(restore).filter(|_| !gives_up(restore))?;
     match (pod.restored, &pod.another) {
         (_, Some(Another::Holds(what))) => return Some(differs(&format!("is of {what}"))),
         (Some(restored), _) if restored != recorded => {

@@ -2,8 +2,7 @@
 //! put at the end; of a backup in a store the size the store named and what the manifest says; of a member that runs
 //! the cluster it belongs to and the revision it was chosen for.
 
-use std::fs::{self, File};
-use std::io::Read as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use api::manifest::BackupManifest;
 use api::storage::StorageBlock;
 use api::version::EtcdVersion;
 use clap::Args;
-use etcd::{Access, ClusterId, Etcd, EtcdClient, InspectError, Inspected, Inspector, KeyHash};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, KeyHash};
 use futures::StreamExt;
 use runtime::member::Origin;
 use runtime::progress::{Meter, Moved};
@@ -21,7 +20,8 @@ use store::Target;
 
 use super::intake::Intake;
 use super::prepare::promised;
-use super::{Contents, Paths, already_restored, read_json, volume_trouble, write_json};
+use super::snapshot::{fetched_before, unreadable};
+use super::{Contents, Paths, already_restored, volume_trouble, write_json};
 use crate::choice;
 use crate::observed::Trouble;
 use crate::source::{self, Place, SecretData};
@@ -141,31 +141,6 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
-}
-
-/// What an earlier start has fetched, if it is whole: the node may have crashed before it was on the disk.
-pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
-    let Some(expected) = read_json::<Contents>(&paths.expected())? else {
-        return Ok(None);
-    };
-    let Ok(file) = File::open(paths.snapshot()) else {
-        return Ok(None);
-    };
-    let found = inspect(file).map_err(|error| volume_trouble("read", &paths.snapshot(), &error))?;
-    let whole = found.is_ok_and(|found| hex::encode(found.sha256) == expected.sha256);
-    Ok(whole.then_some(expected))
-}
-
-/// Reads all of a file.
-fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
-    let mut inspector = Inspector::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(inspector.finish()),
-            read => inspector.push(&buffer[..read]),
-        }
-    }
 }
 
 async fn from_store(
@@ -389,15 +364,6 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
         )));
     }
     Ok(())
-}
-
-pub(super) fn unreadable(why: &str) -> Trouble {
-    Trouble::new(
-        Reason::SnapshotUnreadable,
-        format!(
-            "the snapshot cannot be restored: {why}; where it came from a backup, restore another backup"
-        ),
-    )
 }
 
 #[cfg(test)]

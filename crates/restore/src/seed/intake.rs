@@ -19,7 +19,7 @@ use store::compression::{BEGINNING, Decompressor, is_zstd};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::fetch::unreadable;
+use super::snapshot::unreadable;
 use super::volume_trouble;
 use crate::observed::Trouble;
 

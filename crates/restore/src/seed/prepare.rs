@@ -14,8 +14,8 @@ use api::conditions::Reason;
 use etcd::{Revisions, WalkError};
 use runtime::member::{Making, Origin};
 
-use super::fetch::{fetched_before, unreadable};
 use super::forget::forget_what_is_copied;
+use super::snapshot::{fetched_before, unreadable};
 use super::{
     Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
     write_json,

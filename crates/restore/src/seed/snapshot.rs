@@ -1,0 +1,44 @@
+//! The snapshot on the volume.
+
+use std::fs::File;
+use std::io::Read as _;
+
+use api::conditions::Reason;
+use etcd::{InspectError, Inspected, Inspector};
+
+use super::{Contents, Paths, read_json, volume_trouble};
+use crate::observed::Trouble;
+
+/// What an earlier start has fetched, if it is whole: the node may have crashed before it was on the disk.
+pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
+    let Some(expected) = read_json::<Contents>(&paths.expected())? else {
+        return Ok(None);
+    };
+    let Ok(file) = File::open(paths.snapshot()) else {
+        return Ok(None);
+    };
+    let found = inspect(file).map_err(|error| volume_trouble("read", &paths.snapshot(), &error))?;
+    let whole = found.is_ok_and(|found| hex::encode(found.sha256) == expected.sha256);
+    Ok(whole.then_some(expected))
+}
+
+/// Reads all of a file.
+pub(super) fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
+    let mut inspector = Inspector::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(inspector.finish()),
+            read => inspector.push(&buffer[..read]),
+        }
+    }
+}
+
+pub(super) fn unreadable(why: &str) -> Trouble {
+    Trouble::new(
+        Reason::SnapshotUnreadable,
+        format!(
+            "the snapshot cannot be restored: {why}; where it came from a backup, restore another backup"
+        ),
+    )
+}
