@@ -3,6 +3,7 @@
 //! It decides nothing. A write that loses a race (the object changed, exists, is gone) ends its chain and is
 //! planned again; nothing is retried here but what a chain cannot stop at without costing a member its name.
 
+pub(crate) mod error;
 mod send;
 
 #[cfg(test)]
@@ -14,22 +15,19 @@ use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
 use api::names;
-use etcd::{Error as EtcdError, Etcd};
+use etcd::Etcd;
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
 use runtime::credentials::ClusterAuth;
 use runtime::image::OwnImage;
 use runtime::member::Operators;
-use runtime::outcome::Failure;
 
+pub use self::error::Error;
+use self::error::LONGEST;
 use crate::observed::Observed;
 use crate::refusals::Refusals;
 use crate::upkeep::Calls;
 use crate::write::{Change, Draw, Step, Write, chains};
-
-/// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
-/// lease does not finish what it began (invariant 11). What it has marked and not gone on with it takes back.
-const LONGEST: Duration = Duration::from_secs(10);
 
 /// How long at first until a write is sent again that the API server could not take.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -41,168 +39,6 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(3),
 ];
-
-/// Why a write was not done.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused, or could not be reached.
-    #[error("the API server")]
-    Api(#[from] runtime::apply::Error),
-    /// An object of this name was there before.
-    #[error("{what} exists already")]
-    Exists {
-        /// Kind and name.
-        what: String,
-    },
-    /// The object was changed, or is another one by now.
-    #[error("{what} has changed since it was read")]
-    Changed {
-        /// Kind and name.
-        what: String,
-    },
-    /// The process slept: what the step was planned from is too old to act upon.
-    #[error("the step is older than {} seconds and is planned again", LONGEST.as_secs())]
-    TooOld,
-    /// The member list is not the one the change was planned from.
-    #[error("the member list has changed since it was read")]
-    ListChanged,
-    /// etcd refused, or did not answer.
-    #[error("cannot {what}")]
-    Etcd {
-        /// What was asked of it.
-        what: String,
-        /// What it answered.
-        #[source]
-        source: EtcdError,
-    },
-    /// Something the write needs is not there.
-    #[error("{0}")]
-    Missing(String),
-    /// Kubernetes does not let a volume grow.
-    #[error(
-        "the volume of {member} does not grow: {why}; set allowVolumeExpansion: true in its StorageClass, or give \
-         spec.pod.persistentVolumeClaimSpec another storageClassName, and members are replaced one by one"
-    )]
-    NotGrown {
-        /// Whose volume.
-        member: String,
-        /// What the API server says.
-        why: String,
-    },
-    /// A certificate could not be made.
-    #[error("cannot make Secret {what}")]
-    Certificate {
-        /// Its Secret.
-        what: String,
-        /// Why.
-        #[source]
-        source: crate::authority::Error,
-    },
-    /// It was refused a moment ago, and is tried again later.
-    #[error("{said}")]
-    Held {
-        /// The kind of the refusal.
-        reason: &'static str,
-        /// What was said then.
-        said: String,
-        /// How long it waits yet.
-        left: Duration,
-    },
-    /// The version a pod should run is none.
-    #[error("cannot build the pod of {member}")]
-    Version {
-        /// Whose pod.
-        member: String,
-        /// What is wrong with it.
-        #[source]
-        source: api::version::VersionError,
-    },
-}
-
-impl Error {
-    /// A race was lost or etcd is not ready: planned again shortly, and no failure.
-    pub fn is_passing(&self) -> bool {
-        match self {
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
-            Self::Etcd { source, .. } => {
-                !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
-            }
-            Self::Api(error) => error.reason() == "Conflict",
-            Self::Version { .. }
-            | Self::Certificate { .. }
-            | Self::Missing(_)
-            | Self::Held { .. }
-            | Self::NotGrown { .. } => false,
-        }
-    }
-
-    /// The API server, or who stands before it, could not take the write, or has given up waiting for it.
-    fn is_for_now(&self) -> bool {
-        let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
-            return false;
-        };
-        matches!(&**source, kube::Error::Api(status) if matches!(status.code, 429 | 503 | 504))
-    }
-
-    /// A webhook that has to be asked before anything is stored did not answer (`ErrCallingWebhook` in apiserver's
-    /// `pkg/util/webhook`). The API server calls that an error of its own.
-    fn is_before_it(&self) -> bool {
-        let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
-            return false;
-        };
-        matches!(&**source, kube::Error::Api(status)
-            if status.code == 500 && status.message.contains("failed calling webhook"))
-    }
-
-    /// The write surely was not carried out: it was never sent, or the API server said no. Not so when it did not
-    /// answer, or with an error of its own.
-    fn says_not_done(&self) -> bool {
-        match self {
-            Self::TooOld
-            | Self::Missing(_)
-            | Self::Certificate { .. }
-            | Self::Version { .. }
-            | Self::Held { .. }
-            | Self::NotGrown { .. } => true,
-            // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
-            Self::Api(error) => {
-                let said = matches!(
-                    error.reason(),
-                    "Forbidden" | "Refused" | "Throttled" | "Conflict"
-                );
-                said || self.is_before_it()
-            }
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::Etcd { .. } => {
-                false
-            }
-        }
-    }
-}
-
-impl Failure for Error {
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Api(error) => error.reason(),
-            Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => {
-                "Conflict"
-            }
-            Self::Etcd { source, .. } => match source {
-                EtcdError::Unreachable(_) | EtcdError::Timeout(_) => "EtcdUnreachable",
-                EtcdError::Unavailable(_) => "EtcdRefused",
-                EtcdError::AccessDenied(_) => "EtcdAccessDenied",
-                EtcdError::Tls(_) => "EtcdTls",
-                EtcdError::MemberNotFound | EtcdError::PeerUrlExists | EtcdError::Other(_) => {
-                    "EtcdError"
-                }
-            },
-            Self::Version { .. } => "InvalidSpec",
-            Self::Missing(_) => "Missing",
-            Self::Certificate { .. } => "CertificateNotMade",
-            Self::NotGrown { .. } => "VolumeNotGrown",
-            Self::Held { reason, .. } => reason,
-        }
-    }
-}
 
 /// What became of a step.
 #[derive(Debug, Default)]

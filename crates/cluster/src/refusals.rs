@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use runtime::controller::{LAST_BACKOFF, delay};
 use runtime::outcome::{Chain, Failure};
 
-use crate::act::Error;
+use crate::act::error::Error;
 
 /// By the cluster's UID and the member.
 #[derive(Default)]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 mod documents;
+mod imports;
 
 /// Lines a function may have, its blank lines and comments left out (CONTRIBUTING.md).
 const FUNCTION_BUDGET: usize = 100;

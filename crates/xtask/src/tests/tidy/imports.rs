@@ -1,0 +1,204 @@
+//! Modules of a crate import each other in one direction: a cycle cannot be understood, tested or moved in parts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, ItemMod, ItemUse, UseTree};
+
+use super::{files, root};
+
+/// The segments of a module's path below its crate.
+type Module = Vec<String>;
+/// What each module imports.
+type Imports = BTreeMap<Module, BTreeSet<Module>>;
+
+/// Modules in cycles that are known and are to be broken. The list may only become shorter.
+const KNOWN: [&str; 9] = [
+    "xtask::image",
+    "xtask::testbed",
+    "xtask::testbed::control",
+    "xtask::testbed::control::stores",
+    "xtask::testbed::environment",
+    "xtask::testbed::inside",
+    "xtask::testbed::node",
+    "xtask::testbed::slot",
+    "xtask::testbed::state",
+];
+
+/// Collects the modules of its crate that one module names, outside of its tests.
+struct Paths<'a> {
+    module: Module,
+    modules: &'a BTreeSet<Module>,
+    named: BTreeSet<Module>,
+}
+
+impl Paths<'_> {
+    /// Adds the module that a path leads to: the longest one that exists. Only paths that begin with `crate`, `self` or
+    /// `super` leave the module.
+    fn add(&mut self, path: &[String]) {
+        let mut at = self.module.clone();
+        let mut rest = path;
+        match path.first().map(String::as_str) {
+            Some("crate") => at.clear(),
+            Some("super") => drop(at.pop()),
+            Some("self") => {}
+            _ => return,
+        }
+        rest = &rest[1..];
+        while rest.first().is_some_and(|segment| segment == "super") {
+            at.pop();
+            rest = &rest[1..];
+        }
+        at.extend(rest.iter().cloned());
+        while !at.is_empty() && !self.modules.contains(&at) {
+            at.pop();
+        }
+        if !at.is_empty() && at != self.module {
+            self.named.insert(at);
+        }
+    }
+
+    fn add_tree(&mut self, tree: &UseTree, before: &[String]) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.add_tree(&path.tree, &with(&path.ident)),
+            UseTree::Name(name) => self.add(&with(&name.ident)),
+            UseTree::Rename(name) => self.add(&with(&name.ident)),
+            UseTree::Glob(_) => self.add(before),
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.add_tree(tree, before);
+                }
+            }
+        }
+    }
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    let words = |attribute: &Attribute| attribute.parse_args::<syn::Ident>();
+    let mut all = attributes.iter();
+    all.any(|one| one.path().is_ident("cfg") && words(one).is_ok_and(|word| word == "test"))
+}
+
+impl<'ast> Visit<'ast> for Paths<'_> {
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    /// The path in `pub(super)` imports nothing.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        if !is_test(&item.attrs) {
+            self.add_tree(&item.tree, &[]);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments = path.segments.iter();
+        let segments: Vec<String> = segments.map(|one| one.ident.to_string()).collect();
+        self.add(&segments);
+        visit::visit_path(self, path);
+    }
+}
+
+/// The path of the module in a file; `None` for the crate itself and for tests.
+fn module(source: &Path, folder: &Path) -> Option<Module> {
+    let path = source.strip_prefix(folder).ok()?.with_extension("");
+    let segments = path.iter().map(|one| one.to_string_lossy().into_owned());
+    let mut segments: Module = segments.collect();
+    if segments.iter().any(|one| one == "tests") {
+        return None;
+    }
+    segments.pop_if(|last| ["mod", "lib", "main"].contains(&last.as_str()));
+    (!segments.is_empty()).then_some(segments)
+}
+
+fn imports(folder: &Path) -> Imports {
+    let mut found = Vec::new();
+    files(folder, ".rs", &mut found);
+    let sources: BTreeMap<Module, _> = found
+        .into_iter()
+        .filter_map(|source| Some((module(&source, folder)?, source)))
+        .collect();
+    let modules = sources.keys().cloned().collect();
+    let read = |(module, source): (&Module, &std::path::PathBuf)| {
+        let text = fs::read_to_string(source).unwrap();
+        let mut paths = Paths {
+            module: module.clone(),
+            modules: &modules,
+            named: BTreeSet::new(),
+        };
+        paths.visit_file(&syn::parse_file(&text).unwrap());
+        (module.clone(), paths.named)
+    };
+    sources.iter().map(read).collect()
+}
+
+/// Every module that can be reached from this one.
+fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
+    let mut reached = BTreeSet::new();
+    let mut next = vec![from];
+    while let Some(module) = next.pop() {
+        for import in imports.get(module).into_iter().flatten() {
+            if reached.insert(import.clone()) {
+                next.push(import);
+            }
+        }
+    }
+    reached
+}
+
+/// The modules that reach themselves, each with the imports that lead back to it.
+fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
+    let all: BTreeMap<&Module, BTreeSet<Module>> = imports
+        .keys()
+        .map(|module| (module, reached(module, imports)))
+        .collect();
+    let leads_back = |module: &Module, import: &&Module| all[import].contains(module);
+    let circular = imports
+        .iter()
+        .filter(|(module, _)| all[module].contains(*module));
+    circular
+        .map(|(module, named)| {
+            let back = named.iter().filter(|import| leads_back(module, import));
+            (module.join("::"), back.map(|one| one.join("::")).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn modules_have_no_import_cycles() {
+    let mut found = BTreeSet::new();
+    let mut told = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        for (module, back) in cycles(&imports(&folder.join("src"))) {
+            told.push(format!("{name}::{module} imports {}", back.join(", ")));
+            found.insert(format!("{name}::{module}"));
+        }
+    }
+    let known: BTreeSet<String> = KNOWN.map(str::to_owned).into();
+    assert_eq!(
+        found,
+        known,
+        "move what both sides need into a module that imports neither, or shorten the list of known cycles:\n{}",
+        told.join("\n")
+    );
+}
+
+#[test]
+fn cycle_is_found_over_two_modules_and_names_the_imports() {
+    let module = |name: &str| vec![name.to_owned()];
+    let imports: Imports = [("a", ["b"]), ("b", ["c"]), ("c", ["a"]), ("d", ["a"])]
+        .map(|(from, to)| (module(from), to.map(module).into()))
+        .into();
+    let found = cycles(&imports);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert_eq!(found["a"], ["b"]);
+}
