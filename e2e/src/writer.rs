@@ -358,7 +358,7 @@ impl Way {
     }
 }
 
-/// The address of the client Service now, as DNS says it: one that was deleted and made again has another.
+/// The current address of the client Service: a Service that was created again has another address.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     let service = services.get(name).await.context("the client Service")?;
     let address = service.spec.and_then(|spec| spec.cluster_ip);

@@ -25,7 +25,7 @@ use serde_json::json;
 use crate::observe::{self, Children, Seen};
 use crate::observed::{FormerPod, Trouble};
 use crate::plan::{Step, in_place, joining};
-use crate::{choice, naming, pod as seed_pod, started};
+use crate::{choice, naming, pod as seed_pod};
 
 mod late;
 mod refusal;
@@ -414,8 +414,7 @@ async fn create_child(
                 bump_revision: choice::bump_revision(restore),
                 apart: in_place::replaces(restore).is_some(),
             };
-            let mut pod = seed_pod::build(&members, &from, image);
-            started::note(&mut pod, cluster.spec.tls.as_ref());
+            let pod = seed_pod::build(&members, &from, image);
             late::create_pod(hands, restore, observed, &pod).await
         }
     }

@@ -10,14 +10,6 @@ use kube::ResourceExt;
 
 use crate::ownership::is_in_the_way;
 
-/// Notes on a seed's pod what it is started with, as the cluster operator does on every other.
-pub fn note(pod: &mut Pod, policy: Option<&TlsPolicy>) {
-    if let Ok(said) = serde_json::to_string(&policy) {
-        pod.annotations_mut()
-            .insert(ANNOTATION_TLS.to_owned(), said);
-    }
-}
-
 /// What the seed was started with.
 #[expect(
     clippy::option_option,
@@ -78,7 +70,8 @@ mod tests {
             "name": "db", "uid": owner }))
             .unwrap(),
         ]);
-        note(&mut pod, tls(said).as_ref());
+        pod.annotations_mut()
+            .insert(ANNOTATION_TLS.to_owned(), said.to_owned());
         pod
     }
 

@@ -1,4 +1,4 @@
-//! What to do now, and how the restore stands.
+//! The next write of a restore, and its state.
 
 use std::time::Duration;
 

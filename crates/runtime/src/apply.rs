@@ -4,9 +4,10 @@
 //! Invariant 11: two processes may run these at once; the names, uids and resource versions make the loser
 //! of a race a no-op.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
@@ -340,6 +341,14 @@ where
         Err(Error::Api { source, .. }) if is_not_found(&source) => Ok(()),
         done => done,
     }
+}
+
+/// Whether an object has this owner and carries these labels.
+pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let found = |key: &String| metadata.labels.as_ref()?.get(key);
+    owners.any(|one| one.uid == owner)
+        && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
 /// The owner reference that lets garbage collection remove a child with its owner.

@@ -15,6 +15,8 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
 
+use crate::apply::is_marked;
+
 /// How long reading one Secret may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Key of the operator's own Secret: a JSON list, the newest password first.
@@ -274,10 +276,8 @@ fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     let passwords = bytes(PASSWORDS).and_then(|text| serde_json::from_slice(text).ok());
     let user = bytes(USERNAME).and_then(|text| String::from_utf8(text.clone()).ok());
     let read = user.zip(passwords);
-    let mut owners = secret.owner_references().iter();
-    let is_owned = owners.any(|owner| Some(&owner.uid) == cluster.metadata.uid.as_ref());
-    let mut labels = names::cluster_labels(&cluster.name_any()).into_iter();
-    let is_labelled = labels.all(|(key, value)| secret.labels().get(&key) == Some(&value));
+    let labels = names::cluster_labels(&cluster.name_any());
+    let owner = cluster.uid().unwrap_or_default();
     let is_damaged = read.is_none();
     let (user, passwords) = read.unwrap_or_default();
     Recorded {
@@ -286,7 +286,7 @@ fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
         uid: secret.uid().unwrap_or_default(),
         resource_version: secret.resource_version().unwrap_or_default(),
         is_damaged,
-        is_marked: is_owned && is_labelled,
+        is_marked: is_marked(&secret.metadata, &owner, &labels),
     }
 }
 

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use runtime::apply::is_marked;
 use runtime::certificate::{Certificate, certificates};
 use sha2::{Digest, Sha256};
 
@@ -162,23 +163,16 @@ pub(crate) fn held(secret: &Secret, (cluster, cluster_uid): (&str, &str)) -> Hel
         key.is_of(&first).then(|| leaf_of(first))
     };
     let trusted = read(AUTHORITIES).unwrap_or_default();
-    let owners = metadata.owner_references.iter().flatten();
     let name = metadata.name.as_deref().unwrap_or_default();
     let made = labels(cluster, name).unwrap_or_default();
-    let found = metadata.labels.clone().unwrap_or_default();
-    let is_own = { owners }.any(|owner| owner.uid == cluster_uid);
+    let found = metadata.labels.as_ref();
+    let found = found.and_then(|labels| labels.get(names::LABEL_MEMBER));
     Held {
         uid: metadata.uid.clone().unwrap_or_default(),
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
         owned: !is_of_others(metadata, cluster, cluster_uid),
-        marked: is_own
-            && made
-                .iter()
-                .all(|(key, value)| found.get(key) == Some(value)),
-        member: (made
-            .get(names::LABEL_MEMBER)
-            .or(found.get(names::LABEL_MEMBER)))
-        .cloned(),
+        marked: is_marked(metadata, cluster_uid, &made),
+        member: made.get(names::LABEL_MEMBER).or(found).cloned(),
         certificate: pair(TLS_CERTIFICATE, TLS_KEY),
         next: pair(NEXT_CERTIFICATE, NEXT_KEY),
         trusts_until: trusted.iter().map(|one| one.not_after).max(),

@@ -3,6 +3,7 @@
 use api::cluster::TlsPolicy;
 
 use super::*;
+use crate::started;
 
 mod races;
 

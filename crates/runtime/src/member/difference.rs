@@ -156,7 +156,7 @@ impl Notes {
         }
     }
 
-    /// What is missing or wrong in the annotations.
+    /// The annotations that are missing or wrong, with their values.
     fn missing(&self, pod: &Pod) -> BTreeMap<String, Option<String>> {
         let version = self.version.clone();
         let notes = [

@@ -203,15 +203,11 @@ impl Actor<'_> {
     ) -> Result<Option<String>, Error> {
         let held = self.held_authority(rule, Circle::of(used), by).await?;
         let name = names::certificate_secret(owner, used);
-        let read = self.api::<Secret>().get_opt(&name).await;
-        let read = read.map_err(|source| failed("read", "Secret", &name, source))?;
-        let mut secret = read.ok_or_else(|| Error::Changed {
-            what: format!("Secret {name}"),
-        })?;
-        let data = secret.data.get_or_insert_default();
-        data.insert(AUTHORITIES.to_owned(), ByteString(held.trusted));
-        secret.metadata.managed_fields = None;
-        self.put(secret, Some(over)).await
+        self.change_secret(&name, over, |secret| {
+            let data = secret.data.get_or_insert_default();
+            data.insert(AUTHORITIES.to_owned(), ByteString(held.trusted));
+        })
+        .await
     }
 
     /// The Secret with its owner and its labels; all else in it stays.
@@ -221,15 +217,28 @@ impl Actor<'_> {
         name: &str,
         over: &str,
     ) -> Result<Option<String>, Error> {
+        self.change_secret(name, over, |secret| {
+            let labels = authority::labels(&rule.cluster, name).unwrap_or_default();
+            secret.labels_mut().extend(labels);
+            let owner = apply::owner_reference(self.cluster);
+            secret.metadata.owner_references = owner.map(|owner| vec![owner]);
+        })
+        .await
+    }
+
+    /// Changes a Secret as it is now, if it still has the version that was planned from.
+    async fn change_secret(
+        &self,
+        name: &str,
+        over: &str,
+        change: impl FnOnce(&mut Secret),
+    ) -> Result<Option<String>, Error> {
         let read = self.api::<Secret>().get_opt(name).await;
         let read = read.map_err(|source| failed("read", "Secret", name, source))?;
         let mut secret = read.ok_or_else(|| Error::Changed {
             what: format!("Secret {name}"),
         })?;
-        let labels = authority::labels(&rule.cluster, name).unwrap_or_default();
-        secret.labels_mut().extend(labels);
-        let owner = apply::owner_reference(self.cluster);
-        secret.metadata.owner_references = owner.map(|owner| vec![owner]);
+        change(&mut secret);
         secret.metadata.managed_fields = None;
         self.put(secret, Some(over)).await
     }

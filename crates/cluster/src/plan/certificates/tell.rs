@@ -1,0 +1,70 @@
+//! Tells pods of their new certificates, and restores what their annotations say of the authorities they were started
+//! with.
+
+use crate::authority::made_at;
+use crate::certificates::CertificateWrite;
+use crate::plan::Draft;
+
+use super::{Keeper, order};
+
+impl Keeper<'_> {
+    pub(super) fn is_told(&self, member: &str) -> bool {
+        let told = self
+            .certificates
+            .pods
+            .get(member)
+            .and_then(|noted| noted.certificates.as_ref());
+        let told = told.is_some() && told == self.certificates.told(member).as_ref();
+        // A pod that carries only a digest of its authorities, as releases before wrote it.
+        let noted = self.certificates.pods.get(member);
+        let silent =
+            noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
+        if noted.is_some_and(|noted| noted.trust.is_none()) && self.is_up_to_date(member) {
+            return false;
+        }
+        told && !(silent && self.certificates.started_with(member).is_some())
+    }
+
+    /// Whether a pod was started with the authorities of today, as it says itself.
+    fn is_up_to_date(&self, member: &str) -> bool {
+        let noted = self.certificates.pods.get(member);
+        let noted = noted.and_then(|noted| noted.authorities.as_ref());
+        noted.is_some() && noted == self.certificates.authorities_now().as_ref()
+    }
+
+    /// Pods are told of new certificates, so that their kubelet brings them now.
+    pub(super) fn tell(&self, draft: &mut Draft) {
+        let pods = self.observed.pods.iter().filter(|(_, pod)| pod.stays());
+        for (member, pod) in pods.filter(|(member, _)| !self.is_told(member)) {
+            let Some(certificates) = self.certificates.told(member) else {
+                continue;
+            };
+            let noted = self.certificates.pods.get(member);
+            let unknown = noted.is_some_and(|noted| noted.trust.is_none());
+            // Made by somebody else, a restore: after its certificates, so with what they trust.
+            let after = self.is_up_to_date(member)
+                || self.rule.uses_of_member().all(|used| {
+                    let held = self.certificates.leaf(member, used);
+                    let leaf = held.and_then(|held| held.certificate.as_ref());
+                    leaf.is_some_and(|leaf| made_at(leaf) < pod.created || !pod.running)
+                });
+            let trust = self.certificates.trust().filter(|_| unknown && after);
+            let started = match &trust {
+                Some(_) => self.certificates.authorities_now(),
+                None => self.certificates.started_with(member),
+            };
+            let noted = noted.and_then(|noted| noted.authorities.as_ref());
+            let authorities = started.filter(|_| noted.is_none());
+            order(
+                CertificateWrite::Tell {
+                    member: member.clone(),
+                    uid: pod.uid.clone(),
+                    trust,
+                    authorities: authorities.map(|all| all.to_string()),
+                    certificates,
+                },
+                draft,
+            );
+        }
+    }
+}
