@@ -24,10 +24,10 @@ pub use crate::notice::Notice;
 
 /// How long an unchanged notice is not repeated. Events themselves last an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
-/// How many Events about one object are written at once.
-const BURST: u32 = 40;
+/// How many Events of one reason about one object are written at once.
+const BURST: u32 = 20;
 /// How long until one more may be.
-const REFILL: Duration = Duration::from_secs(15);
+const REFILL: Duration = Duration::from_secs(30);
 
 /// What a reconcile did and has to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,8 +136,8 @@ impl Metrics {
 struct Told {
     /// By object and reason, by note.
     notes: HashMap<(String, &'static str), HashMap<String, Said>>,
-    /// By object.
-    allowances: HashMap<String, Allowance>,
+    /// By object and reason.
+    allowances: HashMap<(String, &'static str), Allowance>,
 }
 
 /// A note that was told.
@@ -157,8 +157,9 @@ impl Said {
     }
 }
 
-/// How many Events about one object may still be written: as many as [`BURST`] at once, then one each [`REFILL`].
-/// A cluster that flaps must not drown the API server in Events.
+/// How many Events of one reason about one object may still be written: as many as [`BURST`] at once, then one each
+/// [`REFILL`]. A cluster that flaps must not drown the API server in Events, and what flaps must not hold back the Event
+/// of a recovery.
 struct Allowance {
     left: u32,
     since: Instant,
@@ -280,7 +281,10 @@ impl Report {
                     .withheld
                     .get_or_create(&Where { namespace })
                     .inc();
-                debug!(reason = notice.reason, "withheld: {}", notice.note);
+                if notice.change {
+                    // A state is told as soon as it may be; of what was done, this line is the only record.
+                    info!(reason = notice.reason, "{} (no Event)", notice.note);
+                }
                 return;
             }
         };
@@ -322,12 +326,13 @@ impl Report {
         told.allowances
             .retain(|_, one| now.duration_since(one.since) < REPEAT_AFTER);
         let uid = object.uid.clone().unwrap_or_default();
-        let notes = told.notes.entry((uid.clone(), notice.reason)).or_default();
+        let key = (uid, notice.reason);
+        let notes = told.notes.entry(key.clone()).or_default();
         let said = notes.get(&notice.note);
         if said.is_some_and(|said| !said.over) && !notice.change {
             return Telling::Told;
         }
-        let allowance = told.allowances.entry(uid).or_insert(Allowance {
+        let allowance = told.allowances.entry(key).or_insert(Allowance {
             left: BURST,
             since: now,
         });
@@ -420,8 +425,8 @@ mod tests {
             (told.notes.len(), told.allowances.len())
         };
         let change = Notice::change("MemberStarted", "Start", "last");
-        assert_eq!(kept(&change, now), (7, 4));
-        assert_eq!(kept(&change, now + SERIES), (4, 4), "states are kept");
+        assert_eq!(kept(&change, now), (7, 7));
+        assert_eq!(kept(&change, now + SERIES), (4, 7), "states are kept");
         assert_eq!(kept(&change, now + REPEAT_AFTER), (1, 1));
     }
 
@@ -438,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_flaps_is_told_of_at_a_bounded_rate_and_holds_back_no_other() {
+    async fn a_flapping_reason_is_told_at_a_bounded_rate_and_holds_back_no_other() {
         let (report, now) = (report(), Instant::now());
         let told = |uid: &str, round: u32, at| {
             let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));
@@ -449,6 +454,9 @@ mod tests {
             .count();
         assert_eq!(u32::try_from(count).unwrap(), BURST);
         assert!(told("2", 0, now));
+        let recovered = Notice::change("RecoveryComplete", "Recover", "cluster 1");
+        let telling = report.telling(&object("1"), &recovered, now);
+        assert!(matches!(telling, Telling::As(_)));
         assert!(told("1", 1000, now + REFILL));
         assert!(!told("1", 1001, now + REFILL));
     }
