@@ -441,6 +441,9 @@ pub(crate) fn start_daemon(name: &str) -> Result<()> {
     progress::step(&format!("starting {name}"), || {
         control::start_daemon(&testbed, name)?;
         testbed.wait_ready()?;
+        if name == "kube-apiserver" {
+            control::restart_clients(&testbed)?;
+        }
         control::wait_services(&testbed)
     })
 }

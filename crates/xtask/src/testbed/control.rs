@@ -245,6 +245,22 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     }
 }
 
+/// Restarts the clients of the API server after an outage. In other clusters they end with their lease, or fail their
+/// liveness probe, and their kubelet restarts them. Their watches from before the outage were seen to deliver nothing for
+/// minutes, after which the scheduler ended itself ("scheduler cache is corrupted").
+pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
+    for name in [
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "coredns",
+    ] {
+        stop_daemon(testbed, name)?;
+        start_daemon(testbed, name)?;
+    }
+    Ok(())
+}
+
 /// After this time without a sign of life a node counts as lost. Kubernetes' default is 50 s.
 const NODE_GRACE: &str = "20s";
 
