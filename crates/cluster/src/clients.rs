@@ -122,7 +122,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// Found by `auth_of_the_user`: the login of the cluster before was shown to the seed, which kept every call.
+    /// Found by `operators_log_in_where_user_manages_auth`: the login of the cluster before was shown to the seed, which kept every call.
     #[test]
     fn a_restored_or_recovered_cluster_is_asked_without_the_login_of_the_one_before() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

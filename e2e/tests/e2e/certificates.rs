@@ -1,10 +1,18 @@
 //! Clusters with TLS from Secrets: what the tests share.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
 use e2e::tls::{self, Authority, Identity};
-use e2e::{PATIENCE, Sandbox, Writer};
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, until};
 use kube::ResourceExt;
+
+/// How often the operator and the kubelets are asked to read Secrets.
+const READS: Duration = Duration::from_secs(3);
+/// The pause between two checks, each of which starts several processes.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Lines under `spec` for TLS between members and towards clients.
 pub(crate) const STATIC: &str = "  TLS:
@@ -62,10 +70,10 @@ pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) ->
 }
 
 /// Waits until three members are ready, and `TLSReady` is true and says this.
-pub(crate) async fn await_tls_ready(sandbox: &Sandbox, says: &str) -> Result<()> {
-    sandbox.await_members("c", 3).await?;
+pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
+    sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "TLSReady", PATIENCE, |object| {
+    await_object(&clusters, cluster, "TLSReady", PATIENCE, |object| {
         condition(object, "TLSReady").is_some_and(|found| {
             let message = found["message"].as_str().unwrap_or_default();
             found["status"] == "True" && message.contains(says)
@@ -75,29 +83,59 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, says: &str) -> Result<()>
     .map(drop)
 }
 
-/// A client that writes all along while a member is lost, members are added and removed; nothing is lost.
-pub(crate) async fn lives(sandbox: &Sandbox, identity: &Identity, what: &str) -> Result<()> {
-    let writer = Writer::start_tls(sandbox, "c", identity).await?;
-    let pods = sandbox.member_pods("c").await?;
+/// As [`until`]. The operator and the kubelets read the Secrets of cluster `c` every few seconds; without a request, each
+/// reads them once a minute.
+pub(crate) async fn until_read<T>(
+    sandbox: &Sandbox,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Result<Look<T>>,
+) -> Result<T> {
+    let mut read: Option<Instant> = None;
+    until(what, PATIENCE * 2, async || {
+        if read.is_none_or(|at| at.elapsed() > READS) {
+            sandbox.look_at("c").await?;
+            sandbox.have_kubelets_look("c").await?;
+            read = Some(Instant::now());
+        }
+        let seen = look().await;
+        if !matches!(seen, Ok(Look::Done(_))) {
+            tokio::time::sleep(PAUSE).await;
+        }
+        seen
+    })
+    .await
+}
+
+/// A cluster of three loses a member, grows to five and shrinks to three.
+pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
+    let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {
-        sandbox.lose_pod("c", &pod.name_any()).await?;
+        sandbox.lose_pod(cluster, &pod.name_any()).await?;
     }
-    sandbox.await_members("c", 3).await?;
-    sandbox.scale("c", 5).await?;
-    sandbox.await_members("c", 5).await?;
-    sandbox.scale("c", 3).await?;
-    sandbox.await_members("c", 3).await?;
-    let tally = writer.finish(what).await?;
-    ensure!(tally.acknowledged > 50, "{tally}");
-    Ok(())
+    sandbox.await_members(cluster, 3).await?;
+    sandbox.scale(cluster, 5).await?;
+    sandbox.await_members(cluster, 5).await?;
+    sandbox.scale(cluster, 3).await?;
+    sandbox.await_members(cluster, 3).await.map(drop)
 }
 
 /// The arguments of every member's etcd.
-pub(crate) async fn arguments(sandbox: &Sandbox) -> Result<Vec<String>> {
-    let pods = sandbox.member_pods("c").await?;
+pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
+    let pods = sandbox.member_pods(cluster).await?;
     let specs = pods.into_iter().filter_map(|pod| pod.spec);
     Ok(specs
         .flat_map(|spec| spec.containers)
         .flat_map(|container| container.args.unwrap_or_default())
         .collect())
+}
+
+/// No URL in the arguments of members is without TLS, except that of metrics.
+pub(crate) async fn urls_have_tls(sandbox: &Sandbox, cluster: &str) -> Result<()> {
+    for argument in arguments(sandbox, cluster).await? {
+        ensure!(
+            !argument.contains("http://") || argument.starts_with("--listen-metrics-urls="),
+            "{argument}"
+        );
+    }
+    Ok(())
 }

@@ -1,18 +1,18 @@
-//! The operator dies before every write about certificates and about who gets in, and goes on from what it finds.
+//! The operator crashes before writes of certificates, passwords and network policies, and the next process goes on from
+//! the state that it finds. `full` crashes before each of these writes; `tls_rotation_generated` crashes during a rotation.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use anyhow::{Result, ensure};
 use e2e::leaks::discreet_cluster;
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, until};
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 
-use crate::auth::{keys_as, lets_in, secret};
+use crate::auth::secret;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{Victim, is_as_asked_for};
-use crate::tls_generated::{client, value};
+use crate::tls_generated::client;
 
 /// From nothing to a cluster with certificates.
 const MAKING: &[&str] = &[
@@ -64,137 +64,65 @@ async fn patch(sandbox: &Sandbox, spec: &str) -> Result<()> {
     sandbox.kubectl(&args).await.map(drop)
 }
 
-#[tokio::test]
-async fn an_operator_that_dies_while_it_makes_certificates_goes_on() {
-    discreet_cluster("crash_certificates", async |sandbox| {
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        // Whoever made two clusters for want of a crash would see it here.
-        let made = RefCell::new(Vec::new());
-        let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
-        victim
-            .dies_at(MAKING, async |number| {
-                let name = if number == 0 {
-                    "c".to_owned()
-                } else {
-                    format!("c{number}")
-                };
-                let manifest = cluster_with(&sandbox.env, &name, 3, &format!("{tls}{DURABLE}"))?;
-                made.borrow_mut().push(name);
-                sandbox.apply(&manifest).await.map(drop)
-            })
-            .await?;
-        let keys = async || {
-            let identity = client(sandbox, "c").await?;
-            Keyspace::of_tls_cluster(&sandbox.env, &sandbox.namespace, "c", &identity).await
-        };
-        let authority = Cell::new(false);
-        victim
-            .dies_at(ROTATION, async |number| {
-                if !authority.replace(true) {
-                    sandbox.await_members("c", 3).await?;
-                    keys().await?.fill("kept/", KEYS, |_| ()).await?;
-                }
-                let ask = format!("etcd.database.coreos.com/rotate-authority=round-{number}");
-                sandbox
-                    .kubectl(&["annotate", "etcdcluster", "c", &ask, "--overwrite"])
-                    .await
-                    .map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(LOSS, async |_| {
-                let patch = r#"{"data":{"ca.crt":null}}"#;
-                let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
-                sandbox.kubectl(&args).await.map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(UNLABELED, async |_| {
-                let args = ["label", "secret", "c-peer-ca", "etcd_cluster-"];
-                sandbox.kubectl(&args).await.map(drop)
-            })
-            .await?;
-        let size = Cell::new(3);
-        victim
-            .dies_at(LEAVING, async |_| {
-                size.set(size.get() - 1);
-                sandbox.scale("c", size.get()).await
-            })
-            .await?;
-        let stories = [MAKING, ROTATION, LOSS, UNLABELED, LEAVING];
-        let points = stories.concat().len();
-        ensure!(victim.lives_on().await? == points);
-        until("one authority is trusted", PATIENCE, async || {
-            for secret in ["c-client-ca", "c-peer-ca"] {
-                let trusted = value(sandbox, secret, "ca.crt").await?;
-                let count = trusted.matches("BEGIN CERTIFICATE").count();
-                if count != 1 {
-                    return Ok(Look::NotYet(format!("{secret}: {count} authorities")));
-                }
-            }
-            Ok(Look::Done(()))
-        })
-        .await?;
-        for name in made.into_inner() {
-            let size = if name == "c" { size.get() } else { 3 };
-            is_as_asked_for(sandbox, &name, size).await?;
-        }
-        keys().await?.verify("kept/", KEYS).await?;
-        let identity = client(sandbox, "c").await?;
-        let writer = Writer::start_tls(sandbox, "c", &identity).await?;
-        writer.await_more(10).await?;
-        writer
-            .finish("crashes while certificates are made")
-            .await
-            .map(drop)
-    })
-    .await;
+fn password(round: usize) -> String {
+    format!("correct-horse-round-{round}")
 }
 
-/// Waits until etcd lets root in with this password, and has everything.
-async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
-    until("etcd takes the password", PATIENCE, async || {
-        Ok(if lets_in(sandbox, "c", password).await? {
-            Look::Done(())
-        } else {
-            Look::NotYet("it does not let root in".to_owned())
-        })
+/// A connection to cluster `c` without a user.
+async fn anyone(sandbox: &Sandbox) -> Result<Keyspace> {
+    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    let identity = client(sandbox, "c").await?;
+    Keyspace::of_tls_cluster(env, namespace, "c", &identity).await
+}
+
+/// A connection to cluster `c` as root.
+async fn root(sandbox: &Sandbox, password: &str) -> Result<Keyspace> {
+    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    let identity = client(sandbox, "c").await?;
+    Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, ("root", password)).await
+}
+
+/// Waits until root has access with this password, and reads the keys.
+async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
+    let keys = until("etcd accepts the password", PATIENCE, async || {
+        Ok(Look::Done(root(sandbox, password).await?))
     })
     .await?;
-    let keys = keys_as(sandbox, "c", password).await?;
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
+/// The authorities exist, and no certificate does; etcd has the user root, and its authentication is off; etcd has one of
+/// two recorded passwords; authentication is off, and passwords are recorded.
 #[tokio::test]
-async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
+async fn operator_crashes_while_access_changes_keep_access() {
     discreet_cluster("crash_access", async |sandbox| {
-        let password = |round: usize| format!("correct-horse-round-{round}");
         sandbox.apply(&secret(&password(0))).await?;
-        let auth = "  auth: {secret: root}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
-            .await?;
-        sandbox.await_members("c", 1).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.fill("kept/", KEYS, |_| ()).await?;
         let mut victim = Victim {
             sandbox,
             crashes: 0,
         };
+        let closed = "  TLS: {generated: {}}\n  auth: {secret: root}\n";
+        let manifest = cluster_with(&sandbox.env, "c", 1, &format!("{closed}{DURABLE}"))?;
         victim
-            .dies_at(TURNING_ON, async |_| {
+            .dies_at(&["before-issue-certificate"], async |_| {
+                sandbox.apply(&manifest).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(&["before-enable-auth"], async |times| {
+                if times == 0 {
+                    sandbox.await_members("c", 1).await?;
+                    let keys = anyone(sandbox).await?;
+                    keys.fill("kept/", KEYS, |_| ()).await?;
+                }
                 patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
             })
             .await?;
         let round = Cell::new(0);
         victim
-            .dies_at(PASSWORD, async |times| {
-                // What is changed before it is on is no change to etcd. Later calls find an operator that dies first.
+            .dies_at(&["before-change-password"], async |times| {
                 if times == 0 {
-                    await_password(sandbox, &password(round.get())).await?;
+                    await_root(sandbox, &password(round.get())).await?;
                 }
                 round.set(round.get() + 1);
                 sandbox.apply(&secret(&password(round.get()))).await?;
@@ -202,48 +130,221 @@ async fn an_operator_that_dies_while_it_changes_who_gets_in_locks_nobody_out() {
             })
             .await?;
         victim
-            .dies_at(POLICY, async |_| {
-                patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
-            })
-            .await?;
-        victim
-            .dies_at(NO_POLICY, async |times| {
-                // One that is not there yet would never be deleted.
+            .dies_at(&["before-forget-passwords"], async |times| {
                 if times == 0 {
-                    until("there is a policy", PATIENCE, async || {
-                        let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
-                        Ok(match policy {
-                            Some(_) => Look::Done(()),
-                            None => Look::NotYet("none".to_owned()),
-                        })
-                    })
-                    .await?;
-                }
-                patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
-            })
-            .await?;
-        victim
-            .dies_at(TURNING_OFF, async |times| {
-                if times == 0 {
-                    await_password(sandbox, &password(round.get())).await?;
+                    await_root(sandbox, &password(round.get())).await?;
                 }
                 patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
             })
             .await?;
-        ensure!(victim.lives_on().await? == 7);
-        until("nothing is left of it", PATIENCE, async || {
+        ensure!(victim.lives_on().await? == 4);
+        until("no password is recorded", PATIENCE, async || {
             let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
-            let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
-            Ok(if record.is_none() && policy.is_none() {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
+            Ok(match record {
+                None => Look::Done(()),
+                Some(_) => Look::NotYet("there is a record".to_owned()),
             })
         })
         .await?;
         is_as_asked_for(sandbox, "c", 1).await?;
-        let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        let open = anyone(sandbox).await?;
         open.verify("kept/", KEYS).await.map(drop)
     })
     .await;
+}
+
+mod full {
+    use std::cell::RefCell;
+
+    use e2e::Writer;
+    use k8s_openapi::api::networking::v1::NetworkPolicy;
+
+    use super::*;
+    use crate::auth::{keys_as, lets_in};
+    use crate::tls_generated::value;
+
+    #[tokio::test]
+    async fn certificates_resume_after_crash_before_every_write() {
+        discreet_cluster("crash_certificates", async |sandbox| {
+            let mut victim = Victim {
+                sandbox,
+                crashes: 0,
+            };
+            // Whoever made two clusters for want of a crash would see it here.
+            let made = RefCell::new(Vec::new());
+            let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
+            victim
+                .dies_at(MAKING, async |number| {
+                    let name = if number == 0 {
+                        "c".to_owned()
+                    } else {
+                        format!("c{number}")
+                    };
+                    let manifest =
+                        cluster_with(&sandbox.env, &name, 3, &format!("{tls}{DURABLE}"))?;
+                    made.borrow_mut().push(name);
+                    sandbox.apply(&manifest).await.map(drop)
+                })
+                .await?;
+            let keys = async || {
+                let identity = client(sandbox, "c").await?;
+                Keyspace::of_tls_cluster(&sandbox.env, &sandbox.namespace, "c", &identity).await
+            };
+            let authority = Cell::new(false);
+            victim
+                .dies_at(ROTATION, async |number| {
+                    if !authority.replace(true) {
+                        sandbox.await_members("c", 3).await?;
+                        keys().await?.fill("kept/", KEYS, |_| ()).await?;
+                    }
+                    let ask = format!("etcd.database.coreos.com/rotate-authority=round-{number}");
+                    sandbox
+                        .kubectl(&["annotate", "etcdcluster", "c", &ask, "--overwrite"])
+                        .await
+                        .map(drop)
+                })
+                .await?;
+            victim
+                .dies_at(LOSS, async |_| {
+                    let patch = r#"{"data":{"ca.crt":null}}"#;
+                    let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
+                    sandbox.kubectl(&args).await.map(drop)
+                })
+                .await?;
+            victim
+                .dies_at(UNLABELED, async |_| {
+                    let args = ["label", "secret", "c-peer-ca", "etcd_cluster-"];
+                    sandbox.kubectl(&args).await.map(drop)
+                })
+                .await?;
+            let size = Cell::new(3);
+            victim
+                .dies_at(LEAVING, async |_| {
+                    size.set(size.get() - 1);
+                    sandbox.scale("c", size.get()).await
+                })
+                .await?;
+            let stories = [MAKING, ROTATION, LOSS, UNLABELED, LEAVING];
+            let points = stories.concat().len();
+            ensure!(victim.lives_on().await? == points);
+            until("one authority is trusted", PATIENCE, async || {
+                for secret in ["c-client-ca", "c-peer-ca"] {
+                    let trusted = value(sandbox, secret, "ca.crt").await?;
+                    let count = trusted.matches("BEGIN CERTIFICATE").count();
+                    if count != 1 {
+                        return Ok(Look::NotYet(format!("{secret}: {count} authorities")));
+                    }
+                }
+                Ok(Look::Done(()))
+            })
+            .await?;
+            for name in made.into_inner() {
+                let size = if name == "c" { size.get() } else { 3 };
+                is_as_asked_for(sandbox, &name, size).await?;
+            }
+            keys().await?.verify("kept/", KEYS).await?;
+            let identity = client(sandbox, "c").await?;
+            let writer = Writer::start_tls(sandbox, "c", &identity).await?;
+            writer.await_more(10).await?;
+            writer
+                .finish("crashes while certificates are made")
+                .await
+                .map(drop)
+        })
+        .await;
+    }
+
+    /// Waits until etcd lets root in with this password, and has everything.
+    async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
+        until("etcd takes the password", PATIENCE, async || {
+            Ok(if lets_in(sandbox, "c", password).await? {
+                Look::Done(())
+            } else {
+                Look::NotYet("it does not let root in".to_owned())
+            })
+        })
+        .await?;
+        let keys = keys_as(sandbox, "c", password).await?;
+        keys.verify("kept/", KEYS).await.map(drop)
+    }
+
+    #[tokio::test]
+    async fn access_changes_resume_after_crash_before_every_write() {
+        discreet_cluster("crash_access", async |sandbox| {
+            sandbox.apply(&secret(&password(0))).await?;
+            let auth = "  auth: {secret: root}\n";
+            sandbox
+                .apply(&cluster_with(&sandbox.env, "c", 1, auth)?)
+                .await?;
+            sandbox.await_members("c", 1).await?;
+            let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+            keys.fill("kept/", KEYS, |_| ()).await?;
+            let mut victim = Victim {
+                sandbox,
+                crashes: 0,
+            };
+            victim
+                .dies_at(TURNING_ON, async |_| {
+                    patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
+                })
+                .await?;
+            let round = Cell::new(0);
+            victim
+                .dies_at(PASSWORD, async |times| {
+                    // What is changed before it is on is no change to etcd. Later calls find an operator that dies first.
+                    if times == 0 {
+                        await_password(sandbox, &password(round.get())).await?;
+                    }
+                    round.set(round.get() + 1);
+                    sandbox.apply(&secret(&password(round.get()))).await?;
+                    sandbox.look_at("c").await
+                })
+                .await?;
+            victim
+                .dies_at(POLICY, async |_| {
+                    patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
+                })
+                .await?;
+            victim
+                .dies_at(NO_POLICY, async |times| {
+                    // One that is not there yet would never be deleted.
+                    if times == 0 {
+                        until("there is a policy", PATIENCE, async || {
+                            let policy =
+                                sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
+                            Ok(match policy {
+                                Some(_) => Look::Done(()),
+                                None => Look::NotYet("none".to_owned()),
+                            })
+                        })
+                        .await?;
+                    }
+                    patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
+                })
+                .await?;
+            victim
+                .dies_at(TURNING_OFF, async |times| {
+                    if times == 0 {
+                        await_password(sandbox, &password(round.get())).await?;
+                    }
+                    patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
+                })
+                .await?;
+            ensure!(victim.lives_on().await? == 7);
+            until("nothing is left of it", PATIENCE, async || {
+                let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
+                let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
+                Ok(if record.is_none() && policy.is_none() {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
+                })
+            })
+            .await?;
+            is_as_asked_for(sandbox, "c", 1).await?;
+            let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+            open.verify("kept/", KEYS).await.map(drop)
+        })
+        .await;
+    }
 }

@@ -1,4 +1,4 @@
-//! The cluster's DNS is away. What holds then:
+//! The cluster's DNS is away. A step of the test of reboots. What holds then:
 //!
 //! - Members that run go on: their connections to each other were made before. Clients that are connected, or know
 //!   an address, are served; a lost follower costs nothing while the rest is a quorum.
@@ -6,69 +6,57 @@
 //! - A pod that is lost is made anew on its disk at once, since that takes the Kubernetes API alone. Its etcd starts,
 //!   and joins the others when names can be looked up again, by itself.
 
-mod alone {
-    use anyhow::{Context, Result, ensure};
-    use e2e::objects::follower;
-    use e2e::wait::Look;
-    use e2e::{PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
-    use k8s_openapi::api::core::v1::Pod;
+use anyhow::{Context, Result, ensure};
+use e2e::objects::follower;
+use e2e::wait::Look;
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, until};
+use k8s_openapi::api::core::v1::Pod;
 
-    use crate::all_pods_lost::same_members;
-    use crate::fixtures::{DURABLE, cluster_with};
+use crate::node_reboot::{Both, serve};
 
-    #[tokio::test]
-    async fn members_that_run_go_on_without_dns_and_those_that_start_join_when_it_is_back() {
-        cluster_scenario("dns_down", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
-                let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-                sandbox.apply(&manifest).await?;
-                let before = sandbox.await_members("c", 3).await?;
-                let writer = Writer::start(sandbox, "c").await?;
-
-                testbed.stop_daemon("coredns").await?;
-                writer.await_more(50).await?;
-                let victim = follower(&before)?;
-                let old = sandbox.api::<Pod>().get(&victim).await?.metadata.uid;
-                let delete = ["delete", "pod", &victim, "--now", "--wait=false"];
-                sandbox.kubectl(&delete).await?;
-                until("the pod is made anew", PATIENCE, async || {
-                    let new = sandbox.api::<Pod>().get_opt(&victim).await?;
-                    let new = new.and_then(|pod| pod.metadata.uid);
-                    Ok(if new.is_some() && new != old {
-                        Look::Done(())
-                    } else {
-                        Look::NotYet(format!("{old:?}, {new:?}"))
-                    })
-                })
-                .await?;
-                writer.await_more(50).await?;
-                await_started(sandbox, &victim).await?;
-                sandbox.await_operators().await?;
-
-                testbed.start_daemon("coredns").await?;
-                let after = sandbox.await_members("c", 3).await?;
-                same_members(&before, &after)?;
-                writer.await_more(10).await?;
-                writer.finish("DNS away").await.map(drop)
-            })
-            .await
+pub(crate) async fn a_pod_is_lost_meanwhile(
+    sandbox: &Sandbox,
+    testbed: &Testbed<'_>,
+    writers: &[Writer],
+) -> Result<()> {
+    let before = Both::of(sandbox).await?;
+    testbed.stop_daemon("coredns").await?;
+    serve(writers, 50).await?;
+    let victim = follower(&before.durable)?;
+    let old = sandbox.api::<Pod>().get(&victim).await?.metadata.uid;
+    let delete = ["delete", "pod", &victim, "--now", "--wait=false"];
+    sandbox.kubectl(&delete).await?;
+    until("the pod is made anew", PATIENCE, async || {
+        let new = sandbox.api::<Pod>().get_opt(&victim).await?;
+        let new = new.and_then(|pod| pod.metadata.uid);
+        Ok(if new.is_some() && new != old {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{old:?}, {new:?}"))
         })
-        .await;
-    }
+    })
+    .await?;
+    serve(writers, 50).await?;
+    await_started(sandbox, &victim).await?;
+    sandbox.await_operators().await?;
 
-    async fn await_started(sandbox: &Sandbox, name: &str) -> Result<()> {
-        until("its container runs", PATIENCE, async || {
-            let pod = sandbox.api::<Pod>().get(name).await?;
-            let status = pod.status.context("no status")?;
-            let containers = status.container_statuses.unwrap_or_default();
-            let restarts: i32 = containers.iter().map(|it| it.restart_count).sum();
-            ensure!(restarts == 0, "it ended {restarts} times");
-            Ok(if containers.iter().any(|it| it.started == Some(true)) {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{:?}", status.phase))
-            })
+    testbed.start_daemon("coredns").await?;
+    before.are_the_same(sandbox).await?;
+    serve(writers, 10).await
+}
+
+async fn await_started(sandbox: &Sandbox, name: &str) -> Result<()> {
+    until("its container runs", PATIENCE, async || {
+        let pod = sandbox.api::<Pod>().get(name).await?;
+        let status = pod.status.context("no status")?;
+        let containers = status.container_statuses.unwrap_or_default();
+        let restarts: i32 = containers.iter().map(|it| it.restart_count).sum();
+        ensure!(restarts == 0, "it ended {restarts} times");
+        Ok(if containers.iter().any(|it| it.started == Some(true)) {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{:?}", status.phase))
         })
-        .await
-    }
+    })
+    .await
 }

@@ -1,124 +1,104 @@
-//! An administrator drains a node: the disruption budget lets members go one by one, and the cluster serves on.
+//! An administrator drains a node: the disruption budget lets members go one by one, and the cluster serves on. A step of
+//! the test of lost nodes.
 
-mod alone {
-    use anyhow::{Context, Result, ensure};
-    use e2e::objects::{Kind, await_object, members, node_of};
-    use e2e::wait::Look;
-    use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
-    use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, members, node_of};
+use e2e::wait::Look;
+use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, until};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
-    use crate::all_pods_lost::same_members;
-    use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::all_pods_lost::same_members;
+use crate::fixtures::cluster;
+use crate::node_loss::members_on;
 
-    async fn members_on(sandbox: &Sandbox, cluster: &str, node: &str) -> Result<Vec<String>> {
-        let pods = sandbox.member_pods(cluster).await?.into_iter();
-        Ok(pods
-            .filter(|pod| node_of(pod) == node)
-            .filter_map(|pod| pod.metadata.name)
-            .collect())
+/// The node holds two of three members with volumes, and all members of a cluster without: drained at once, they would
+/// take the quorum along.
+pub(crate) async fn the_quorum_stays(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
+    let before = sandbox.await_members("durable", 3).await?;
+    let crowded = crowded(sandbox, "durable").await?;
+    let writer = pack(sandbox, testbed, &crowded).await?;
+    let gone = members_on(sandbox, "packed", &crowded).await?;
+    ensure!(gone.len() == 3, "only {gone:?} are on {crowded}");
+    let moved = members_on(sandbox, "durable", &crowded).await?;
+    let ends = [
+        (OneByOne::begin(sandbox, "packed", 3).await?, gone.len()),
+        (OneByOne::begin(sandbox, "durable", 3).await?, moved.len()),
+    ];
+    drain(sandbox, &crowded).await?;
+    // With pods deleted, the old status still holds for a moment.
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = "those without a disk are replaced";
+    await_object(&clusters, "packed", what, PATIENCE, |object| {
+        !members(object).iter().any(|(name, _)| gone.contains(name))
+    })
+    .await?;
+    for cluster in ["packed", "durable"] {
+        sandbox.await_members(cluster, 3).await?;
+        let left = members_on(sandbox, cluster, &crowded).await?;
+        ensure!(left.is_empty(), "{left:?} on the drained node");
     }
-
-    /// Two nodes for three members with disks, so that one node holds two; and that one holds all that have none. Drained at
-    /// once, they would take the quorum along.
-    #[tokio::test]
-    async fn a_drained_node_never_takes_the_quorum_along() {
-        cluster_scenario("drain", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
-                let nodes = testbed.nodes();
-                let spare = nodes.last().context("no nodes")?;
-                sandbox.kubectl(&["cordon", spare]).await?;
-                let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
-                sandbox.apply(&durable).await?;
-                let before = sandbox.await_members("durable", 3).await?;
-                let crowded = crowded(sandbox, "durable").await?;
-                let others: Vec<&str> = nodes.iter().map(String::as_str).collect();
-                let others: Vec<&str> = others.into_iter().filter(|it| *it != crowded).collect();
-                sandbox
-                    .kubectl(&[&["cordon"][..], &others[..]].concat())
-                    .await?;
-                sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
-                sandbox.await_members("plain", 3).await?;
-                sandbox
-                    .kubectl(&[&["uncordon"][..], &others[..]].concat())
-                    .await?;
-
-                let writers = [
-                    Writer::start(sandbox, "plain").await?,
-                    Writer::start(sandbox, "durable").await?,
-                ];
-                let gone = members_on(sandbox, "plain", &crowded).await?;
-                ensure!(gone.len() == 3, "only {gone:?} are on {crowded}");
-                let moved = members_on(sandbox, "durable", &crowded).await?;
-                let ends = [
-                    (OneByOne::begin(sandbox, "plain", 3).await?, gone.len()),
-                    (OneByOne::begin(sandbox, "durable", 3).await?, moved.len()),
-                ];
-                drain(sandbox, &crowded).await?;
-                // With pods deleted, the old status still holds for a moment.
-                let clusters = sandbox.objects(Kind::EtcdCluster);
-                let what = "those without a disk are replaced";
-                await_object(&clusters, "plain", what, PATIENCE, |object| {
-                    !members(object).iter().any(|(name, _)| gone.contains(name))
-                })
-                .await?;
-                for cluster in ["plain", "durable"] {
-                    sandbox.await_members(cluster, 3).await?;
-                    let left = members_on(sandbox, cluster, &crowded).await?;
-                    ensure!(left.is_empty(), "{left:?} on the drained node");
-                }
-                for (ends, there) in ends {
-                    let ended = ends.end().await?;
-                    ensure!(ended == there, "{ended} ended, {there} were there");
-                }
-                // With a disk a member moves; without one it is replaced.
-                same_members(&before, &sandbox.await_members("durable", 3).await?)?;
-                sandbox.kubectl(&["uncordon", &crowded]).await?;
-                for (writer, cluster) in writers.into_iter().zip(["plain", "durable"]) {
-                    writer.await_more(10).await?;
-                    writer.finish(&format!("{cluster} members drained")).await?;
-                }
-                budget_as_before(sandbox).await
-            })
-            .await
-        })
-        .await;
+    for (ends, there) in ends {
+        let ended = ends.end().await?;
+        ensure!(ended == there, "{ended} ended, {there} were there");
     }
+    // With a disk a member moves; without one it is replaced.
+    same_members(&before, &sandbox.await_members("durable", 3).await?)?;
+    sandbox.kubectl(&["uncordon", &crowded]).await?;
+    writer.await_more(10).await?;
+    writer.finish("packed members drained").await?;
+    budget_as_before(sandbox).await
+}
 
-    /// The node with two members.
-    async fn crowded(sandbox: &Sandbox, cluster: &str) -> Result<String> {
-        let pods = sandbox.member_pods(cluster).await?;
-        let nodes: Vec<&str> = pods.iter().map(node_of).collect();
-        nodes
-            .iter()
-            .find(|node| nodes.iter().filter(|other| other == node).count() > 1)
-            .map(|node| (*node).to_owned())
-            .with_context(|| format!("no node has two members: {nodes:?}"))
-    }
+/// Creates a cluster without volumes whose members all run on this node, and a client that writes.
+async fn pack(sandbox: &Sandbox, testbed: &Testbed<'_>, node: &str) -> Result<Writer> {
+    let nodes = testbed.nodes();
+    let others = nodes.iter().map(String::as_str);
+    let others: Vec<&str> = others.filter(|other| *other != node).collect();
+    sandbox
+        .kubectl(&[&["cordon"][..], &others[..]].concat())
+        .await?;
+    sandbox.apply(&cluster(&sandbox.env, "packed", 3)?).await?;
+    sandbox.await_members("packed", 3).await?;
+    sandbox
+        .kubectl(&[&["uncordon"][..], &others[..]].concat())
+        .await?;
+    Writer::start(sandbox, "packed").await
+}
 
-    /// As the Kubernetes documentation has it; what is refused by a budget is asked again until it is let go.
-    async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
-        let args = ["drain", node, "--ignore-daemonsets"];
-        let more = ["--delete-emptydir-data", "--timeout=300s"];
-        sandbox
-            .kubectl(&[&args[..], &more].concat())
-            .await
-            .map(drop)
-    }
+/// The node with two members.
+async fn crowded(sandbox: &Sandbox, cluster: &str) -> Result<String> {
+    let pods = sandbox.member_pods(cluster).await?;
+    let nodes: Vec<&str> = pods.iter().map(node_of).collect();
+    nodes
+        .iter()
+        .find(|node| nodes.iter().filter(|other| other == node).count() > 1)
+        .map(|node| (*node).to_owned())
+        .with_context(|| format!("no node has two members: {nodes:?}"))
+}
 
-    async fn budget_as_before(sandbox: &Sandbox) -> Result<()> {
-        until("each budget allows one disruption", PATIENCE, async || {
-            let budgets = sandbox.api::<PodDisruptionBudget>();
-            let budgets = budgets.list(&kube::api::ListParams::default()).await?;
-            let allowed: Vec<Option<i32>> = budgets
-                .iter()
-                .map(|budget| budget.status.as_ref().map(|it| it.disruptions_allowed))
-                .collect();
-            Ok(if allowed == [Some(1), Some(1)] {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{allowed:?}"))
-            })
-        })
+/// As the Kubernetes documentation has it; what is refused by a budget is asked again until it is let go.
+async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
+    let args = ["drain", node, "--ignore-daemonsets"];
+    let more = ["--delete-emptydir-data", "--timeout=300s"];
+    sandbox
+        .kubectl(&[&args[..], &more].concat())
         .await
-    }
+        .map(drop)
+}
+
+async fn budget_as_before(sandbox: &Sandbox) -> Result<()> {
+    until("each budget allows one disruption", PATIENCE, async || {
+        let budgets = sandbox.api::<PodDisruptionBudget>();
+        let budgets = budgets.list(&kube::api::ListParams::default()).await?;
+        let allowed: Vec<Option<i32>> = budgets
+            .iter()
+            .map(|budget| budget.status.as_ref().map(|it| it.disruptions_allowed))
+            .collect();
+        Ok(if allowed == [Some(1), Some(1)] {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{allowed:?}"))
+        })
+    })
+    .await
 }

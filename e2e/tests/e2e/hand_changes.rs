@@ -30,7 +30,7 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// Secrets of authorities. Their content is tested by `peer_ca_secret_deleted` and `client_ca_secret_deleted`, because
+/// Secrets of authorities. Their content is tested by `lost_authorities_are_replaced_while_clients_write`, because
 /// their replacement restarts every member.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, field, members};
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario};
+use e2e::{PATIENCE, Sandbox, Writer};
 use serde_json::{Value, json};
 
 use crate::certificates::{client, make_secrets};
@@ -186,17 +186,6 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
         .map(drop)
 }
 
-#[tokio::test]
-async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
-    cluster_scenario("join_statefulset", async |sandbox| {
-        let version = newest_version(&sandbox.env)?;
-        make_old(sandbox, &version, Form::Plain).await?;
-        let writer = Writer::start(sandbox, "app").await?;
-        move_in(sandbox, &version, Form::Plain, writer).await
-    })
-    .await;
-}
-
 /// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
 #[tokio::test]
 async fn join_statefulset_with_tls_moves_its_etcd_in_without_a_lost_write() {
@@ -216,4 +205,22 @@ async fn join_statefulset_with_tls_moves_its_etcd_in_without_a_lost_write() {
         move_in(sandbox, &version, Form::Tls, writer).await
     })
     .await;
+}
+
+mod full {
+    use e2e::cluster_scenario;
+
+    use super::*;
+
+    /// Without TLS.
+    #[tokio::test]
+    async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
+        cluster_scenario("join_statefulset", async |sandbox| {
+            let version = newest_version(&sandbox.env)?;
+            make_old(sandbox, &version, Form::Plain).await?;
+            let writer = Writer::start(sandbox, "app").await?;
+            move_in(sandbox, &version, Form::Plain, writer).await
+        })
+        .await;
+    }
 }

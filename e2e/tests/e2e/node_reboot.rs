@@ -1,108 +1,161 @@
-//! Nodes die with everything on them and come back: what ran there is there again, by itself.
+//! Nodes, the API server and DNS fail and come back: members are the same with their data, and clients are served wherever
+//! a quorum runs.
 
-mod alone {
-    use anyhow::{Context, ensure};
-    use e2e::metrics::operator_pods;
-    use e2e::objects::node_of;
-    use e2e::{Testbed, Writer, scenario};
+use anyhow::{Context, Result, ensure};
+use e2e::metrics::operator_pods;
+use e2e::objects::node_of;
+use e2e::{Sandbox, Testbed, Writer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
 
-    use crate::all_pods_lost::{await_restarts, restarts, same_members};
-    use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
-    /// Members without volumes: their data lies in the pod and outlives the node's restart with it.
-    #[tokio::test]
-    async fn a_node_that_reboots_brings_its_member_back() {
-        scenario("node_reboot", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
-                sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
-                let before = sandbox.await_members("c", 3).await?;
-                let writer = Writer::start(sandbox, "c").await?;
+/// The clusters of these tests, members and pods: `plain` without volumes, whose data lies in the pods and outlives the
+/// restart of a node with them, and `durable` with volumes.
+pub(crate) struct Both {
+    pub(crate) plain: DynamicObject,
+    pub(crate) durable: DynamicObject,
+    pub(crate) pods: Vec<Pod>,
+}
 
-                // A node on which the cluster operator does not run: it is to tell what it sees.
-                let operators = operator_pods(sandbox, "etcd-operator").await?;
-                let operator = operators
-                    .first()
-                    .context("the cluster operator runs nowhere")?;
-                let mut pods = sandbox.member_pods("c").await?;
-                pods.retain(|pod| node_of(pod) != node_of(operator));
-                pods.truncate(1);
-                let lost = pods
-                    .first()
-                    .context("all members run beside the operator")?;
-                let name = lost.metadata.name.clone().unwrap_or_default();
-                testbed.kill_node(node_of(lost)).await?;
-                // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
-                sandbox.await_unhealthy("c", &name).await?;
-                testbed.start_node(node_of(lost)).await?;
-                await_restarts(sandbox, &pods).await?;
-                let after = sandbox.await_members("c", 3).await?;
-                same_members(&before, &after)?;
-                writer.await_more(10).await?;
-                writer.finish("one node rebooted").await.map(drop)
-            })
-            .await
+impl Both {
+    /// Waits until both have three members, with nothing left to do.
+    pub(crate) async fn of(sandbox: &Sandbox) -> Result<Self> {
+        let plain = sandbox.await_members("plain", 3).await.context("plain")?;
+        let durable = sandbox.await_members("durable", 3).await;
+        let durable = durable.context("durable")?;
+        let mut pods = sandbox.member_pods("plain").await?;
+        pods.extend(sandbox.member_pods("durable").await?);
+        Ok(Self {
+            plain,
+            durable,
+            pods,
         })
-        .await;
     }
 
-    /// Invariant 8: with volumes and without, since a pod outlives its node's restart.
+    /// Waits until both are well again, and compares their members.
+    pub(crate) async fn are_the_same(&self, sandbox: &Sandbox) -> Result<()> {
+        let after = Self::of(sandbox).await?;
+        same_members(&self.plain, &after.plain)?;
+        same_members(&self.durable, &after.durable)
+    }
+
+    /// The members' pods on a node.
+    pub(crate) fn on(&self, node: &str) -> Vec<Pod> {
+        let pods = self.pods.iter().filter(|pod| node_of(pod) == node);
+        pods.cloned().collect()
+    }
+}
+
+/// Waits until the clients of all clusters were served this many times more.
+pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
+    for writer in writers {
+        writer.await_more(count).await?;
+    }
+    Ok(())
+}
+
+/// The pod of the cluster operator.
+pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
+    let pods = operator_pods(sandbox, "etcd-operator").await?;
+    let first = pods.into_iter().next();
+    first.context("the cluster operator runs nowhere")
+}
+
+async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
+    let before = Both::of(sandbox).await?;
+    // A node on which the cluster operator does not run: the operator is to report the loss.
+    let operator = operator(sandbox).await?;
+    let pods = sandbox.member_pods("plain").await?;
+    let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
+    let lost = elsewhere
+        .next()
+        .context("all members run beside the operator")?;
+    testbed.kill_node(node_of(lost)).await?;
+    // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
+    sandbox.await_unhealthy("plain", &lost.name_any()).await?;
+    testbed.start_node(node_of(lost)).await?;
+    await_restarts(sandbox, &before.on(node_of(lost))).await?;
+    before.are_the_same(sandbox).await?;
+    serve(writers, 10).await
+}
+
+/// Invariant 8: with volumes and without, since a pod outlives its node's restart.
+async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
+    let before = Both::of(sandbox).await?;
+    let operator = operator(sandbox).await?;
+    for node in testbed.nodes() {
+        testbed.kill_node(&node).await?;
+    }
+    for node in testbed.nodes() {
+        testbed.start_node(&node).await?;
+    }
+    await_restarts(sandbox, &before.pods).await?;
+    await_restarts(sandbox, &[operator]).await?;
+    before.are_the_same(sandbox).await?;
+    serve(writers, 10).await
+}
+
+/// A kubelet that restarts leaves its containers alone, and so does the operator.
+async fn kubelets_restart(
+    sandbox: &Sandbox,
+    testbed: &Testbed<'_>,
+    writers: &[Writer],
+) -> Result<()> {
+    let before = Both::of(sandbox).await?;
+    for node in testbed.nodes() {
+        testbed.stop_kubelet(&node).await?;
+    }
+    serve(writers, 20).await?;
+    for node in testbed.nodes() {
+        testbed.start_node(&node).await?;
+    }
+    before.are_the_same(sandbox).await?;
+    let then: i32 = before.pods.iter().map(restarts).sum();
+    let now: i32 = Both::of(sandbox).await?.pods.iter().map(restarts).sum();
+    ensure!(now == then, "{now} restarts, {then} before");
+    serve(writers, 10).await
+}
+
+mod alone {
+    use e2e::{Testbed, Writer, cluster_scenario, step};
+
+    use super::{Both, all_reboot, kubelets_restart, one_reboots};
+    use crate::api_outage::a_member_dies_meanwhile;
+    use crate::dns_cached::names_change_meanwhile;
+    use crate::dns_down::a_pod_is_lost_meanwhile;
+    use crate::fixtures::{DURABLE, cluster, cluster_with};
+
     #[tokio::test]
-    async fn all_nodes_reboot_at_once_and_every_member_is_back_with_its_data() {
-        scenario("all_reboot", async |sandbox| {
+    async fn members_survive_reboots_and_outages() {
+        cluster_scenario("node_reboot", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
                 let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&durable).await?;
-                let mut before = Vec::new();
-                for name in ["plain", "durable"] {
-                    let object = sandbox.await_members(name, 3).await?;
-                    let writer = Writer::start(sandbox, name).await?;
-                    before.push((name, object, sandbox.member_pods(name).await?, writer));
-                }
-                for node in testbed.nodes() {
-                    testbed.kill_node(&node).await?;
-                }
-                for node in testbed.nodes() {
-                    testbed.start_node(&node).await?;
-                }
-                for (name, object, pods, writer) in before {
-                    await_restarts(sandbox, &pods).await?;
-                    let after = sandbox.await_members(name, 3).await?;
-                    same_members(&object, &after)?;
-                    writer.await_more(10).await?;
-                    let what = format!("all nodes rebooted, {name} members");
+                Both::of(sandbox).await?;
+                let writers = [
+                    Writer::start(sandbox, "plain").await?,
+                    Writer::start(sandbox, "durable").await?,
+                ];
+                let rebooted = one_reboots(sandbox, testbed, &writers);
+                step("reboot a node", rebooted).await?;
+                let restarted = kubelets_restart(sandbox, testbed, &writers);
+                step("restart all kubelets", restarted).await?;
+                let rebooted = all_reboot(sandbox, testbed, &writers);
+                step("reboot all nodes", rebooted).await?;
+                let outage = a_pod_is_lost_meanwhile(sandbox, testbed, &writers);
+                step("stop DNS", outage).await?;
+                let outage = a_member_dies_meanwhile(sandbox, testbed, &writers);
+                step("stop the API server", outage).await?;
+                let cached = names_change_meanwhile(sandbox, testbed, &writers);
+                step("let DNS cache names", cached).await?;
+                for (writer, cluster) in writers.into_iter().zip(["plain", "durable"]) {
+                    let what = format!("reboots and outages, {cluster} members");
                     writer.finish(&what).await?;
                 }
                 Ok(())
-            })
-            .await
-        })
-        .await;
-    }
-
-    /// A kubelet that restarts leaves its containers alone, and so does the operator.
-    #[tokio::test]
-    async fn kubelets_that_restart_cost_nothing() {
-        scenario("kubelets", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
-                sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
-                let before = sandbox.await_members("c", 3).await?;
-                let writer = Writer::start(sandbox, "c").await?;
-                let pods = sandbox.member_pods("c").await?;
-                for node in testbed.nodes() {
-                    testbed.stop_kubelet(&node).await?;
-                }
-                writer.await_more(20).await?;
-                for node in testbed.nodes() {
-                    testbed.start_node(&node).await?;
-                }
-                let after = sandbox.await_members("c", 3).await?;
-                same_members(&before, &after)?;
-                let now: i32 = sandbox.member_pods("c").await?.iter().map(restarts).sum();
-                let then: i32 = pods.iter().map(restarts).sum();
-                ensure!(now == then, "{now} restarts, {then} before");
-                writer.await_more(10).await?;
-                writer.finish("all kubelets restarted").await.map(drop)
             })
             .await
         })

@@ -1,80 +1,52 @@
-//! The operator dies between the two halves of a step, at every boundary there is, and what it finds afterwards is
-//! enough to go on from.
+//! The operator crashes between two writes, and the next process goes on from the state that it finds.
 //!
-//! A build with fail points ends the process before the write it is told (`FAILPOINTS`); the tests' image is one.
+//! A build with fail points ends the process before the write that `FAILPOINTS` names; the image of the tests has them. A
+//! default run crashes at the writes after which etcd or Kubernetes holds half of a change. `full` crashes before every
+//! write, and the model between any two.
 
+mod full;
+
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::Page;
-use e2e::objects::{Kind, field, follower, leader, ready_members};
+use e2e::objects::{Kind, field, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EnvVar, Pod};
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
 
-use crate::fixtures::{DURABLE, cluster, cluster_with, root};
-use crate::nospace::await_writable;
-use crate::storage_class_change::{claims_with, with_class};
+use crate::fixtures::{DURABLE, root};
+use crate::member_loss::await_one_volume_a_member;
 use crate::upgrade::{await_version, change, manifest};
-use crate::volume_growth::{ask_for, claims, requested};
 
-/// From nothing to a cluster of three on volumes, in this order.
+const OPERATOR: &str = "etcd-operator";
+
+/// The intent is recorded; volumes and Services exist; the members serve and their cluster ID is not recorded.
 const BOOTSTRAP: &[&str] = &[
-    "before-record-intent",
     "before-apply-headless",
-    "before-create-service",
-    "before-create-disk",
     "before-create-pod",
-    "before-open-service",
     "before-record-cluster-id",
-    "before-apply-budget",
-    "before-label-disk",
-    "before-label-pod",
-    "before-apply-client",
 ];
-/// One member more.
-const GROWTH: &[&str] = &[
-    "before-add-member",
-    "before-mark-service",
-    "before-promote-member",
-];
-/// The leader's volume is to be another.
-const HANDOVER: &[&str] = &["before-move-leader"];
-/// One member less.
+/// One member more: etcd does not know the member; the member is a learner.
+const GROWTH: &[&str] = &["before-add-member", "before-promote-member"];
+/// One member less: etcd still has the member; etcd removed the member, whose pod runs; a volume is left.
 const SHRINKING: &[&str] = &[
-    "before-note-removal",
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
-    "before-delete-service",
 ];
-/// What is changed by hand, or asked for by the spec.
-const REPAIR: &[&str] = &["before-repair-service"];
-/// The spec of pods is changed, in what running ones take.
-const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
-const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// Members go to the next minor release, and back.
-const VERSIONS: &[&str] = &[
-    "before-note-version",
-    "before-patch-image",
-    "before-settle-image",
-    "before-downgrade",
-];
-/// The database is full, and most of it is deleted.
-const NO_SPACE: &[&str] = &[
-    "before-compact",
-    "before-record-defragmentation",
-    "before-defragment",
-    "before-disarm",
-];
-/// A larger volume is asked for.
-const LARGER: &[&str] = &["before-grow-disk"];
-/// A majority is lost for good.
-const RECOVERY: &[&str] = &["before-record-recovery"];
+/// A downgrade: etcd does not know of it; a member runs the other version, and its pod carries the record of the change.
+const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
+
+/// The crashes of a default run, without those of other files.
+const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROWTH, SHRINKING, DOWNGRADE];
 
 /// How long nothing may be left to do before a point counts as passed by, when the operator has looked meanwhile: then
 /// its cause is brought about again.
@@ -97,8 +69,7 @@ impl Victim<'_> {
         let mut times = 0;
         for point in points {
             let context = || format!("{point} of {points:?}");
-            self.restart_with(&format!("FAILPOINTS={point}=panic"))
-                .await?;
+            self.starts_with(point).await.with_context(context)?;
             if times == 0 {
                 self.leads().await?;
             }
@@ -206,37 +177,72 @@ impl Victim<'_> {
         Ok(None)
     }
 
-    /// The operator's pods anew, with another environment.
-    async fn restart_with(&self, variable: &str) -> Result<()> {
-        let set = ["set", "env", "deployment/etcd-operator", variable];
-        self.sandbox.kubectl(&set).await?;
-        let wait = [
-            "rollout",
-            "status",
-            "deployment/etcd-operator",
-            "--timeout=300s",
+    /// Starts a process that dies at the point, in a pod of its own from the Deployment's template. A rollout of the
+    /// Deployment takes several times as long, and its pod would start again and die again.
+    async fn starts_with(&self, point: &str) -> Result<()> {
+        if self.crashes == 0 {
+            let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
+            self.sandbox.kubectl(&stop).await?;
+            self.sandbox.await_pods_of(OPERATOR, 0).await?;
+        }
+        self.remove_dead_process().await?;
+        let deployment = self.sandbox.api::<Deployment>().get(OPERATOR).await?;
+        let template = deployment.spec.context("no spec")?.template;
+        let mut pod = Pod {
+            metadata: template.metadata.unwrap_or_default(),
+            spec: template.spec,
+            status: None,
+        };
+        let name = process(self.crashes);
+        pod.metadata.name = Some(name.clone());
+        let spec = pod.spec.as_mut().context("no pod")?;
+        spec.restart_policy = Some("Never".to_owned());
+        let operator = spec.containers.first_mut().context("no container")?;
+        operator.env.get_or_insert_default().push(EnvVar {
+            name: "FAILPOINTS".to_owned(),
+            value: Some(format!("{point}=panic")),
+            ..EnvVar::default()
+        });
+        let pods = self.sandbox.api::<Pod>();
+        let params = PatchParams::apply("e2e");
+        pods.patch(&name, &params, &Patch::Apply(&pod)).await?;
+        Ok(())
+    }
+
+    /// Deletes the pod of the process before, and the lease: a dead process does not release it, and it expires after 20 s.
+    async fn remove_dead_process(&self) -> Result<()> {
+        let last = self.crashes.checked_sub(1).map(process);
+        let last = last.map(|name| format!("pod/{name}"));
+        let mut delete = vec![
+            "delete",
+            "--ignore-not-found",
+            "--grace-period=0",
+            "--force",
+            "lease/etcd-operator",
         ];
-        self.sandbox.kubectl(&wait).await?;
-        // The dead process cannot give its lease back, and it takes 20 s to run out.
-        let delete = ["delete", "lease", "etcd-operator", "--ignore-not-found"];
+        delete.extend(last.as_deref());
         self.sandbox.kubectl(&delete).await.map(drop)
     }
 
-    /// The operator's newest pod.
+    /// The pod of the process that dies next.
     async fn pod(&self) -> Result<Pod> {
-        let selector = ListParams::default().labels("app.kubernetes.io/component=etcd-operator");
-        let pods = self.sandbox.api::<Pod>().list(&selector).await?;
-        pods.into_iter()
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-            .max_by_key(|pod| pod.metadata.creation_timestamp.clone().map(|time| time.0))
-            .context("the operator has no pod")
+        let pods = self.sandbox.api::<Pod>();
+        Ok(pods.get(&process(self.crashes)).await?)
     }
 
-    /// Lets the operator live.
+    /// Starts the operator without a fail point, and returns the number of crashes.
     pub(crate) async fn lives_on(self) -> Result<usize> {
-        self.restart_with("FAILPOINTS-").await?;
+        self.remove_dead_process().await?;
+        let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
+        self.sandbox.kubectl(&start).await?;
+        self.sandbox.await_operators().await?;
         Ok(self.crashes)
     }
+}
+
+/// The name of a process' pod.
+fn process(number: usize) -> String {
+    format!("{OPERATOR}-crash-{number}")
 }
 
 fn has_crashed(pod: &Pod) -> bool {
@@ -271,257 +277,94 @@ pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) 
     .await
 }
 
+/// Every process takes over what the one before left behind. A step begins when the one before is complete.
 #[tokio::test]
-async fn an_operator_that_dies_at_every_step_of_a_bootstrap_makes_one_cluster() {
-    cluster_scenario("crash_bootstrap", async |sandbox| {
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        let made = std::cell::RefCell::new(Vec::new());
-        victim
-            .dies_at(BOOTSTRAP, async |number| {
-                let name = format!("c{number}");
-                let manifest = cluster_with(&sandbox.env, &name, 3, DURABLE)?;
-                made.borrow_mut().push(name);
-                sandbox.apply(&manifest).await.map(drop)
-            })
-            .await?;
-        ensure!(victim.lives_on().await? == BOOTSTRAP.len());
-        for name in made.into_inner() {
-            is_as_asked_for(sandbox, &name, 3).await?;
-            let writer = Writer::start(sandbox, &name).await?;
-            writer.finish("a bootstrap with crashes").await?;
-        }
-        Ok(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_operator_that_dies_while_members_come_and_go_loses_nothing() {
-    cluster_scenario("crash_members", async |sandbox| {
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
-            .await?;
-        let before = sandbox.await_members("c", 3).await?;
+async fn operator_crashes_between_writes_lose_nothing() {
+    cluster_scenario("operator_crash", async |sandbox| {
+        let size = Cell::new(3);
+        let others = step("crash while members form", forms(sandbox)).await?;
+        let before = sandbox.await_members("c", size.get()).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        let size = std::cell::Cell::new(3);
-        victim
-            .dies_at(GROWTH, async |_| {
-                size.set(size.get() + 1);
-                sandbox.scale("c", size.get()).await
-            })
-            .await?;
-        victim
-            .dies_at(HANDOVER, async |_| {
-                let leader = leader(&sandbox.await_members("c", size.get()).await?)?;
-                let delete = ["delete", "pvc", &leader, "--wait=false"];
-                sandbox.kubectl(&delete).await.map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(SHRINKING, async |_| {
-                size.set(size.get() - 1);
-                sandbox.scale("c", size.get()).await
-            })
-            .await?;
-        let points = GROWTH.len() + HANDOVER.len() + SHRINKING.len();
-        ensure!(victim.lives_on().await? == points);
-        is_as_asked_for(sandbox, "c", size.get()).await?;
-        let after = sandbox.await_members("c", size.get()).await?;
+        let joined = crashes(sandbox, GROWTH, async |_| {
+            size.set(size.get() + 1);
+            sandbox.scale("c", size.get()).await
+        });
+        step("crash while a member joins", joined).await?;
+        sandbox.await_members("c", size.get()).await?;
+        let removed = crashes(sandbox, SHRINKING, async |_| {
+            size.set(size.get() - 1);
+            sandbox.scale("c", size.get()).await
+        });
+        step("crash while a member is removed", removed).await?;
+        sandbox.await_members("c", size.get()).await?;
+        let version = step("crash during a downgrade", downgrades(sandbox)).await?;
+
+        let after = await_version(sandbox, "c", size.get(), &version).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        is_as_asked_for(sandbox, "c", size.get()).await?;
+        let mut members = ready_members(&after);
+        for name in others {
+            is_as_asked_for(sandbox, &name, 3).await?;
+            members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
+        }
+        // No second set of members was made, and nothing of the removed one is left.
+        await_one_volume_a_member(sandbox, &members).await?;
         writer.await_more(10).await?;
-        writer
-            .finish("crashes while members come and go")
-            .await
-            .map(drop)
+        writer.finish("an operator that crashes").await.map(drop)
     })
     .await;
 }
 
-#[tokio::test]
-async fn an_operator_that_dies_while_it_repairs_and_recovers_goes_on() {
-    cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes changes no class of service in place, so there is a request from the beginning.
-        let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
-        let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
-        sandbox.apply(&durable).await?;
-        sandbox.apply(&cluster(&sandbox.env, "r", 3)?).await?;
-        let before = sandbox.await_members("d", 3).await?;
-        let lost = sandbox.await_members("r", 3).await?;
-        let writer = Writer::start(sandbox, "d").await?;
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
+/// Crashes the operator at each point, and starts it again without a fail point.
+async fn crashes(
+    sandbox: &Sandbox,
+    points: &[&str],
+    cause: impl AsyncFn(usize) -> Result<()>,
+) -> Result<()> {
+    let mut victim = Victim {
+        sandbox,
+        crashes: 0,
+    };
+    victim.dies_at(points, cause).await?;
+    ensure!(victim.lives_on().await? == points.len());
+    Ok(())
+}
+
+/// Returns the clusters beside `c`: each is created when a write had come before the process began.
+async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let version = sandbox.env.newest_of("3.6")?;
+    let others = RefCell::new(Vec::new());
+    crashes(sandbox, BOOTSTRAP, async |number| {
+        let name = if number == 0 {
+            "c".to_owned()
+        } else {
+            format!("c{number}")
         };
-        victim
-            .dies_at(REPAIR, async |_| {
-                let patch = r#"{"spec":{"publishNotReadyAddresses":false}}"#;
-                let member = ready_members(&before).remove(0);
-                sandbox
-                    .kubectl(&["patch", "service", &member, "-p", patch])
-                    .await
-                    .map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(SETTINGS, async |times| {
-                let (round, cpu) = (times.to_string(), format!("{}m", 20 + times));
-                let pod = serde_json::json!({ "labels": { "round": round }, "resources": { "requests": { "cpu": cpu } } });
-                let patch = serde_json::json!({ "spec": { "pod": pod } }).to_string();
-                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", &patch];
-                sandbox.kubectl(&args).await.map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(NO_BUDGET, async |_| {
-                let patch = r#"{"spec":{"podDisruptionBudget":{"enabled":false}}}"#;
-                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", patch];
-                sandbox.kubectl(&args).await.map(drop)
-            })
-            .await?;
-        victim
-            .dies_at(RECOVERY, async |_| {
-                let survivor = follower(&lost)?;
-                let mut gone = ready_members(&lost);
-                gone.retain(|name| *name != survivor);
-                let args = [
-                    "delete",
-                    "pod",
-                    "--force",
-                    "--grace-period=0",
-                    "--ignore-not-found",
-                    &gone[0],
-                    &gone[1],
-                ];
-                sandbox.kubectl(&args).await?;
-                let id = field(&lost, "/status/clusterID")
-                    .as_str()
-                    .unwrap_or_default();
-                let approval = format!("etcd.database.coreos.com/recover={id}");
-                let args = ["annotate", "etcdcluster", "r", &approval, "--overwrite"];
-                sandbox.kubectl(&args).await.map(drop)
-            })
-            .await?;
-        ensure!(victim.lives_on().await? == 3 + SETTINGS.len());
-        is_as_asked_for(sandbox, "d", 3).await?;
-        is_as_asked_for(sandbox, "r", 3).await?;
-        let after = sandbox.await_members("d", 3).await?;
-        crate::all_pods_lost::same_members(&before, &after)?;
-        let recovered = sandbox.await_members("r", 3).await?;
-        ensure!(field(&recovered, "/status/recovery/phase") == "Complete");
-        writer.await_more(10).await?;
-        writer.finish("crashes while repairing").await.map(drop)
+        let cluster = manifest(&name, 3, &version, DURABLE);
+        if number > 0 {
+            others.borrow_mut().push(name);
+        }
+        sandbox.apply(&cluster).await.map(drop)
     })
-    .await;
+    .await?;
+    Ok(others.into_inner())
 }
 
-#[tokio::test]
-async fn an_operator_that_dies_while_it_changes_versions_goes_on() {
-    cluster_scenario("crash_versions", async |sandbox| {
-        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
-        sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        let wanted = std::cell::Cell::new(&old);
-        victim
-            .dies_at(VERSIONS, async |times| {
-                wanted.set(if times % 2 == 0 { &new } else { &old });
-                let spec = serde_json::json!({ "version": wanted.get() });
-                change(sandbox, "c", spec).await
-            })
-            .await?;
-        ensure!(victim.lives_on().await? == VERSIONS.len());
-        let after = await_version(sandbox, "c", 3, wanted.get()).await?;
-        crate::all_pods_lost::same_members(&before, &after)?;
-        is_as_asked_for(sandbox, "c", 3).await?;
-        writer.await_more(10).await?;
-        writer
-            .finish("crashes while versions change")
-            .await
-            .map(drop)
+/// Returns the version that the spec has in the end.
+async fn downgrades(sandbox: &Sandbox) -> Result<String> {
+    let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
+    let version = Cell::new(&new);
+    crashes(sandbox, DOWNGRADE, async |times| {
+        version.set(if times % 2 == 0 { &old } else { &new });
+        change(sandbox, "c", json!({ "version": version.get() })).await
     })
-    .await;
+    .await?;
+    Ok(version.get().clone())
 }
 
-#[tokio::test]
-async fn an_operator_that_dies_while_it_makes_room_goes_on() {
-    cluster_scenario("crash_no_space", async |sandbox| {
-        let small =
-            "  etcd: {quotaBackendBytes: 25165824}\n  upkeep: {noSpace: {keepRevisions: 0}}\n";
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, small)?)
-            .await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.fill("kept/", 100, |_| {}).await?;
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        victim
-            .dies_at(NO_SPACE, async |times| {
-                let mut number = 0;
-                while let Ok(()) = keys
-                    .write(&format!("big/{times}/{number}"), vec![7; 1 << 20])
-                    .await
-                {
-                    number += 1;
-                }
-                keys.delete("big/").await.map(drop)
-            })
-            .await?;
-        ensure!(victim.lives_on().await? == NO_SPACE.len());
-        await_writable(&keys).await?;
-        keys.verify("kept/", 100).await?;
-        crate::all_pods_lost::same_members(&before, &sandbox.await_members("c", 3).await?)
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_operator_that_dies_before_it_grows_a_volume_goes_on() {
-    cluster_scenario("crash_larger", async |sandbox| {
-        with_class(sandbox, "larger", true, async |class| {
-            let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
-            sandbox.apply(&manifest).await?;
-            sandbox.await_members("c", 1).await?;
-            let mut victim = Victim {
-                sandbox,
-                crashes: 0,
-            };
-            victim
-                .dies_at(LARGER, async |_| ask_for(sandbox, "128Mi").await)
-                .await?;
-            ensure!(victim.lives_on().await? == LARGER.len());
-            until("a larger volume is asked for", PATIENCE, async || {
-                let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
-                Ok(if asked == ["128Mi"] {
-                    Look::Done(())
-                } else {
-                    Look::NotYet(format!("{asked:?}"))
-                })
-            })
-            .await
-        })
-        .await
-    })
-    .await;
-}
-
-/// What the operator can be interrupted at is what the tests above, and those of certificates and of who gets in,
-/// interrupt it at.
+/// The tests, with those of `--full`, crash the operator before each of its writes.
 #[test]
-fn every_boundary_between_two_writes_is_crashed_at() {
+fn operator_crashes_cover_every_write() {
     let mut points: BTreeSet<String> = BTreeSet::new();
     let mut directories = vec![root().join("crates/cluster/src")];
     while let Some(directory) = directories.pop() {
@@ -536,22 +379,16 @@ fn every_boundary_between_two_writes_is_crashed_at() {
             points.extend(words.map(str::to_owned));
         }
     }
-    let stories = [
-        BOOTSTRAP,
-        GROWTH,
-        HANDOVER,
-        SHRINKING,
-        REPAIR,
-        SETTINGS,
-        NO_BUDGET,
-        VERSIONS,
-        NO_SPACE,
-        LARGER,
-        RECOVERY,
+    let owned = |points: &[&[&str]]| -> BTreeSet<String> {
+        points.concat().into_iter().map(str::to_owned).collect()
+    };
+    let mut crashed_at = owned(&full::POINTS);
+    crashed_at.extend(owned(&crate::crash_access::POINTS));
+    crashed_at.extend(owned(&[
         crate::tls_switch::CRASHES,
-    ];
-    let here: BTreeSet<String> = stories.concat().into_iter().map(str::to_owned).collect();
-    let elsewhere = crate::crash_access::POINTS.concat().into_iter();
-    let crashed_at: BTreeSet<String> = elsewhere.map(str::to_owned).chain(here).collect();
+        crate::quorum_loss::CRASHES,
+    ]));
     assert_eq!(points, crashed_at);
+    let by_default = owned(&DEFAULT);
+    assert!(by_default.is_subset(&owned(&full::POINTS)));
 }

@@ -1,16 +1,16 @@
-//! The operator is replaced by a newer one while members run, and restarts none of them.
+//! The operator is replaced by a newer one while members run, and restarts none of them. A step of the test of two
+//! operators.
 //!
 //! The pods are built as another release might build them for the same spec: with another probe, another variable and
 //! without termination messages. Their annotations record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::fixtures::{DURABLE, cluster_with};
 use crate::rollout::lives;
 use crate::upgrade::EVERY;
 
@@ -52,58 +52,52 @@ async fn go_back(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn operator_upgrade_restarts_no_member() {
-    cluster_scenario("operator_upgrade", async |sandbox| {
-        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-        sandbox.apply(&manifest).await?;
-        sandbox.await_members("c", 3).await?;
-        sandbox
-            .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
-            .await?;
-        until("no operator runs", PATIENCE, async || {
-            let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
-            Ok(if pods.lines().any(is_operator) {
-                Look::NotYet(pods)
-            } else {
-                Look::Done(())
-            })
-        })
+/// Three members on volumes of a cluster `c`.
+pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
+    sandbox
+        .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
-        go_back(sandbox).await?;
-        let before = lives(sandbox).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-
-        sandbox
-            .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
-            .await?;
-        // A label on every pod shows that the new operator has compared all of them.
-        let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
-        let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
-        sandbox.kubectl(&words).await?;
-        until("every pod has the new label", PATIENCE, async || {
-            let pods = sandbox.member_pods("c").await?;
-            let has = |pod: &&Pod| pod.labels().get("team").is_some_and(|team| team == "a");
-            let count = pods.iter().filter(has).count();
-            Ok(if count == 3 {
-                Look::Done(())
-            } else {
-                Look::NotYet(format!("{count} of {}", pods.len()))
-            })
+    until("no operator runs", PATIENCE, async || {
+        let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
+        Ok(if pods.lines().any(is_operator) {
+            Look::NotYet(pods)
+        } else {
+            Look::Done(())
         })
-        .await?;
-        sandbox.await_members("c", 3).await?;
-        ensure!(lives(sandbox).await? == before, "a member was restarted");
-        writer.await_more(20).await?;
-        ensure!(
-            lives(sandbox).await? == before,
-            "a member was restarted afterwards"
-        );
-        let tally = writer.finish("the operator was replaced").await?;
-        ensure!(tally.unknown == 0, "{tally}");
-        Ok(())
     })
-    .await;
+    .await?;
+    go_back(sandbox).await?;
+    let before = lives(sandbox).await?;
+    let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+
+    sandbox
+        .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
+        .await?;
+    // A label on every pod shows that the new operator has compared all of them.
+    let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
+    let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
+    sandbox.kubectl(&words).await?;
+    until("every pod has the new label", PATIENCE, async || {
+        let pods = sandbox.member_pods("c").await?;
+        let has = |pod: &&Pod| pod.labels().get("team").is_some_and(|team| team == "a");
+        let count = pods.iter().filter(has).count();
+        Ok(if count == 3 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{count} of {}", pods.len()))
+        })
+    })
+    .await?;
+    sandbox.await_members("c", 3).await?;
+    ensure!(lives(sandbox).await? == before, "a member was restarted");
+    writer.await_more(20).await?;
+    ensure!(
+        lives(sandbox).await? == before,
+        "a member was restarted afterwards"
+    );
+    let tally = writer.finish("the operator was replaced").await?;
+    ensure!(tally.unknown == 0, "{tally}");
+    Ok(())
 }
 
 fn is_operator(pod: &str) -> bool {

@@ -6,14 +6,17 @@ use e2e::objects::{
     Kind, await_object, condition, field, follower, has_condition, ready_members, strings,
 };
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, step, until};
 use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::member_loss::await_one_volume_a_member;
+use crate::operator_crash::Victim;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
+/// The crash in the middle of a recovery.
+pub(crate) const CRASHES: &[&str] = &["before-record-recovery"];
 
 /// A cluster of three with data, and a client that writes.
 struct Before {
@@ -83,16 +86,26 @@ async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     .await
 }
 
-async fn await_phase(sandbox: &Sandbox, phase: &str) -> Result<DynamicObject> {
+/// Waits for the phase of this loss' recovery: a record of an earlier recovery may be there.
+async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(
-        &clusters,
-        "c",
-        &format!("recovery {phase}"),
-        PATIENCE,
-        |object| field(object, "/status/recovery/phase") == phase,
-    )
+    let what = format!("recovery {phase}");
+    await_object(&clusters, "c", &what, PATIENCE, |object| {
+        let record = field(object, "/status/recovery");
+        record["phase"] == phase && record["fromClusterID"] == *before.cluster_id
+    })
     .await
+}
+
+/// No recovery has begun: the record is the one of before the loss, if any.
+fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
+    let record = field(object, "/status/recovery");
+    ensure!(
+        record == field(&before.object, "/status/recovery"),
+        "{record}"
+    );
+    ensure!(text(object, "/status/clusterID") == before.cluster_id);
+    Ok(())
 }
 
 async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> {
@@ -116,7 +129,7 @@ async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> 
 
 /// The cluster is whole again, another one, with everything up to the survivor's revision; the rest is stated.
 async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> Result<()> {
-    await_phase(sandbox, "Complete").await?;
+    await_phase(sandbox, &before, "Complete").await?;
     let after = sandbox.await_members("c", 3).await?;
     let record = field(&after, "/status/recovery");
     ensure!(record["phase"] == "Complete", "{record}");
@@ -164,192 +177,195 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
+/// Members without volumes: a majority whose pods are deleted is lost for good.
 #[tokio::test]
-async fn a_majority_without_disks_is_recovered_when_a_person_approves() {
-    cluster_scenario("quorum_manual", async |sandbox| {
-        let before = begin(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
-        delete_at_once(sandbox, "pod", &before.victims).await?;
-        let how = format!("{APPROVE}={}", before.cluster_id);
-        let told = [&how, &*before.survivor, "at revision", "EtcdRestore"];
-        await_loss(sandbox, &told).await?;
-
-        // Another cluster's ID approves nothing, and says so.
-        approve(sandbox, "deadbeef").await?;
-        await_loss(sandbox, &["deadbeef", "nothing is recovered"]).await?;
-        await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
-        let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
-        ensure!(field(&object, "/status/recovery").is_null());
-        ensure!(text(&object, "/status/clusterID") == before.cluster_id);
-
-        approve(sandbox, &before.cluster_id).await?;
-        let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
-        is_recovered(sandbox, before, "Annotation").await?;
-
-        // The annotation stays, and is of the old cluster: nothing is recovered twice.
-        let after = sandbox.await_members("c", 3).await?;
-        let annotations = after.metadata.annotations.clone().unwrap_or_default();
-        ensure!(annotations.get(APPROVE) == Some(&old));
-        ensure!(
-            !ready_members(&after).contains(&survivor),
-            "the survivor of the old cluster is still there"
-        );
-        Ok(())
+async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
+    cluster_scenario("quorum_plain", async |sandbox| {
+        step("approve the recovery", approved_by_a_person(sandbox)).await?;
+        step("recover by policy", approved_by_policy(sandbox)).await
     })
     .await;
 }
 
+/// Each step begins with the cluster that the one before recovered.
 #[tokio::test]
-async fn a_majority_of_volumes_lost_is_recovered_onto_new_volumes() {
+async fn majority_with_volumes_is_awaited_given_up_or_recovered() {
     cluster_scenario("quorum_volumes", async |sandbox| {
-        let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-        let before = begin(sandbox, &manifest).await?;
-        // Together: an operator that saw volumes alone go would replace their members one by one.
-        let both = |kind: &str| -> Vec<String> {
-            let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
-            named.collect()
-        };
-        let gone = [both("pvc"), both("pod")].concat();
-        let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
-        words.extend(gone.iter().map(String::as_str));
-        sandbox.kubectl(&words).await?;
-        await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
-        approve(sandbox, &before.cluster_id).await?;
-        is_recovered(sandbox, before, "Annotation").await?;
-        let members = ready_members(&sandbox.await_members("c", 3).await?);
-        // Of the old cluster none is left.
-        await_one_volume_a_member(sandbox, &members).await
+        step("cancel the recovery", cancelled(sandbox)).await?;
+        step("give up a silent majority", given_up(sandbox)).await?;
+        step("recover from lost volumes", without_volumes(sandbox)).await
     })
     .await;
 }
 
-#[tokio::test]
-async fn a_lost_majority_is_recovered_by_policy_after_the_time_it_gives() {
-    cluster_scenario("quorum_automatic", async |sandbox| {
-        let policy = "  recovery: {policy: Automatic, after: 5s}\n";
-        let before = begin(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
-        delete_at_once(sandbox, "pod", &before.victims).await?;
-        await_phase(sandbox, "Complete").await?;
-        is_recovered(sandbox, before, "Policy").await
-    })
-    .await;
+/// The operator crashes before it records the recovery, and the next process completes it.
+async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
+    let before = begin(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
+    delete_at_once(sandbox, "pod", &before.victims).await?;
+    let how = format!("{APPROVE}={}", before.cluster_id);
+    let told = [&how, &*before.survivor, "at revision", "EtcdRestore"];
+    await_loss(sandbox, &told).await?;
+
+    // Another cluster's ID approves nothing, and says so.
+    approve(sandbox, "deadbeef").await?;
+    await_loss(sandbox, &["deadbeef", "nothing is recovered"]).await?;
+    await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
+    let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+    ensure_no_recovery(&before, &object)?;
+
+    let mut victim = Victim {
+        sandbox,
+        crashes: 0,
+    };
+    victim
+        .dies_at(CRASHES, async |_| {
+            approve(sandbox, &before.cluster_id).await
+        })
+        .await?;
+    let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+    ensure_no_recovery(&before, &object)?;
+    ensure!(victim.lives_on().await? == CRASHES.len());
+    let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
+    is_recovered(sandbox, before, "Annotation").await?;
+
+    // The annotation stays, and is of the old cluster: nothing is recovered twice.
+    let after = sandbox.await_members("c", 3).await?;
+    let annotations = after.metadata.annotations.clone().unwrap_or_default();
+    ensure!(annotations.get(APPROVE) == Some(&old));
+    ensure!(
+        !ready_members(&after).contains(&survivor),
+        "the survivor of the old cluster is still there"
+    );
+    Ok(())
 }
 
-/// The disks are there and the pods cannot come back: nothing is recovered without a person, and what a person
-/// began ends when the quorum is back.
-#[tokio::test]
-async fn a_quorum_that_comes_back_cancels_the_recovery() {
-    cluster_scenario("quorum_returns", async |sandbox| {
-        let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
-        let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
-        let before = begin(sandbox, &manifest).await?;
-        // No pod may be made any more, and no fourth volume.
-        sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
-        let volumes = "persistentvolumeclaims: \"3\"";
-        sandbox.apply(&quota("volumes", volumes)).await?;
-        until("the quotas are in force", PATIENCE, async || {
-            let path = "jsonpath={range .items[*]}{.status.used}{\"\\n\"}{end}";
-            let used = sandbox
-                .kubectl(&["get", "resourcequota", "-o", path])
-                .await?;
-            Ok(
-                if used.lines().filter(|line| !line.is_empty()).count() == 2 {
-                    Look::Done(())
-                } else {
-                    Look::NotYet(used)
-                },
-            )
-        })
-        .await?;
-        delete_at_once(sandbox, "pod", &before.victims).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        let how = format!("{APPROVE}={}", before.cluster_id);
-        let silent = await_object(&clusters, "c", "the way on is said", PATIENCE, |object| {
-            text(object, "/status/waitingFor").contains(&how)
-        })
-        .await?;
-        ensure!(field(&silent, "/status/recovery").is_null());
+async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
+    let policy = "  recovery: {policy: Automatic, after: 5s}\n";
+    let before = begin(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
+    delete_at_once(sandbox, "pod", &before.victims).await?;
+    is_recovered(sandbox, before, "Policy").await
+}
 
-        approve(sandbox, &before.cluster_id).await?;
-        await_phase(sandbox, "InProgress").await?;
-        let silence = before.writer.acknowledged();
-        sandbox
-            .kubectl(&["delete", "resourcequota", "pods"])
+/// A cluster whose members have volumes.
+fn durable(sandbox: &Sandbox) -> Result<String> {
+    let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
+    cluster_with(&sandbox.env, "c", 3, &spec)
+}
+
+/// Waits until the operator says how to approve a recovery, which has not begun.
+async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let how = format!("{APPROVE}={}", before.cluster_id);
+    let silent = await_object(&clusters, "c", "the way on is said", PATIENCE, |object| {
+        text(object, "/status/waitingFor").contains(&how)
+    })
+    .await?;
+    ensure_no_recovery(before, &silent)?;
+    Ok(silent)
+}
+
+/// The volumes are there and the pods cannot come back: nothing is recovered without an approval, and an approved recovery
+/// ends when the quorum is back.
+async fn cancelled(sandbox: &Sandbox) -> Result<()> {
+    let before = begin(sandbox, &durable(sandbox)?).await?;
+    // No pod may be made any more, and no fourth volume.
+    sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
+    let volumes = "persistentvolumeclaims: \"3\"";
+    sandbox.apply(&quota("volumes", volumes)).await?;
+    await_quotas(sandbox).await?;
+    delete_at_once(sandbox, "pod", &before.victims).await?;
+    await_offer(sandbox, &before).await?;
+
+    approve(sandbox, &before.cluster_id).await?;
+    await_phase(sandbox, &before, "InProgress").await?;
+    let silence = before.writer.acknowledged();
+    sandbox
+        .kubectl(&["delete", "resourcequota", "pods"])
+        .await?;
+    await_phase(sandbox, &before, "Cancelled").await?;
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(text(&after, "/status/clusterID") == before.cluster_id);
+    ensure!(ready_members(&after).len() == 3 && before.writer.acknowledged() >= silence);
+    await_one_volume_a_member(sandbox, &ready_members(&before.object)).await?;
+    await_event(sandbox, "RecoveryCancelled", "answers again").await?;
+
+    // The approval was for a loss that is over.
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = "the approval is stale";
+    await_object(&clusters, "c", what, PATIENCE, |object| {
+        text(object, "/status/staleApproval") == before.cluster_id
+    })
+    .await?;
+    sandbox
+        .kubectl(&["annotate", "etcdcluster", "c", &format!("{APPROVE}-")])
+        .await?;
+    let what = "the approval is forgotten";
+    await_object(&clusters, "c", what, PATIENCE, |object| {
+        field(object, "/status/staleApproval").is_null()
+    })
+    .await?;
+    sandbox
+        .kubectl(&["delete", "resourcequota", "volumes"])
+        .await?;
+    before.writer.await_more(10).await?;
+    let tally = before.writer.finish("a quorum away and back").await;
+    tally.map(drop)
+}
+
+async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
+    until("the quotas are in force", PATIENCE, async || {
+        let path = "jsonpath={range .items[*]}{.status.used}{\"\\n\"}{end}";
+        let used = sandbox
+            .kubectl(&["get", "resourcequota", "-o", path])
             .await?;
-        await_phase(sandbox, "Cancelled").await?;
-        let after = sandbox.await_members("c", 3).await?;
-        ensure!(text(&after, "/status/clusterID") == before.cluster_id);
-        ensure!(ready_members(&after).len() == 3 && before.writer.acknowledged() >= silence);
-        await_one_volume_a_member(sandbox, &ready_members(&before.object)).await?;
-        await_event(sandbox, "RecoveryCancelled", "answers again").await?;
-
-        // The approval was for a loss that is over.
-        await_object(
-            &clusters,
-            "c",
-            "the approval is stale",
-            PATIENCE,
-            |object| text(object, "/status/staleApproval") == before.cluster_id,
-        )
-        .await?;
-        sandbox
-            .kubectl(&["annotate", "etcdcluster", "c", &format!("{APPROVE}-")])
-            .await?;
-        await_object(
-            &clusters,
-            "c",
-            "the approval is forgotten",
-            PATIENCE,
-            |object| field(object, "/status/staleApproval").is_null(),
-        )
-        .await?;
-        before.writer.await_more(10).await?;
-        before
-            .writer
-            .finish("a quorum away and back")
-            .await
-            .map(drop)
+        let count = used.lines().filter(|line| !line.is_empty()).count();
+        Ok(if count == 2 {
+            Look::Done(())
+        } else {
+            Look::NotYet(used)
+        })
     })
-    .await;
+    .await
 }
 
-mod alone {
-    use super::*;
+/// A majority hangs with its data, and a person knows that it will not come back: the cluster goes on from the
+/// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
+async fn given_up(sandbox: &Sandbox) -> Result<()> {
+    let testbed = Testbed::of(sandbox)?;
+    let before = begin(sandbox, &durable(sandbox)?).await?;
+    let mut pods = sandbox.member_pods("c").await?;
+    pods.retain(|pod| pod.metadata.name.as_ref() != Some(&before.survivor));
+    testbed.signal_containers(&pods, "SIGSTOP").await?;
+    let told = await_offer(sandbox, &before).await?;
+    let said = text(&told, "/status/waitingFor");
+    ensure!(
+        before.victims.iter().all(|victim| said.contains(victim)),
+        "{said}"
+    );
 
-    /// A majority hangs with its data, and a person knows that it will not come back: the cluster goes on from the
-    /// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
-    #[tokio::test]
-    async fn a_silent_majority_is_given_up_when_a_person_approves() {
-        cluster_scenario("quorum_silent", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
-                let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
-                let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
-                let before = begin(sandbox, &manifest).await?;
-                let mut pods = sandbox.member_pods("c").await?;
-                pods.retain(|pod| pod.metadata.name.as_ref() != Some(&before.survivor));
-                testbed.signal_containers(&pods, "SIGSTOP").await?;
-                let clusters = sandbox.objects(Kind::EtcdCluster);
-                let how = format!("{APPROVE}={}", before.cluster_id);
-                let told = await_object(&clusters, "c", "the way on is said", PATIENCE, |object| {
-                    text(object, "/status/waitingFor").contains(&how)
-                })
-                .await?;
-                let said = text(&told, "/status/waitingFor");
-                ensure!(
-                    before.victims.iter().all(|victim| said.contains(victim)),
-                    "{said}"
-                );
-                ensure!(field(&told, "/status/recovery").is_null());
+    approve(sandbox, &before.cluster_id).await?;
+    is_recovered(sandbox, before, "Annotation").await?;
+    let members = ready_members(&sandbox.await_members("c", 3).await?);
+    await_one_volume_a_member(sandbox, &members).await
+}
 
-                approve(sandbox, &before.cluster_id).await?;
-                await_phase(sandbox, "Complete").await?;
-                is_recovered(sandbox, before, "Annotation").await?;
-                let members = ready_members(&sandbox.await_members("c", 3).await?);
-                await_one_volume_a_member(sandbox, &members).await
-            })
-            .await
-        })
-        .await;
-    }
+async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
+    let before = begin(sandbox, &durable(sandbox)?).await?;
+    // Together: an operator that saw volumes alone go would replace their members one by one.
+    let both = |kind: &str| -> Vec<String> {
+        let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
+        named.collect()
+    };
+    let gone = [both("pvc"), both("pod")].concat();
+    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
+    words.extend(gone.iter().map(String::as_str));
+    sandbox.kubectl(&words).await?;
+    await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
+    approve(sandbox, &before.cluster_id).await?;
+    is_recovered(sandbox, before, "Annotation").await?;
+    let members = ready_members(&sandbox.await_members("c", 3).await?);
+    // Of the old cluster none is left.
+    await_one_volume_a_member(sandbox, &members).await
 }
 
 fn quota(name: &str, hard: &str) -> String {

@@ -2,15 +2,12 @@
 
 use anyhow::{Context, Result};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::ListParams;
 
-use crate::fixtures::{DURABLE, cluster, cluster_with};
+use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::is_as_asked_for;
-
-/// Times a cluster grows by a member and shrinks again.
-const CYCLES: usize = 20;
 
 /// What removed members left is gone: a volume left by a removed member could be taken for a member's.
 async fn await_nothing_left(
@@ -34,90 +31,94 @@ async fn await_nothing_left(
     .await
 }
 
+/// From one member to seven and back, with targets that change midway, on volumes.
 #[tokio::test]
-async fn grows_to_seven_and_shrinks_to_one_by_kubectl_scale() {
+async fn cluster_scales_between_one_and_seven_members() {
     cluster_scenario("scale_edges", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 1).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        for size in [3, 5, 7, 5, 3, 1] {
-            sandbox.scale("c", size).await?;
-            sandbox
-                .await_members("c", size)
-                .await
-                .with_context(|| format!("towards {size}"))?;
-        }
+        let sizes = scales_to(sandbox, &[3, 5, 7, 5, 3]);
+        step("scale 1-3-5-7-5-3", sizes).await?;
+        step("change the target midway", changes_midway(sandbox)).await?;
+        let cycles = scales_to(sandbox, &[1, 2, 1, 2, 1]);
+        step("scale 2-1-2-1-2-1", cycles).await?;
         writer.await_more(10).await?;
-        writer.finish("1-3-5-7-5-3-1").await?;
+        writer.finish("between one and seven members").await?;
         await_nothing_left(sandbox, "c", 1, 3).await
     })
     .await;
 }
 
-#[tokio::test]
-async fn a_target_that_changes_midway_is_reached() {
-    cluster_scenario("scale_midway", async |sandbox| {
-        sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
-        sandbox.await_members("c", 3).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-        // Each change comes as soon as the one before is seen under way.
-        for (size, next) in [(7, 3), (1, 5), (3, 2)] {
-            let before = sandbox.member_pods("c").await?.len();
-            sandbox.scale("c", size).await?;
-            until("the first pod comes or goes", PATIENCE, async || {
-                let now = sandbox.member_pods("c").await?.len();
-                Ok(if now == before && now != size {
-                    Look::NotYet(format!("{now} pods"))
-                } else {
-                    Look::Done(())
-                })
+async fn scales_to(sandbox: &Sandbox, sizes: &[usize]) -> Result<()> {
+    for size in sizes {
+        sandbox.scale("c", *size).await?;
+        let reached = sandbox.await_members("c", *size).await;
+        reached.with_context(|| format!("towards {size} of {sizes:?}"))?;
+    }
+    Ok(())
+}
+
+/// Each change comes as soon as the one before is seen under way.
+async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
+    for (size, next) in [(7, 3), (1, 5), (3, 2)] {
+        let before = sandbox.member_pods("c").await?.len();
+        sandbox.scale("c", size).await?;
+        until("the first pod comes or goes", PATIENCE, async || {
+            let now = sandbox.member_pods("c").await?.len();
+            Ok(if now == before && now != size {
+                Look::NotYet(format!("{now} pods"))
+            } else {
+                Look::Done(())
             })
-            .await?;
-            sandbox.scale("c", next).await?;
-            sandbox
-                .await_members("c", next)
-                .await
-                .with_context(|| format!("towards {size}, then {next}"))?;
-            is_as_asked_for(sandbox, "c", next).await?;
+        })
+        .await?;
+        sandbox.scale("c", next).await?;
+        let reached = sandbox.await_members("c", next).await;
+        reached.with_context(|| format!("towards {size}, then {next}"))?;
+        is_as_asked_for(sandbox, "c", next).await?;
+        await_nothing_left(sandbox, "c", next, next + 2).await?;
+    }
+    Ok(())
+}
+
+mod full {
+    use super::*;
+    use crate::fixtures::cluster;
+
+    /// Times a cluster grows by a member and shrinks again.
+    const CYCLES: usize = 20;
+
+    #[tokio::test]
+    async fn twenty_scaling_cycles_lose_nothing() {
+        cluster_scenario("scale_cycles", async |sandbox| {
+            // Two clusters at a time: most of a cycle is waiting for etcd's check of its connections.
+            let cycles = CYCLES / 2;
+            let (one, other) = tokio::join!(
+                grow_and_shrink(sandbox, "c", cycles),
+                grow_and_shrink(sandbox, "d", cycles)
+            );
+            one.and(other)
+        })
+        .await;
+    }
+
+    async fn grow_and_shrink(sandbox: &Sandbox, name: &str, cycles: usize) -> Result<()> {
+        sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
+        sandbox.await_members(name, 1).await?;
+        let writer = Writer::start(sandbox, name).await?;
+        for cycle in 1..=cycles {
+            for size in [2, 1] {
+                sandbox.scale(name, size).await?;
+                sandbox
+                    .await_members(name, size)
+                    .await
+                    .with_context(|| format!("{name}, cycle {cycle}, towards {size}"))?;
+            }
         }
         writer.await_more(10).await?;
-        writer
-            .finish("3-7-3-1-5-3-2, each second one midway")
-            .await?;
-        await_nothing_left(sandbox, "c", 0, 4).await
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn twenty_cycles_of_growth_and_shrinking_lose_nothing() {
-    cluster_scenario("scale_cycles", async |sandbox| {
-        // Two clusters at a time: a cycle is mostly waiting for etcd to be content with its connections.
-        let cycles = CYCLES / 2;
-        let (one, other) = tokio::join!(
-            grow_and_shrink(sandbox, "c", cycles),
-            grow_and_shrink(sandbox, "d", cycles)
-        );
-        one.and(other)
-    })
-    .await;
-}
-
-async fn grow_and_shrink(sandbox: &Sandbox, name: &str, cycles: usize) -> Result<()> {
-    sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
-    sandbox.await_members(name, 1).await?;
-    let writer = Writer::start(sandbox, name).await?;
-    for cycle in 1..=cycles {
-        for size in [2, 1] {
-            sandbox.scale(name, size).await?;
-            sandbox
-                .await_members(name, size)
-                .await
-                .with_context(|| format!("{name}, cycle {cycle}, towards {size}"))?;
-        }
+        writer.finish(&format!("{cycles} times 1-2-1")).await?;
+        await_nothing_left(sandbox, name, 0, 3).await
     }
-    writer.await_more(10).await?;
-    writer.finish(&format!("{cycles} times 1-2-1")).await?;
-    await_nothing_left(sandbox, name, 0, 3).await
 }

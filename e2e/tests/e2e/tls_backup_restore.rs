@@ -1,4 +1,5 @@
-//! Backups of clusters with TLS, by reference and by endpoints, and their return with TLS.
+//! Backups of clusters with TLS by reference and by endpoints, and restores with TLS. The Secrets have the keys of
+//! cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -11,7 +12,7 @@ use e2e::{Keyspace, PATIENCE, Sandbox};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::DynamicObject;
 
-use crate::certificates::{STATIC, arguments, client, make_secrets, of_pods};
+use crate::certificates::{STATIC, arguments, await_tls_ready, client, make_secrets, of_pods};
 use crate::fixtures::cluster_with;
 use crate::restore_in_place::await_replaced;
 
@@ -65,6 +66,19 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
+/// The key of a client with all rights is in no member's pod.
+async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
+    for pod in sandbox.member_pods("c").await? {
+        let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
+        let secrets: Vec<String> = volumes
+            .into_iter()
+            .filter_map(|volume| volume.secret?.secret_name)
+            .collect();
+        ensure!(secrets == ["peer", "server"], "{secrets:?}");
+    }
+    Ok(())
+}
+
 /// UIDs and versions of the Secrets the cluster is run with: nobody replaces them, and nobody writes to them.
 async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
     let mut found = Vec::new();
@@ -89,10 +103,11 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(s3, "aws")).await?;
-        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), true).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
-        sandbox.await_members("c", 3).await?;
+        await_tls_ready(sandbox, "c", "").await?;
+        no_member_has_operator_secret(sandbox).await?;
         let identity = client(&authority, sandbox, "c")?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
@@ -113,7 +128,7 @@ async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates()
         let them = sandbox.objects(Kind::EtcdRestore);
         let restored = await_complete(&them, "back", PATIENCE).await?;
         let there = sandbox.await_members("c", 3).await?;
-        let plain = arguments(sandbox).await?;
+        let plain = arguments(sandbox, "c").await?;
         ensure!(!plain.iter().any(|one| one.starts_with("--listen-client-urls=http://")));
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         is_back(&keys, &before, &restored).await?;

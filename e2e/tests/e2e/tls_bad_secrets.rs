@@ -1,17 +1,15 @@
-//! Secrets that do not hold: it is said which and what, nobody is started with them, and a cluster that runs is left
-//! alone.
+//! Invalid Secrets: the operator reports the Secret and the fault, starts no member with the Secret, and leaves running
+//! members alone.
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, condition, conditions_line};
 use e2e::tls::{self, Authority, Signed};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, until};
+use e2e::{PATIENCE, Sandbox, until};
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::certificates::{STATIC, await_tls_ready, client, of_services};
-use crate::fixtures::cluster_with;
+use crate::certificates::await_tls_ready;
 
 /// Puts another certificate into the Secret of the members towards clients.
 async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> {
@@ -19,13 +17,7 @@ async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> 
     sandbox.apply(&secret).await.map(drop)
 }
 
-/// The same with one that does not hold, which the operator is asked to look at.
-async fn does_not_hold(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> {
-    serve_with(sandbox, signed, ca).await?;
-    sandbox.look_at("c").await
-}
-
-/// Waits until `TLSReady` is false for this reason, and the condition, an Event and no member say so.
+/// Waits until `TLSReady` is false for this reason with these fragments in its message, and an Event has the reason.
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady is False because of {reason}, saying {fragments:?}");
@@ -50,94 +42,94 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-#[tokio::test]
-async fn nobody_is_started_with_certificates_that_do_not_hold() {
-    discreet_cluster("tls_bad_secrets", async |sandbox| {
-        let names = of_services(sandbox);
-        let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
-        sandbox.apply(&manifest).await?;
-        await_fault(
-            sandbox,
-            "SecretMissing",
-            &["peerSecret", "Secret peer", "create it"],
-        )
-        .await?;
+/// The cluster `c` has three members in its spec and none yet. In the end all Secrets are valid, and the members run.
+pub(crate) async fn invalid_secrets_start_no_member(
+    sandbox: &Sandbox,
+    names: &[String],
+) -> Result<Authority> {
+    await_fault(
+        sandbox,
+        "SecretMissing",
+        &["peerSecret", "Secret peer", "create it"],
+    )
+    .await?;
 
-        // At no moment do all of them hold.
-        let authority = Authority::new("the test's authority")?;
-        let good = authority.sign(&names)?;
-        let stranger = Authority::new("a stranger")?;
-        let without_key = json!({
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": { "name": "server" },
-            "stringData": { "server.crt": good.certificate, "server-ca.crt": authority.pem },
-        });
-        sandbox.apply(&without_key.to_string()).await?;
-        for (name, keys, signed) in [
-            ("peer", tls::PEER, authority.sign(&names)?),
-            ("operator", tls::CLIENT, authority.client()?),
-        ] {
-            let secret = tls::secret(name, keys, &signed, &authority.pem);
-            sandbox.apply(&secret).await?;
-        }
-        await_fault(sandbox, "KeyMissing", &["serverSecret", "server.key"]).await?;
-        let mismatched = Signed {
-            key: authority.sign(&names)?.key,
-            ..good.clone()
-        };
-        does_not_hold(sandbox, &mismatched, &authority.pem).await?;
-        await_fault(sandbox, "KeyMismatch", &["Secret server", "server.key"]).await?;
-        does_not_hold(sandbox, &authority.sign_expired(&names)?, &authority.pem).await?;
-        await_fault(
-            sandbox,
+    // At no moment are all of them valid.
+    let authority = Authority::new("the test's authority")?;
+    let good = authority.sign(names)?;
+    let without_key = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": { "name": "server" },
+        "stringData": { "server.crt": good.certificate, "server-ca.crt": authority.pem },
+    });
+    sandbox.apply(&without_key.to_string()).await?;
+    for (name, keys, signed) in [
+        ("peer", tls::PEER, authority.sign(names)?),
+        ("operator", tls::CLIENT, authority.client()?),
+    ] {
+        let secret = tls::secret(name, keys, &signed, &authority.pem);
+        sandbox.apply(&secret).await?;
+    }
+    await_fault(sandbox, "KeyMissing", &["serverSecret", "server.key"]).await?;
+    let mismatched = Signed {
+        key: authority.sign(names)?.key,
+        ..good.clone()
+    };
+    let stranger = Authority::new("a stranger")?;
+    for (signed, reason, fragments) in [
+        (mismatched, "KeyMismatch", ["Secret server", "server.key"]),
+        (
+            authority.sign_expired(names)?,
             "CertificateExpired",
-            &["Secret server", "server.crt"],
-        )
-        .await?;
-        let elsewhere = authority.sign(&["elsewhere.example".to_owned()])?;
-        does_not_hold(sandbox, &elsewhere, &authority.pem).await?;
-        await_fault(
-            sandbox,
+            ["Secret server", "server.crt"],
+        ),
+        (
+            authority.sign(&["elsewhere.example".to_owned()])?,
             "NameNotCovered",
-            &["elsewhere.example", "issue one for"],
-        )
-        .await?;
-        does_not_hold(sandbox, &stranger.sign(&names)?, &authority.pem).await?;
-        await_fault(
-            sandbox,
+            ["elsewhere.example", "issue one for"],
+        ),
+        (
+            stranger.sign(names)?,
             "UnknownAuthority",
-            &["Secret server", "Secret operator"],
-        )
-        .await?;
-        ensure!(
-            sandbox.member_pods("c").await?.is_empty(),
-            "a member was started"
-        );
+            ["Secret server", "Secret operator"],
+        ),
+    ] {
+        serve_with(sandbox, &signed, &authority.pem).await?;
+        sandbox.look_at("c").await?;
+        await_fault(sandbox, reason, &fragments).await?;
+    }
+    ensure!(
+        sandbox.member_pods("c").await?.is_empty(),
+        "a member was started"
+    );
 
-        // Put right, it forms by itself.
-        serve_with(sandbox, &good, &authority.pem).await?;
-        await_tls_ready(sandbox, "").await?;
+    // No request to the operator: a corrected Secret takes effect without one.
+    serve_with(sandbox, &good, &authority.pem).await?;
+    await_tls_ready(sandbox, "c", "").await?;
+    Ok(authority)
+}
 
-        // A Secret goes bad: it is said, and nobody is touched.
-        let identity = client(&authority, sandbox, "c")?;
-        let writer = Writer::start_tls(sandbox, "c", &identity).await?;
-        let before = uids(sandbox).await?;
-        sandbox.kubectl(&["delete", "secret", "peer"]).await?;
-        await_fault(sandbox, "SecretMissing", &["Secret peer"]).await?;
-        sandbox.scale("c", 5).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        await_object(&clusters, "c", "the growth waits", PATIENCE, |object| {
-            conditions_line(object).contains("until the certificates hold")
-        })
-        .await?;
-        ensure!(uids(sandbox).await? == before, "the cluster was touched");
-        let peer = tls::secret("peer", tls::PEER, &authority.sign(&names)?, &authority.pem);
-        sandbox.apply(&peer).await?;
-        sandbox.await_members("c", 5).await?;
-        writer.finish("a Secret goes bad and good").await.map(drop)
+/// A running cluster of three members loses a Secret and is to grow to five: it grows when the Secret is back.
+pub(crate) async fn lost_secret_stops_changes(
+    sandbox: &Sandbox,
+    authority: &Authority,
+    names: &[String],
+) -> Result<()> {
+    let before = uids(sandbox).await?;
+    sandbox.kubectl(&["delete", "secret", "peer"]).await?;
+    sandbox.look_at("c").await?;
+    await_fault(sandbox, "SecretMissing", &["Secret peer"]).await?;
+    sandbox.scale("c", 5).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "the growth waits", PATIENCE, |object| {
+        conditions_line(object).contains("until the certificates hold")
     })
-    .await;
+    .await?;
+    ensure!(uids(sandbox).await? == before, "the cluster was touched");
+    let peer = tls::secret("peer", tls::PEER, &authority.sign(names)?, &authority.pem);
+    sandbox.apply(&peer).await?;
+    sandbox.await_members("c", 5).await.map(drop)
 }
 
 pub(crate) async fn uids(sandbox: &Sandbox) -> Result<Vec<Option<String>>> {

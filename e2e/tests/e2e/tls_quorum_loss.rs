@@ -1,20 +1,29 @@
-//! A majority of a cluster with TLS is lost: the seed takes the survivor's snapshot with the operator's certificate.
+//! Clusters with TLS lose a majority: the seed takes the survivor's snapshot with the operator's certificate, also while
+//! etcd's authentication is on.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::discreet_cluster;
 use e2e::objects::{Kind, await_object, condition, field, follower, ready_members};
 use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, until};
+use e2e::{Keyspace, PATIENCE, Sandbox, step, until};
 use kube::api::DynamicObject;
 
 use crate::auth::secret;
-use crate::certificates::{STATIC, arguments, client, make_secrets, of_services};
+use crate::certificates::{arguments, client, make_secrets, of_services};
 use crate::fixtures::cluster_with;
 use crate::tls_generated;
 
 const KEYS: usize = 200;
 
-async fn lose(sandbox: &Sandbox, victims: &[String]) -> Result<()> {
+/// TLS for clients, and none between members.
+const FOR_CLIENTS: &str =
+    "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
+
+/// Every member but one follower is deleted.
+async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
+    let survivor = follower(before)?;
+    let mut victims = ready_members(before);
+    victims.retain(|name| *name != survivor);
     let mut words = vec![
         "delete",
         "pod",
@@ -26,10 +35,10 @@ async fn lose(sandbox: &Sandbox, victims: &[String]) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// It is said that the quorum is lost; approved, a new cluster goes on from what is left.
+/// The operator reports that the quorum is lost. After the approval, a new cluster continues with the survivor's data.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // An approval counts for a loss that is sure: a process that is being ended may answer once more.
+    // An approval counts for a loss that is certain: a process that is ending may answer once more.
     await_object(
         &clusters,
         "c",
@@ -50,32 +59,41 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
         .kubectl(&["annotate", "etcdcluster", "c", &approval, "--overwrite"])
         .await?;
     await_object(&clusters, "c", "recovered", PATIENCE, |object| {
-        field(object, "/status/recovery/phase") == "Complete"
+        let record = field(object, "/status/recovery");
+        record["phase"] == "Complete" && record["fromClusterID"] == id
     })
     .await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
 
+/// Members talk to each other without TLS.
+async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
+    let arguments = arguments(sandbox, "c").await?;
+    let count = |text: &str| {
+        let has = arguments.iter().filter(|one| one.starts_with(text));
+        has.count()
+    };
+    ensure!(count("--listen-peer-urls=http://") == 3);
+    ensure!(count("--listen-client-urls=https://") == 3);
+    Ok(())
+}
+
 #[tokio::test]
-async fn a_lost_majority_is_recovered_over_tls() {
+async fn lost_majority_is_recovered_with_client_tls() {
     discreet_cluster("tls_quorum_loss", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
-        let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
+        let manifest = cluster_with(&sandbox.env, "c", 3, FOR_CLIENTS)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
+        clients_have_tls_and_peers_have_none(sandbox).await?;
         let identity = client(&authority, sandbox, "c")?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         keys.fill("kept/", KEYS, |_| ()).await?;
         drop(keys);
-        let survivor = follower(&before)?;
-        let mut victims = ready_members(&before);
-        victims.retain(|name| *name != survivor);
-        lose(sandbox, &victims).await?;
+        lose_majority(sandbox, &before).await?;
         is_recovered(sandbox, &before).await?;
-        let arguments = arguments(sandbox).await?;
-        let is_plain = |one: &String| one.starts_with("--listen-client-urls=http://");
-        ensure!(!arguments.iter().any(is_plain));
+        clients_have_tls_and_peers_have_none(sandbox).await?;
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         keys.verify("kept/", KEYS).await.map(drop)
     })
@@ -84,68 +102,89 @@ async fn a_lost_majority_is_recovered_over_tls() {
 
 const PASSWORD: &str = "correct-horse-battery";
 
-/// A cluster with authentication loses its majority, while the operator does what `meanwhile` says.
-async fn loses_its_majority_with_authentication(
-    sandbox: &Sandbox,
-    meanwhile: impl AsyncFnOnce(&[String]) -> Result<()>,
-) -> Result<()> {
-    sandbox.apply(&secret(PASSWORD)).await?;
-    let spec = "  TLS: {generated: {}}\n  auth: {secret: root, enabled: true}\n";
-    sandbox
-        .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
-        .await?;
-    sandbox.await_members("c", 3).await?;
-    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-    let identity = tls_generated::client(sandbox, "c").await?;
-    let root = async || {
-        let user = ("root", PASSWORD);
-        Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, user).await
-    };
-    until("etcd takes the password", PATIENCE, async || {
-        Ok(Look::Done(root().await.map(drop)?))
-    })
-    .await?;
-    root().await?.fill("kept/", KEYS, |_| ()).await?;
-    let before = sandbox.await_members("c", 3).await?;
-    let member = ready_members(&before).remove(0);
-    let nobody = Keyspace::of_tls_member(env, namespace, &member, &identity).await;
-    ensure!(nobody.is_err(), "a client's certificate is enough");
-    let survivor = follower(&before)?;
-    let mut victims = ready_members(&before);
-    victims.retain(|name| *name != survivor);
-    meanwhile(&victims).await?;
-    is_recovered(sandbox, &before).await?;
-    root().await?.verify("kept/", KEYS).await.map(drop)
+/// A cluster with generated certificates and authentication.
+struct Closed<'a> {
+    sandbox: &'a Sandbox,
 }
 
-/// Without a quorum etcd gives no login out, and an operator that has just been started has none: the certificate the
-/// operator has made for itself names a user.
-#[tokio::test]
-async fn a_lost_majority_is_recovered_with_authentication_on() {
-    discreet_cluster("auth_quorum_loss", async |sandbox| {
-        loses_its_majority_with_authentication(sandbox, async |victims| {
-            let scale = async |to| {
-                let to = format!("--replicas={to}");
-                let words = ["scale", "deployment/etcd-operator", &to];
-                sandbox.kubectl(&words).await
-            };
+impl Closed<'_> {
+    async fn root(&self) -> Result<Keyspace> {
+        let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
+        let identity = tls_generated::client(self.sandbox, "c").await?;
+        let user = ("root", PASSWORD);
+        Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, user).await
+    }
+
+    async fn form(&self) -> Result<()> {
+        let sandbox = self.sandbox;
+        sandbox.apply(&secret(PASSWORD)).await?;
+        let spec = "  TLS: {generated: {}}\n  auth: {secret: root, enabled: true}\n";
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
+            .await?;
+        sandbox.await_members("c", 3).await?;
+        until("etcd takes the password", PATIENCE, async || {
+            Ok(Look::Done(self.root().await.map(drop)?))
+        })
+        .await
+    }
+
+    /// A certificate of a client alone opens nothing.
+    async fn is_closed(&self, member: &str) -> Result<()> {
+        let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
+        let identity = tls_generated::client(self.sandbox, "c").await?;
+        let nobody = Keyspace::of_tls_member(env, namespace, member, &identity).await;
+        ensure!(nobody.is_err(), "a client's certificate is enough");
+        Ok(())
+    }
+
+    /// The members are lost in what `lose` does.
+    async fn recovers(&self, lose: impl AsyncFnOnce(&DynamicObject) -> Result<()>) -> Result<()> {
+        let before = self.sandbox.await_members("c", 3).await?;
+        self.is_closed(&ready_members(&before).remove(0)).await?;
+        lose(&before).await?;
+        is_recovered(self.sandbox, &before).await?;
+        let arguments = arguments(self.sandbox, "c").await?;
+        let is_plain = |one: &String| {
+            one.starts_with("--listen-client-urls=http://")
+                || one.starts_with("--listen-peer-urls=http://")
+        };
+        ensure!(!arguments.iter().any(is_plain));
+        self.root().await?.verify("kept/", KEYS).await.map(drop)
+    }
+
+    async fn recovers_with_running_operator(&self) -> Result<()> {
+        self.recovers(async |before| lose_majority(self.sandbox, before).await)
+            .await
+    }
+
+    async fn recovers_with_new_operator(&self) -> Result<()> {
+        let scale = async |to| {
+            let to = format!("--replicas={to}");
+            let words = ["scale", "deployment/etcd-operator", &to];
+            self.sandbox.kubectl(&words).await
+        };
+        self.recovers(async |before| {
             scale(0).await?;
-            lose(sandbox, victims).await?;
+            lose_majority(self.sandbox, before).await?;
             scale(1).await.map(drop)
         })
         .await
-    })
-    .await;
+    }
 }
 
-/// An operator that was there all along has a login of the cluster before: the seed would keep every call with it.
+/// A running operator has a login of the cluster before, which the seed would not answer. Without a quorum etcd accepts
+/// no login, and an operator that has just started has none: its certificate names a user.
 #[tokio::test]
-async fn a_lost_majority_is_recovered_by_an_operator_that_is_logged_in() {
-    discreet_cluster("auth_quorum_loss_in", async |sandbox| {
-        loses_its_majority_with_authentication(sandbox, async |victims| {
-            lose(sandbox, victims).await
-        })
-        .await
+async fn lost_majority_is_recovered_with_authentication() {
+    discreet_cluster("auth_quorum_loss", async |sandbox| {
+        let closed = Closed { sandbox };
+        closed.form().await?;
+        closed.root().await?.fill("kept/", KEYS, |_| ()).await?;
+        let running = closed.recovers_with_running_operator();
+        step("lose the majority of a logged-in operator", running).await?;
+        let new = closed.recovers_with_new_operator();
+        step("lose the majority and start the operator", new).await
     })
     .await;
 }

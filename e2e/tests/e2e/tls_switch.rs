@@ -1,22 +1,22 @@
-//! TLS switched on and off while members run and clients write: members take both kinds of client, all clients are
-//! changed, and members take one kind. Clients that follow that order are served all along.
+//! TLS is switched on and off while members run and clients write: members accept both kinds of client, all clients are
+//! changed, and members accept one kind. Clients that follow this order are served at any time.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::{discreet, discreet_cluster};
+use e2e::leaks::{discreet, discreet_cluster, nothing_leaks};
 use e2e::manifests::aws_secret;
 use e2e::objects::{Kind, await_complete, await_object, condition, field, has_condition};
 use e2e::tls::Identity;
 use e2e::wait::Look;
-use e2e::{Keyspace, OneByOne, PATIENCE, Sandbox, Writer, until};
+use e2e::{Keyspace, OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::backup_restore_s3::backup;
-use crate::certificates::{arguments, client, make_secrets, of_services};
+use crate::certificates::{arguments, make_secrets, of_services};
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{Victim, is_as_asked_for};
 use crate::restore_in_place::{CLAIM, over};
@@ -30,7 +30,7 @@ const KEYS: usize = 50;
 /// The writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
-const STATIC: &str = r#"{"static":{"member":{"peerSecret":"peer","serverSecret":"server"},"operatorSecret":"operator"},"#;
+const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
 /// Both kinds of client are let in.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
@@ -88,7 +88,7 @@ async fn goes(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> R
 }
 
 /// A client writes while `spec.TLS` is set to this, until members are there; then it is changed, and another follows.
-async fn step(
+async fn goes_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
     tls: &str,
@@ -138,8 +138,8 @@ async fn on(
     served(plain, "without TLS, while it is switched on").await?;
     let encrypted = (Some(&identity), "with TLS, when plain text is over");
     let alone = format!(r#"{tls}"acceptPlaintext":null}}"#);
-    step(sandbox, encrypted, &alone, ("Tls", false)).await?;
-    for argument in arguments(sandbox).await? {
+    goes_under_load(sandbox, encrypted, &alone, ("Tls", false)).await?;
+    for argument in arguments(sandbox, "c").await? {
         let listens = argument.starts_with("--listen-") && argument.contains("http://");
         ensure!(
             !listens || argument.starts_with("--listen-metrics-urls="),
@@ -152,105 +152,136 @@ async fn on(
 /// From TLS to plain text and nothing else.
 async fn off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     let encrypted = (Some(identity), "with TLS, when both are taken");
-    step(sandbox, encrypted, BOTH, ("Tls", true)).await?;
+    goes_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
     let plain = (None, "without TLS, while it is switched off");
-    step(sandbox, plain, "null", ("Plain", false)).await?;
-    for argument in arguments(sandbox).await? {
+    goes_under_load(sandbox, plain, "null", ("Plain", false)).await?;
+    for argument in arguments(sandbox, "c").await? {
         ensure!(!argument.contains("https://"), "{argument}");
     }
     Ok(())
 }
 
+/// The names of the members' pods.
+async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let pods = sandbox.member_pods("c").await?;
+    Ok(pods.iter().map(ResourceExt::name_any).collect())
+}
+
+/// Without `acceptPlaintext`, a running cluster is not switched, because its clients would be locked out. Members are still
+/// replaced.
+async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
+    let writer = Writer::start(sandbox, "c").await?;
+    set(sandbox, r#"{"generated":{}}"#).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(
+        &clusters,
+        "c",
+        "the switch is refused",
+        PATIENCE,
+        |object| {
+            condition(object, "Degraded").is_some_and(|found| found["reason"] == "TLSSwitchRefused")
+        },
+    )
+    .await?;
+    let lost = names(sandbox).await?.into_iter().next();
+    sandbox.lose_pod("c", &lost.context("no pod")?).await?;
+    sandbox.await_members("c", 3).await?;
+    for argument in arguments(sandbox, "c").await? {
+        ensure!(!argument.contains("https://"), "{argument}");
+    }
+    set(sandbox, "null").await?;
+    await_object(&clusters, "c", "nothing is wrong", PATIENCE, |object| {
+        has_condition(object, "Degraded", "False")
+    })
+    .await?;
+    writer.finish("a switch that is refused").await.map(drop)
+}
+
 /// Members keep their volumes, and so their identities.
 #[tokio::test]
-async fn tls_is_switched_on_while_members_run_and_clients_write() {
-    discreet_cluster("tls_switch_on", async |sandbox| {
-        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+async fn tls_is_switched_on_and_off_under_load() {
+    cluster_scenario("tls_switch", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
             .await?;
         sandbox.await_members("c", 3).await?;
-        let before = sandbox.member_pods("c").await?;
-        on(sandbox, STATIC, async || client(&authority, sandbox, "c")).await?;
-        let names = |pods: Vec<k8s_openapi::api::core::v1::Pod>| -> Vec<String> {
-            pods.iter().map(ResourceExt::name_any).collect()
-        };
-        let after = sandbox.member_pods("c").await?;
-        ensure!(names(before) == names(after), "members were replaced");
+        let before = names(sandbox).await?;
+        let rejected = rejects_switch_at_once(sandbox);
+        step("ask for TLS without acceptPlaintext", rejected).await?;
+        let on = on(sandbox, GENERATED, async || {
+            generated_client(sandbox, "c").await
+        });
+        step("switch TLS on", on).await?;
+        // Without TLS, there may be no Secret.
+        nothing_leaks(sandbox).await?;
+        let identity = generated_client(sandbox, "c").await?;
+        step("switch TLS off", off(sandbox, &identity)).await?;
+        ensure!(names(sandbox).await? == before, "members were replaced");
         Ok(())
     })
     .await;
 }
 
-/// Members without volumes are followed by others, stage by stage.
-#[tokio::test]
-async fn tls_is_switched_off_while_members_run_and_clients_write() {
-    discreet_cluster("tls_switch_off", async |sandbox| {
-        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
-        let tls = crate::certificates::STATIC;
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, tls)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        off(sandbox, &client(&authority, sandbox, "c")?).await
+async fn hibernates(sandbox: &Sandbox) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    merge(sandbox, r#"{"spec":{"hibernate":true}}"#).await?;
+    await_object(&clusters, "c", "it hibernates", SWITCHED, |object| {
+        field(object, "/status/phase") == "Hibernated"
     })
-    .await;
+    .await
+    .map(drop)
 }
 
-/// From certificates of others to generated ones, which do not trust each other: clients go over plain text, and so do
-/// members.
-#[tokio::test]
-async fn static_certificates_are_exchanged_for_generated_ones_while_members_run_and_clients_write()
-{
-    discreet_cluster("tls_static_to_generated", async |sandbox| {
-        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
-        let tls = format!("{}{DURABLE}", crate::certificates::STATIC);
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, &tls)?)
-            .await?;
-        sandbox.await_members("c", 3).await?;
-        let identity = client(&authority, sandbox, "c")?;
-        let encrypted = (
-            Some(&identity),
-            "with static certificates, when both are taken",
-        );
-        step(sandbox, encrypted, BOTH, ("Tls", true)).await?;
-        let generated = r#"{"static":null,"generated":{},"#;
-        on(sandbox, generated, async || {
-            generated_client(sandbox, "c").await
-        })
-        .await
-    })
-    .await;
+async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
+    let patch = ["patch", "etcdcluster", "c", "--type=merge", "-p", patch];
+    sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// A cluster that sleeps while its TLS is switched comes back as it was, and is switched then.
+/// The members start without TLS, as they were recorded, and are switched then. The operator crashes before each kind of
+/// write of the switch.
+async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
+    let mut victim = Victim {
+        sandbox,
+        crashes: 0,
+    };
+    let wake = async |_| {
+        let tls = r#"{"static":{"member":{"peerSecret":"peer"}}}"#;
+        let patch = format!(r#"{{"spec":{{"hibernate":false,"TLS":{tls}}}}}"#);
+        merge(sandbox, &patch).await
+    };
+    let (record, change) = CRASHES.split_at(1);
+    victim.dies_at(record, wake).await?;
+    let started = arguments(sandbox, "c").await?;
+    let has_tls = started.iter().any(|argument| argument.contains("https://"));
+    ensure!(!started.is_empty() && !has_tls, "{started:?}");
+    victim.dies_at(change, wake).await?;
+    ensure!(victim.lives_on().await? == CRASHES.len());
+    switched(sandbox, "Tls", false).await?;
+    is_as_asked_for(sandbox, "c", 3).await?;
+    let arguments = arguments(sandbox, "c").await?;
+    let has = |text: &str| arguments.iter().any(|argument| argument.starts_with(text));
+    ensure!(has("--listen-peer-urls=https://") && !has("--listen-peer-urls=http://"));
+    ensure!(has("--listen-client-urls=http://") && !has("--listen-client-urls=https://"));
+    Ok(())
+}
+
+/// TLS between members alone, from Secrets that others maintain. One client writes from before the hibernation to the end.
 #[tokio::test]
-async fn a_cluster_that_hibernates_is_switched_when_it_is_back() {
-    discreet_cluster("tls_switch_generated", async |sandbox| {
+async fn hibernated_cluster_is_switched_after_it_wakes() {
+    discreet_cluster("tls_switch_hibernated", async |sandbox| {
+        make_secrets(sandbox, &of_services(sandbox), false).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
             .await?;
-        sandbox.await_members("c", 3).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        await_object(&clusters, "c", "it is recorded", SWITCHED, |object| {
-            field(object, "/status/TLS/peers") == "Plain"
-        })
-        .await?;
-        let merge = async |patch: &str| {
-            let patch = ["patch", "etcdcluster", "c", "--type=merge", "-p", patch];
-            sandbox.kubectl(&patch).await.map(drop)
-        };
-        merge(r#"{"spec":{"hibernate":true}}"#).await?;
-        await_object(&clusters, "c", "it hibernates", SWITCHED, |object| {
-            field(object, "/status/phase") == "Hibernated"
-        })
-        .await?;
-        merge(r#"{"spec":{"hibernate":false,"TLS":{"generated":{},"acceptPlaintext":true}}}"#)
-            .await?;
-        switched(sandbox, "Tls", true).await?;
-        let identity = generated_client(sandbox, "c").await?;
-        all_let_in(sandbox, &identity).await.context("generated")
+        switched(sandbox, "Plain", false).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        step("hibernate", hibernates(sandbox)).await?;
+        let switched = wakes_up_and_crashes(sandbox);
+        step("wake up, switch and crash", switched).await?;
+        sandbox.scale("c", 4).await?;
+        sandbox.await_members("c", 4).await?;
+        writer.await_more(10).await?;
+        writer.finish("TLS between members").await.map(drop)
     })
     .await;
 }
@@ -303,32 +334,45 @@ async fn a_switch_waits_for_a_restore_in_place_and_no_backup_waits_for_the_switc
     .await;
 }
 
-/// The operator dies before each kind of write of a switch, and goes on from what it finds.
-#[tokio::test]
-async fn an_operator_that_dies_while_it_switches_goes_on() {
-    discreet_cluster("crash_tls_switch", async |sandbox| {
-        make_secrets(sandbox, &of_services(sandbox), false).await?;
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
-            .await?;
-        switched(sandbox, "Plain", false).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = Victim {
-            sandbox,
-            crashes: 0,
-        };
-        victim
-            .dies_at(CRASHES, async |_| {
-                set(sandbox, r#"{"static":{"member":{"peerSecret":"peer"}}}"#).await
+mod full {
+    use super::*;
+    use crate::certificates::{STATIC, client};
+
+    /// Members without volumes are replaced, stage by stage.
+    #[tokio::test]
+    async fn tls_is_switched_off_without_volumes() {
+        discreet_cluster("tls_switch_off", async |sandbox| {
+            let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+            sandbox
+                .apply(&cluster_with(&sandbox.env, "c", 3, STATIC)?)
+                .await?;
+            sandbox.await_members("c", 3).await?;
+            off(sandbox, &client(&authority, sandbox, "c")?).await
+        })
+        .await;
+    }
+
+    /// Static and generated certificates do not trust each other: clients use plaintext in between, and so do members.
+    #[tokio::test]
+    async fn static_certificates_are_exchanged_for_generated_ones() {
+        discreet_cluster("tls_static_to_generated", async |sandbox| {
+            let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+            let tls = format!("{STATIC}{DURABLE}");
+            sandbox
+                .apply(&cluster_with(&sandbox.env, "c", 3, &tls)?)
+                .await?;
+            sandbox.await_members("c", 3).await?;
+            let identity = client(&authority, sandbox, "c")?;
+            let encrypted = (
+                Some(&identity),
+                "with static certificates, when both are taken",
+            );
+            goes_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
+            on(sandbox, GENERATED, async || {
+                generated_client(sandbox, "c").await
             })
-            .await?;
-        ensure!(victim.lives_on().await? == CRASHES.len());
-        switched(sandbox, "Tls", false).await?;
-        is_as_asked_for(sandbox, "c", 3).await?;
-        writer
-            .finish("crashes while TLS is switched")
             .await
-            .map(drop)
-    })
-    .await;
+        })
+        .await;
+    }
 }

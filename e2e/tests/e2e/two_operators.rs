@@ -1,4 +1,5 @@
-//! Two cluster operators: a standby that takes over, and two that believe they lead at the same time.
+//! One cluster operator after another: two that hold a lease at the same time, a standby that takes over, and a newer
+//! one.
 
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use e2e::changes::every_change;
 use e2e::metrics::operator_pods;
 use e2e::objects::{field, follower};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, cluster_scenario, until};
+use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, cluster_scenario, step, until};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -16,6 +17,7 @@ use kube::ResourceExt;
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
+use crate::operator_upgrade::restarts_no_member;
 
 const OPERATOR: &str = "etcd-operator";
 
@@ -140,62 +142,70 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_standby_is_ready_and_takes_over_in_the_middle_of_a_change() {
+async fn operators_share_a_cluster_and_take_over_safely() {
     cluster_scenario("two_operators", async |sandbox| {
-        let two = [
-            "--set",
-            "crds.install=false",
-            "--set",
-            "clusterOperator.replicas=2",
-        ];
-        chart::install(
-            &sandbox.env,
-            e2e::sandbox::RELEASE,
-            &sandbox.namespace,
-            &two,
-        )
-        .await?;
-        await_ready_operators(sandbox, 2).await?;
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 1, DURABLE)?)
-            .await?;
-        let before = sandbox.await_members("c", 1).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-
-        // A crash in the middle of a change: the lease runs out, then the other one goes on.
-        sandbox.scale("c", 3).await?;
-        until("a member is being added", PATIENCE, async || {
-            Ok(match sandbox.member_pods("c").await?.len() {
-                1 => Look::NotYet("one pod".to_owned()),
-                _ => Look::Done(()),
-            })
-        })
-        .await?;
-        let first = leader(sandbox).await?.context("nobody leads")?;
-        crash(sandbox, &first).await?;
-        let second = await_another(sandbox, &first, "a crash").await?;
-        let grown = sandbox.await_members("c", 3).await?;
-        ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
-
-        // An orderly end gives the lease back.
-        await_ready_operators(sandbox, 2).await?;
-        let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
-        ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
-        sandbox
-            .kubectl(&["delete", "pod", &second, "--wait=false"])
-            .await?;
-        let next = next_holder(sandbox, &lease, &second).await?;
-        ensure!(
-            next.is_none(),
-            "it is taken and was not given back: {next:?}"
-        );
-        await_another(sandbox, &second, "an orderly end").await?;
-        sandbox.scale("c", 1).await?;
-        sandbox.await_members("c", 1).await?;
-        await_tidy(sandbox, 1).await?;
-        writer.finish("operators that take over").await.map(drop)
+        let writer = step("act at the same time", both_act(sandbox)).await?;
+        step("take over from each other", a_standby_takes_over(sandbox)).await?;
+        writer.await_more(10).await?;
+        writer.finish("operators that take over").await?;
+        step("replace the operator", restarts_no_member(sandbox)).await
     })
     .await;
+}
+
+/// A crash in the middle of a change, and an orderly end.
+async fn a_standby_takes_over(sandbox: &Sandbox) -> Result<()> {
+    let two = [
+        "--set",
+        "crds.install=false",
+        "--set",
+        "backupOperator.enabled=false",
+        "--set",
+        "restoreOperator.enabled=false",
+        "--set",
+        "clusterOperator.replicas=2",
+    ];
+    chart::install(
+        &sandbox.env,
+        e2e::sandbox::RELEASE,
+        &sandbox.namespace,
+        &two,
+    )
+    .await?;
+    await_ready_operators(sandbox, 2).await?;
+    let before = sandbox.await_members("c", 3).await?;
+
+    // A crash in the middle of a change: the lease runs out, then the other one goes on.
+    sandbox.scale("c", 5).await?;
+    until("a member is being added", PATIENCE, async || {
+        Ok(match sandbox.member_pods("c").await?.len() {
+            3 => Look::NotYet("three pods".to_owned()),
+            _ => Look::Done(()),
+        })
+    })
+    .await?;
+    let first = leader(sandbox).await?.context("nobody leads")?;
+    crash(sandbox, &first).await?;
+    let second = await_another(sandbox, &first, "a crash").await?;
+    let grown = sandbox.await_members("c", 5).await?;
+    ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
+
+    // An orderly end gives the lease back.
+    await_ready_operators(sandbox, 2).await?;
+    let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
+    ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
+    sandbox
+        .kubectl(&["delete", "pod", &second, "--wait=false"])
+        .await?;
+    let next = next_holder(sandbox, &lease, &second).await?;
+    ensure!(
+        next.is_none(),
+        "it is taken and was not given back: {next:?}"
+    );
+    await_another(sandbox, &second, "an orderly end").await?;
+    sandbox.scale("c", 3).await?;
+    sandbox.await_members("c", 3).await?;
+    await_tidy(sandbox, 3).await
 }
 
 /// The operator's Deployment once more, with a lease of its own: both lead, as two do for a moment when a process
@@ -244,25 +254,35 @@ subjects:
     .await
 }
 
-/// Invariant 11.
-#[tokio::test]
-async fn two_operators_that_act_at_the_same_time_do_no_harm() {
-    cluster_scenario("both_lead", async |sandbox| {
-        add_another(sandbox).await?;
-        sandbox
-            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
-            .await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let writer = Writer::start(sandbox, "c").await?;
-        for (from, size) in [(3, 5), (5, 3)] {
-            let victim = follower(&sandbox.await_members("c", from).await?)?;
-            sandbox.lose_pod("c", &victim).await?;
-            sandbox.scale("c", size).await?;
-            let after = sandbox.await_members("c", size).await?;
-            ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-        }
-        await_tidy(sandbox, 3).await?;
-        writer.finish("two operators at once").await.map(drop)
+/// Invariant 11: two operators with a lease each form a cluster, replace members and change its size. Returns a client that
+/// writes.
+async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
+    add_another(sandbox).await?;
+    sandbox
+        .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+        .await?;
+    let before = sandbox.await_members("c", 3).await?;
+    let writer = Writer::start(sandbox, "c").await?;
+    for (from, size) in [(3, 5), (5, 3)] {
+        let victim = follower(&sandbox.await_members("c", from).await?)?;
+        sandbox.lose_pod("c", &victim).await?;
+        sandbox.scale("c", size).await?;
+        let after = sandbox.await_members("c", size).await?;
+        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+    }
+    await_tidy(sandbox, 3).await?;
+    sandbox
+        .kubectl(&["delete", "deployment", "another"])
+        .await?;
+    until("the other operator has ended", PATIENCE, async || {
+        let selector = ListParams::default().labels("is=another");
+        let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
+        Ok(if pods == 0 {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{pods} pods"))
+        })
     })
-    .await;
+    .await?;
+    Ok(writer)
 }

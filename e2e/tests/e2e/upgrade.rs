@@ -1,17 +1,18 @@
-//! The version changes under a cluster that serves: member by member, forwards, backwards, and not at all where etcd
-//! has no way.
+//! The version of a cluster changes while clients write: one member after the other, in both directions, and not at all
+//! where etcd has no way.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, has_condition, members};
 use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::json;
 
 use crate::fixtures::DURABLE;
+use crate::old_etcd::one_learner_at_a_time;
 
 /// From one write of the client to the next.
 pub(crate) const EVERY: Duration = Duration::from_millis(50);
@@ -73,16 +74,15 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<BTreeMap<String, (String,
     Ok(seen.collect())
 }
 
-/// Waits until the pods are the same, and each was started again so many times: a member may answer before its kubelet
-/// has told that it runs again.
+/// Waits until the pods are the same, and each was started again: a member may answer before its kubelet has told that it
+/// runs again.
 async fn await_in_place(
     sandbox: &Sandbox,
+    name: &str,
     before: &BTreeMap<String, (String, String, i32)>,
-    times: i32,
 ) -> Result<()> {
-    let what = format!("the same pods, each started again {times} times");
-    until(&what, PATIENCE, async || {
-        in_place(before, &pods(sandbox, "c").await?, times).map(Look::Done)
+    until("the same pods, each started again", PATIENCE, async || {
+        in_place(before, &pods(sandbox, name).await?, 1).map(Look::Done)
     })
     .await
 }
@@ -142,82 +142,188 @@ async fn await_reason(
     .await
 }
 
-/// From 3.4 to 3.7, one minor release after the other: no write fails for a client that retries, and no pod is made
-/// anew.
+/// From 3.4 to 3.7, one minor release after the other, in members without volumes. No write fails for a client that
+/// retries, and no pod is replaced.
 #[tokio::test]
-async fn upgrade_under_load() {
+async fn every_minor_is_upgraded_in_place_under_load() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
-        let versions = ["3.4", "3.5", "3.6", "3.7"].map(|minor| sandbox.env.newest_of(minor));
-        let [first, versions @ ..] = versions;
-        sandbox.apply(&manifest("c", 3, &first?, "")).await?;
+        let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
+        ensure!(oldest.starts_with("3.4."), "the oldest here is {oldest}");
+        let newest = |minor: &str| sandbox.env.newest_of(minor);
+        let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
+        sandbox.apply(&manifest("c", 3, oldest, "")).await?;
+        let formed = await_version(sandbox, "c", 3, oldest).await?;
+        ensure!(field(&formed, "/status/currentVersion") == oldest.as_str());
+        step(
+            "replace members of etcd 3.4",
+            one_learner_at_a_time(sandbox),
+        )
+        .await?;
+
         let before = sandbox.await_members("c", 3).await?;
-        let pods_before = pods(sandbox, "c").await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        for (version, times) in versions.into_iter().zip(1..) {
-            let version = version?;
-            change(sandbox, "c", json!({ "version": version })).await?;
-            await_version(sandbox, "c", 3, &version).await?;
-            await_in_place(sandbox, &pods_before, times).await?;
-            one_by_one(sandbox, "c").await?;
-        }
+        let upgraded = is_changed_in_place(sandbox, "c", &second);
+        step("upgrade to 3.5", upgraded).await?;
+        let versions = [
+            (last.as_str(), "3.6.11 or a later 3.6"),
+            (oldest.as_str(), "cannot go back"),
+        ];
+        let refused = are_refused(sandbox, "c", &second, &versions);
+        step("reject 3.7 and 3.4", refused).await?;
+        let upgraded = is_changed_in_place(sandbox, "c", &third);
+        step("upgrade to 3.6", upgraded).await?;
+        let stopped = missing_image(sandbox, &writer, &third);
+        step("set back a missing image", stopped).await?;
+        let upgraded = is_changed_in_place(sandbox, "c", &last);
+        step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
         ensure!(members(&after) == members(&before), "other members");
-        writer.await_more(10).await?;
-        let tally = writer.finish("three upgrades").await?;
-        ensure!(tally.unknown == 0, "failed writes: {tally}");
-        Ok(())
+        finish(writer, "three upgrades").await
     })
     .await;
 }
 
-/// From one patch release to another, forwards and backwards: in place, one member after the other, no failed write.
-/// The older one is below the floor of the next minor release, which is refused with the stop-over.
+/// A kubelet delays the restart of a container that ran the same image before: few steps return to a version.
 #[tokio::test]
-async fn upgrade_within_a_minor_release() {
-    cluster_scenario("upgrade_within_a_minor", async |sandbox| {
-        let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
-        sandbox.apply(&manifest("c", 3, &older, "")).await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let pods_before = pods(sandbox, "c").await?;
+async fn version_changes_are_reversed_and_redirected_under_load() {
+    cluster_scenario("versions", async |sandbox| {
+        let (patch, old) = sandbox.env.oldest_and_newest_of("3.5")?;
+        let new = sandbox.env.newest_of("3.6")?;
+        sandbox.apply(&manifest("patch", 3, &patch, "")).await?;
+        sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
+        let patched = is_patched(sandbox, &patch, &old, &new);
+        step("change the patch release", patched).await?;
+
+        await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        let next = sandbox.env.newest_of("3.6")?;
-        change(sandbox, "c", json!({ "version": next })).await?;
-        await_refused(sandbox, "c", &older, "3.5.26 or a later 3.5").await?;
-        in_place(&pods_before, &pods(sandbox, "c").await?, 0)?;
-        for (version, times) in [(&newer, 1), (&older, 2)] {
-            change(sandbox, "c", json!({ "version": version })).await?;
-            await_version(sandbox, "c", 3, version).await?;
-            await_in_place(sandbox, &pods_before, times).await?;
-            one_by_one(sandbox, "c").await?;
-        }
-        let after = sandbox.await_members("c", 3).await?;
-        ensure!(members(&after) == members(&before), "other members");
-        writer.await_more(10).await?;
-        let tally = writer.finish("a patch release and back").await?;
-        ensure!(tally.unknown == 0, "failed writes: {tally}");
-        Ok(())
+        step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
+        // For the downgrade.
+        sandbox.apply(&manifest("plain", 3, &new, "")).await?;
+        step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
+        await_version(sandbox, "plain", 3, &new).await?;
+        step("downgrade", are_downgraded(sandbox, &old)).await?;
+        finish(writer, "versions back and forth").await
     })
     .await;
 }
 
-/// The version is set back when the first member has been changed within a minor release: it goes back in its pod, and
-/// the change does not go on meanwhile.
-#[tokio::test]
-async fn rollback_within_a_minor_release() {
-    cluster_scenario("rollback_within_a_minor", async |sandbox| {
-        let (older, newer) = sandbox.env.oldest_and_newest_of("3.5")?;
-        is_taken_back(sandbox, (&older, &newer), "a patch release taken back").await
-    })
-    .await;
+/// From one patch release to another and back: in place, one member after the other. The older one is below the floor of
+/// the next minor release, which is rejected.
+async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> Result<()> {
+    sandbox.await_members("patch", 3).await?;
+    let writer = Writer::start_retrying(sandbox, "patch", EVERY).await?;
+    let refused = [(next, "3.5.26 or a later 3.5")];
+    are_refused(sandbox, "patch", older, &refused).await?;
+    for version in [newer, older] {
+        is_changed_in_place(sandbox, "patch", version).await?;
+    }
+    finish(writer, "a patch release and back").await?;
+    sandbox.delete_cluster("patch").await
 }
 
-/// The version is set back when one member runs the new one: those that were changed go back in their pods, the others
-/// stay as they are, and no write fails for a client that retries.
-async fn is_taken_back(sandbox: &Sandbox, (old, new): (&str, &str), what: &str) -> Result<()> {
-    sandbox.apply(&manifest("c", 3, old, DURABLE)).await?;
+/// No write failed, and none is lost.
+async fn finish(writer: Writer, what: &str) -> Result<()> {
+    writer.await_more(10).await?;
+    let tally = writer.finish(what).await?;
+    ensure!(tally.unknown == 0, "failed writes: {tally}");
+    Ok(())
+}
+
+/// One member after the other restarts with the version, in its pod.
+async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
+    let before = sandbox.await_members(name, 3).await?;
+    let pods_before = pods(sandbox, name).await?;
+    change(sandbox, name, json!({ "version": version })).await?;
+    await_version(sandbox, name, 3, version).await?;
+    await_in_place(sandbox, name, &pods_before).await?;
+    one_by_one(sandbox, name).await?;
+    let after = sandbox.await_members(name, 3).await?;
+    ensure!(members(&after) == members(&before), "other members");
+    Ok(())
+}
+
+/// Versions to which etcd has no way: no member restarts, and the status gives the reason.
+async fn are_refused(
+    sandbox: &Sandbox,
+    name: &str,
+    runs: &str,
+    versions: &[(&str, &str)],
+) -> Result<()> {
+    let before = pods(sandbox, name).await?;
+    for (version, says) in versions {
+        change(sandbox, name, json!({ "version": version })).await?;
+        await_refused(sandbox, name, runs, says).await?;
+    }
+    sandbox
+        .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
+        .await?;
+    // Back to what runs, and all is well.
+    change(sandbox, name, json!({ "version": runs })).await?;
+    await_version(sandbox, name, 3, runs).await?;
+    in_place(&before, &pods(sandbox, name).await?, 0)
+}
+
+/// An upgrade to an image that does not exist stops after one member; set back, the cluster is as it was.
+async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
+    let before = sandbox.await_members("c", 3).await?;
+    let missing = "3.6.999";
+    change(sandbox, "c", json!({ "version": missing })).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", "the upgrade stops", PATIENCE, |object| {
+        is_condition(object, "Upgrading", "True", "UpgradeStopped")
+            && has_condition(object, "Degraded", "True")
+            && field(object, "/status/currentVersion") == old
+            && field(object, "/status/targetVersion") == missing
+    })
+    .await?;
+    sandbox
+        .await_event(Kind::EtcdCluster, "c", &["Warning", "UpgradeStopped"])
+        .await?;
+    writer.await_more(60).await?;
+    let changed = changed_pods(sandbox, missing).await?;
+    ensure!(
+        changed == 1,
+        "{changed} members have the image that does not exist"
+    );
+    change(sandbox, "c", json!({ "version": old })).await?;
+    let after = await_version(sandbox, "c", 3, old).await?;
+    ensure!(members(&after) == members(&before), "other members");
+    Ok(())
+}
+
+/// An upgrade that stopped goes on to another version, and to another size.
+async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
+    change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
+    await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
+    change(sandbox, "c", json!({ "version": version, "size": 5 })).await?;
+    await_version(sandbox, "c", 5, version).await?;
+    change(sandbox, "c", json!({ "size": 3 })).await?;
+    sandbox.await_members("c", 3).await.map(drop)
+}
+
+/// By etcd's own downgrade, with volumes and without.
+async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
+    let before = sandbox.await_members("c", 3).await?;
+    let plain = sandbox.await_members("plain", 3).await?;
+    let writer = Writer::start_retrying(sandbox, "plain", EVERY).await?;
+    for name in ["c", "plain"] {
+        change(sandbox, name, json!({ "version": version })).await?;
+    }
+    for (name, before) in [("c", before), ("plain", plain)] {
+        let after = await_version(sandbox, name, 3, version).await?;
+        ensure!(members(&after) == members(&before), "{name}: other members");
+        sandbox
+            .await_event(Kind::EtcdCluster, name, &["DowngradeAllowed"])
+            .await?;
+    }
+    finish(writer, "a downgrade without volumes").await
+}
+
+/// The version is set back when one member runs the new one: changed members roll back in their pods, and the others are
+/// not restarted.
+async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;
-    let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
     // How far it has got by now is the machine's business.
@@ -245,74 +351,7 @@ async fn is_taken_back(sandbox: &Sandbox, (old, new): (&str, &str), what: &str) 
             Look::NotYet(format!("restarts: {restarts:?}, {begun} had begun"))
         })
     })
-    .await?;
-    writer.await_more(10).await?;
-    let tally = writer.finish(what).await?;
-    ensure!(tally.unknown == 0, "failed writes: {tally}");
-    Ok(())
-}
-
-/// A minor release that is skipped, and a way back that etcd does not have: nothing changes, and the stop-over is named.
-#[tokio::test]
-async fn upgrade_refused() {
-    cluster_scenario("upgrade_refused", async |sandbox| {
-        let old = sandbox.env.newest_of("3.5")?;
-        sandbox.apply(&manifest("c", 1, &old, "")).await?;
-        sandbox.await_members("c", 1).await?;
-        let before = pods(sandbox, "c").await?;
-        for (wanted, says) in [
-            (sandbox.env.newest_of("3.7")?, "3.6.11 or a later 3.6"),
-            (sandbox.env.newest_of("3.4")?, "cannot go back"),
-        ] {
-            change(sandbox, "c", json!({ "version": wanted })).await?;
-            await_refused(sandbox, "c", &old, says).await?;
-        }
-        sandbox
-            .await_event(Kind::EtcdCluster, "c", &["Warning", "VersionRefused"])
-            .await?;
-        in_place(&before, &pods(sandbox, "c").await?, 0)?;
-        // Back to what runs, and all is well.
-        change(sandbox, "c", json!({ "version": old })).await?;
-        await_version(sandbox, "c", 1, &old).await.map(drop)
-    })
-    .await;
-}
-
-/// An image that does not exist stops after one member; set back, the cluster is as it was.
-#[tokio::test]
-async fn bad_image() {
-    cluster_scenario("bad_image", async |sandbox| {
-        let old = sandbox.env.newest_of("3.6")?;
-        let missing = "3.6.999";
-        sandbox.apply(&manifest("c", 3, &old, "")).await?;
-        let before = sandbox.await_members("c", 3).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        change(sandbox, "c", json!({ "version": missing })).await?;
-        let clusters = sandbox.objects(Kind::EtcdCluster);
-        await_object(&clusters, "c", "the upgrade stops", PATIENCE, |object| {
-            is_condition(object, "Upgrading", "True", "UpgradeStopped")
-                && has_condition(object, "Degraded", "True")
-                && field(object, "/status/currentVersion") == old.as_str()
-                && field(object, "/status/targetVersion") == missing
-        })
-        .await?;
-        sandbox
-            .await_event(Kind::EtcdCluster, "c", &["Warning", "UpgradeStopped"])
-            .await?;
-        writer.await_more(60).await?;
-        let changed = changed_pods(sandbox, missing).await?;
-        ensure!(
-            changed == 1,
-            "{changed} members have the image that does not exist"
-        );
-        change(sandbox, "c", json!({ "version": old })).await?;
-        let after = await_version(sandbox, "c", 3, &old).await?;
-        ensure!(members(&after) == members(&before), "other members");
-        let tally = writer.finish("a bad image").await?;
-        ensure!(tally.unknown == 0, "failed writes: {tally}");
-        Ok(())
-    })
-    .await;
+    .await
 }
 
 /// The version is refused with these words, and the cluster goes nowhere.
@@ -348,69 +387,4 @@ async fn changed_pods(sandbox: &Sandbox, version: &str) -> Result<usize> {
     let images = pods.iter().filter_map(|pod| pod.spec.as_ref());
     let images = images.filter_map(|spec| spec.containers.first()?.image.as_ref());
     Ok(images.filter(|image| image.ends_with(&tag)).count())
-}
-
-/// The version is set back in the middle of an upgrade to the next minor release: those that were changed go back.
-#[tokio::test]
-async fn rollback() {
-    cluster_scenario("rollback", async |sandbox| {
-        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
-        is_taken_back(sandbox, (&old, &new), "an upgrade taken back").await
-    })
-    .await;
-}
-
-/// From 3.6 back to 3.5 by etcd's own downgrade, with disks and without.
-#[tokio::test]
-async fn downgrade() {
-    cluster_scenario("downgrade", async |sandbox| {
-        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
-        sandbox.apply(&manifest("c", 3, &new, DURABLE)).await?;
-        sandbox.apply(&manifest("plain", 3, &new, "")).await?;
-        let before = sandbox.await_members("c", 3).await?;
-        sandbox.await_members("plain", 3).await?;
-        let writers = [
-            Writer::start_retrying(sandbox, "c", EVERY).await?,
-            Writer::start_retrying(sandbox, "plain", EVERY).await?,
-        ];
-        for name in ["c", "plain"] {
-            change(sandbox, name, json!({ "version": old })).await?;
-        }
-        let after = await_version(sandbox, "c", 3, &old).await?;
-        ensure!(members(&after) == members(&before), "other members");
-        await_version(sandbox, "plain", 3, &old).await?;
-        sandbox
-            .await_event(Kind::EtcdCluster, "c", &["DowngradeAllowed"])
-            .await?;
-        for writer in writers {
-            writer.await_more(10).await?;
-            let tally = writer.finish("a downgrade").await?;
-            ensure!(tally.unknown == 0, "failed writes: {tally}");
-        }
-        Ok(())
-    })
-    .await;
-}
-
-/// Another version and another size while an upgrade runs.
-#[tokio::test]
-async fn change_midway() {
-    cluster_scenario("change_midway", async |sandbox| {
-        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
-        sandbox.apply(&manifest("c", 3, &old, "")).await?;
-        sandbox.await_members("c", 3).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
-        await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
-        // Another version for the one that does not exist, and two members more.
-        change(sandbox, "c", json!({ "version": new, "size": 5 })).await?;
-        await_version(sandbox, "c", 5, &new).await?;
-        change(sandbox, "c", json!({ "size": 3 })).await?;
-        sandbox.await_members("c", 3).await?;
-        writer.await_more(10).await?;
-        let tally = writer.finish("an upgrade changed midway").await?;
-        ensure!(tally.unknown == 0, "failed writes: {tally}");
-        Ok(())
-    })
-    .await;
 }

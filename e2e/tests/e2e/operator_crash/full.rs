@@ -1,0 +1,293 @@
+//! The operator crashes before each of its writes to etcd and to Kubernetes. A default run crashes at some of them.
+
+use std::cell::{Cell, RefCell};
+
+use anyhow::ensure;
+use e2e::objects::{field, leader, ready_members};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Writer, cluster_scenario, until};
+
+use super::{Victim, is_as_asked_for};
+use crate::all_pods_lost::same_members;
+use crate::fixtures::{DURABLE, cluster_with};
+use crate::nospace::await_writable;
+use crate::storage_class_change::{claims_with, with_class};
+use crate::upgrade::{await_version, change, manifest};
+use crate::volume_growth::{ask_for, claims, requested};
+
+/// From nothing to a cluster of three on volumes, in this order.
+const BOOTSTRAP: &[&str] = &[
+    "before-record-intent",
+    "before-apply-headless",
+    "before-create-service",
+    "before-create-disk",
+    "before-create-pod",
+    "before-open-service",
+    "before-record-cluster-id",
+    "before-apply-budget",
+    "before-label-disk",
+    "before-label-pod",
+    "before-apply-client",
+];
+/// One member more.
+const GROWTH: &[&str] = &[
+    "before-add-member",
+    "before-mark-service",
+    "before-promote-member",
+];
+/// The leader's volume is to be another.
+const HANDOVER: &[&str] = &["before-move-leader"];
+/// One member less.
+const SHRINKING: &[&str] = &[
+    "before-note-removal",
+    "before-remove-member",
+    "before-delete-pod",
+    "before-delete-disk",
+    "before-delete-service",
+];
+/// What is changed by hand, or asked for by the spec.
+const REPAIR: &[&str] = &["before-repair-service"];
+/// The spec of pods is changed, in what running ones take.
+const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
+const NO_BUDGET: &[&str] = &["before-delete-budget"];
+/// Members go to the next minor release, and back.
+const VERSIONS: &[&str] = &[
+    "before-note-version",
+    "before-patch-image",
+    "before-settle-image",
+    "before-downgrade",
+];
+/// The database is full, and most of it is deleted.
+const NO_SPACE: &[&str] = &[
+    "before-compact",
+    "before-record-defragmentation",
+    "before-defragment",
+    "before-disarm",
+];
+/// A larger volume is asked for.
+const LARGER: &[&str] = &["before-grow-disk"];
+
+/// All of them.
+pub(super) const POINTS: [&[&str]; 10] = [
+    BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, VERSIONS, NO_SPACE, LARGER,
+];
+
+#[tokio::test]
+async fn one_cluster_forms_after_crash_before_every_write() {
+    cluster_scenario("crash_bootstrap", async |sandbox| {
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let made = RefCell::new(Vec::new());
+        victim
+            .dies_at(BOOTSTRAP, async |number| {
+                let name = format!("c{number}");
+                let manifest = cluster_with(&sandbox.env, &name, 3, DURABLE)?;
+                made.borrow_mut().push(name);
+                sandbox.apply(&manifest).await.map(drop)
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == BOOTSTRAP.len());
+        for name in made.into_inner() {
+            is_as_asked_for(sandbox, &name, 3).await?;
+            let writer = Writer::start(sandbox, &name).await?;
+            writer.finish("a bootstrap with crashes").await?;
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn members_change_after_crash_before_every_write() {
+    cluster_scenario("crash_members", async |sandbox| {
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
+            .await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let size = Cell::new(3);
+        victim
+            .dies_at(GROWTH, async |_| {
+                size.set(size.get() + 1);
+                sandbox.scale("c", size.get()).await
+            })
+            .await?;
+        victim
+            .dies_at(HANDOVER, async |_| {
+                let leader = leader(&sandbox.await_members("c", size.get()).await?)?;
+                let delete = ["delete", "pvc", &leader, "--wait=false"];
+                sandbox.kubectl(&delete).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(SHRINKING, async |_| {
+                size.set(size.get() - 1);
+                sandbox.scale("c", size.get()).await
+            })
+            .await?;
+        let points = GROWTH.len() + HANDOVER.len() + SHRINKING.len();
+        ensure!(victim.lives_on().await? == points);
+        is_as_asked_for(sandbox, "c", size.get()).await?;
+        let after = sandbox.await_members("c", size.get()).await?;
+        ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
+        writer.await_more(10).await?;
+        writer
+            .finish("crashes while members come and go")
+            .await
+            .map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn repairs_resume_after_crash_before_every_write() {
+    cluster_scenario("crash_repair", async |sandbox| {
+        // Kubernetes changes no class of service in place, so there is a request from the beginning.
+        let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
+        let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
+        sandbox.apply(&durable).await?;
+        let before = sandbox.await_members("d", 3).await?;
+        let writer = Writer::start(sandbox, "d").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(REPAIR, async |_| {
+                let patch = r#"{"spec":{"publishNotReadyAddresses":false}}"#;
+                let member = ready_members(&before).remove(0);
+                sandbox
+                    .kubectl(&["patch", "service", &member, "-p", patch])
+                    .await
+                    .map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(SETTINGS, async |times| {
+                let (round, cpu) = (times.to_string(), format!("{}m", 20 + times));
+                let pod = serde_json::json!({ "labels": { "round": round }, "resources": { "requests": { "cpu": cpu } } });
+                let patch = serde_json::json!({ "spec": { "pod": pod } }).to_string();
+                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", &patch];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        victim
+            .dies_at(NO_BUDGET, async |_| {
+                let patch = r#"{"spec":{"podDisruptionBudget":{"enabled":false}}}"#;
+                let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", patch];
+                sandbox.kubectl(&args).await.map(drop)
+            })
+            .await?;
+        let points = REPAIR.len() + SETTINGS.len() + NO_BUDGET.len();
+        ensure!(victim.lives_on().await? == points);
+        is_as_asked_for(sandbox, "d", 3).await?;
+        let after = sandbox.await_members("d", 3).await?;
+        same_members(&before, &after)?;
+        writer.await_more(10).await?;
+        writer.finish("crashes while repairing").await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn version_changes_resume_after_crash_before_every_write() {
+    cluster_scenario("crash_versions", async |sandbox| {
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
+        sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let writer = Writer::start(sandbox, "c").await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        let wanted = Cell::new(&old);
+        victim
+            .dies_at(VERSIONS, async |times| {
+                wanted.set(if times % 2 == 0 { &new } else { &old });
+                let spec = serde_json::json!({ "version": wanted.get() });
+                change(sandbox, "c", spec).await
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == VERSIONS.len());
+        let after = await_version(sandbox, "c", 3, wanted.get()).await?;
+        same_members(&before, &after)?;
+        is_as_asked_for(sandbox, "c", 3).await?;
+        writer.await_more(10).await?;
+        writer
+            .finish("crashes while versions change")
+            .await
+            .map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn full_database_recovers_after_crash_before_every_write() {
+    cluster_scenario("crash_no_space", async |sandbox| {
+        let small =
+            "  etcd: {quotaBackendBytes: 25165824}\n  upkeep: {noSpace: {keepRevisions: 0}}\n";
+        sandbox
+            .apply(&cluster_with(&sandbox.env, "c", 3, small)?)
+            .await?;
+        let before = sandbox.await_members("c", 3).await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+        keys.fill("kept/", 100, |_| {}).await?;
+        let mut victim = Victim {
+            sandbox,
+            crashes: 0,
+        };
+        victim
+            .dies_at(NO_SPACE, async |times| {
+                let mut number = 0;
+                while let Ok(()) = keys
+                    .write(&format!("big/{times}/{number}"), vec![7; 1 << 20])
+                    .await
+                {
+                    number += 1;
+                }
+                keys.delete("big/").await.map(drop)
+            })
+            .await?;
+        ensure!(victim.lives_on().await? == NO_SPACE.len());
+        await_writable(&keys).await?;
+        keys.verify("kept/", 100).await?;
+        same_members(&before, &sandbox.await_members("c", 3).await?)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn volume_growth_resumes_after_crash() {
+    cluster_scenario("crash_larger", async |sandbox| {
+        with_class(sandbox, "larger", true, async |class| {
+            let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
+            sandbox.apply(&manifest).await?;
+            sandbox.await_members("c", 1).await?;
+            let mut victim = Victim {
+                sandbox,
+                crashes: 0,
+            };
+            victim
+                .dies_at(LARGER, async |_| ask_for(sandbox, "128Mi").await)
+                .await?;
+            ensure!(victim.lives_on().await? == LARGER.len());
+            until("a larger volume is asked for", PATIENCE, async || {
+                let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
+                Ok(if asked == ["128Mi"] {
+                    Look::Done(())
+                } else {
+                    Look::NotYet(format!("{asked:?}"))
+                })
+            })
+            .await
+        })
+        .await
+    })
+    .await;
+}

@@ -1,0 +1,126 @@
+//! The authorities of generated certificates are rotated in steps, while clients write and the operator crashes.
+
+use anyhow::{Result, ensure};
+use e2e::tls::Identity;
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use kube::ResourceExt;
+
+use crate::operator_crash::Victim;
+use crate::tls_generated::{client, value};
+
+/// Every member trusts the next authority, and the one before signs.
+const CRASH: &[&str] = &["before-switch-authority"];
+/// The shortest validity that the API accepts: clients have a minute to read the next certificates.
+const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
+
+/// How many authorities clients are to trust, and whether the next one is waiting.
+async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
+    let mut most = 0;
+    let mut waits = false;
+    for secret in ["c-client-ca", "c-peer-ca"] {
+        let trusted = value(sandbox, secret, "ca.crt").await?;
+        most = most.max(trusted.matches("BEGIN CERTIFICATE").count());
+        waits |= value(sandbox, secret, "next.crt").await.is_ok();
+    }
+    Ok((most, waits))
+}
+
+/// Waits until clients trust so many authorities, and no further one is waiting.
+async fn await_authorities(sandbox: &Sandbox, what: &str, wanted: usize) -> Result<()> {
+    until(what, PATIENCE * 2, async || {
+        let (count, waits) = authorities(sandbox).await?;
+        Ok(if count == wanted && !waits {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{count} {waits}"))
+        })
+    })
+    .await
+}
+
+/// Waits until clients have another certificate than this one.
+async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
+    until(
+        "clients have a certificate by the next authority",
+        PATIENCE,
+        async || {
+            let now = client(sandbox, "c").await?;
+            let own =
+                |identity: &Identity| identity.own.as_ref().map(|own| own.certificate.clone());
+            Ok(if own(&now) == own(before) {
+                Look::NotYet("the one before".into())
+            } else {
+                Look::Done(now)
+            })
+        },
+    )
+    .await
+}
+
+/// Waits until every member rejects this one for its certificate alone.
+async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<()> {
+    let old = Identity {
+        ca: ca.to_owned(),
+        ..old.clone()
+    };
+    until(
+        "members reject a certificate by the authority before",
+        PATIENCE,
+        async || {
+            for pod in sandbox.member_pods("c").await? {
+                let pod = pod.name_any();
+                let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+                let way = Keyspace::of_tls_member(env, namespace, &pod, &old);
+                if way.await.is_ok() {
+                    return Ok(Look::NotYet(format!("{pod} accepts it")));
+                }
+            }
+            Ok(Look::Done(()))
+        },
+    )
+    .await
+}
+
+/// Invariant 20: the certificates of before are valid for months, so clients that have them are rejected for their
+/// authority.
+pub(crate) async fn rotates_authorities(sandbox: &Sandbox) -> Result<()> {
+    let old = client(sandbox, "c").await?;
+    let writer = Writer::start_tls(sandbox, "c", &old).await?;
+    sandbox
+        .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", SHORT])
+        .await?;
+    let mut victim = Victim {
+        sandbox,
+        crashes: 0,
+    };
+    let ask = "etcd.database.coreos.com/rotate-authority=once";
+    victim
+        .dies_at(CRASH, async |_| {
+            sandbox
+                .kubectl(&["annotate", "etcdcluster", "c", ask, "--overwrite"])
+                .await
+                .map(drop)
+        })
+        .await?;
+
+    // Clients are told of both authorities while the one before signs, and read their Secret now.
+    let both = client(sandbox, "c").await?;
+    ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
+    writer.finish("the next authority is trusted").await?;
+    let writer = Writer::start_tls(sandbox, "c", &both).await?;
+    ensure!(victim.lives_on().await? == CRASH.len());
+    await_authorities(sandbox, "the next authority signs", 2).await?;
+    let new = await_next_certificate(sandbox, &both).await?;
+    writer.finish("certificates by the next authority").await?;
+    let mut writer = Writer::start_tls(sandbox, "c", &new).await?;
+    await_authorities(sandbox, "the authority before is not trusted", 1).await?;
+    await_rejected(sandbox, &old, &new.ca).await?;
+    sandbox.await_members("c", 3).await?;
+    // Certificates are valid for three minutes from now on.
+    writer.read_as(&client(sandbox, "c").await?);
+    writer
+        .finish("without the authority before")
+        .await
+        .map(drop)
+}
