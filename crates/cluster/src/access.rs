@@ -6,6 +6,7 @@ use std::fmt;
 use etcd::Login;
 use runtime::credentials::Record;
 
+use crate::reason::Reason;
 use crate::seen::{Kept, Seen};
 
 /// What the spec asks for.
@@ -86,14 +87,14 @@ impl AccessWrite {
     }
 
     /// Reason and action of the Event about it.
-    pub(crate) fn event(self) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn event(self) -> Option<(Reason, &'static str)> {
         match self {
             Self::Record { .. } | Self::Forget => None,
-            Self::Enable => Some(("AuthEnabled", "Enable")),
-            Self::Disable => Some(("AuthDisabled", "Disable")),
-            Self::ChangePassword => Some(("PasswordChanged", "Change")),
-            Self::ApplyNetwork => Some(("NetworkPolicyApplied", "Apply")),
-            Self::DeleteNetwork => Some(("NetworkPolicyDeleted", "Delete")),
+            Self::Enable => Some((Reason::AuthEnabled, "Enable")),
+            Self::Disable => Some((Reason::AuthDisabled, "Disable")),
+            Self::ChangePassword => Some((Reason::PasswordChanged, "Change")),
+            Self::ApplyNetwork => Some((Reason::NetworkPolicyApplied, "Apply")),
+            Self::DeleteNetwork => Some((Reason::NetworkPolicyDeleted, "Delete")),
         }
     }
 }

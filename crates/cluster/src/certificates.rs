@@ -17,6 +17,7 @@ use runtime::tls::{Authorities, ClusterTls};
 
 use crate::authority::{Circle, Held, Rule, SKEW, digest, held};
 use crate::expiry::{self, Expiry};
+use crate::reason::Reason;
 use crate::switch::Standing;
 
 /// What is there of a cluster's generated certificates.
@@ -317,15 +318,15 @@ impl CertificateWrite {
     }
 
     /// Reason and action of the Event about it.
-    pub fn event(&self) -> Option<(&'static str, &'static str)> {
+    pub fn event(&self) -> Option<(Reason, &'static str)> {
         match self {
-            Self::Authority { .. } => Some(("AuthorityCreated", "Create")),
-            Self::Rejoin { .. } => Some(("AuthorityRejoined", "Rotate")),
-            Self::Prepare { .. } => Some(("AuthorityPrepared", "Rotate")),
-            Self::Switch { .. } => Some(("AuthoritySwitched", "Rotate")),
-            Self::Retire { .. } => Some(("AuthorityRetired", "Rotate")),
-            Self::Issue { over: Some(_), .. } => Some(("CertificateRenewed", "Renew")),
-            Self::Issue { over: None, .. } => Some(("CertificateIssued", "Create")),
+            Self::Authority { .. } => Some((Reason::AuthorityCreated, "Create")),
+            Self::Rejoin { .. } => Some((Reason::AuthorityRejoined, "Rotate")),
+            Self::Prepare { .. } => Some((Reason::AuthorityPrepared, "Rotate")),
+            Self::Switch { .. } => Some((Reason::AuthoritySwitched, "Rotate")),
+            Self::Retire { .. } => Some((Reason::AuthorityRetired, "Rotate")),
+            Self::Issue { over: Some(_), .. } => Some((Reason::CertificateRenewed, "Renew")),
+            Self::Issue { over: None, .. } => Some((Reason::CertificateIssued, "Create")),
             Self::Trust { .. } | Self::Mark { .. } | Self::Tell { .. } | Self::Discard { .. } => {
                 None
             }

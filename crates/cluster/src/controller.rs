@@ -10,7 +10,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
 use runtime::image::OwnImage;
 use runtime::member::Operators;
-use runtime::outcome::Failure;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
@@ -23,6 +22,7 @@ use crate::observe::{self, Look};
 use crate::observed::{Desired, Observed};
 use crate::outcome::{Error, notices, turns};
 use crate::plan::{Plan, plan, urgent};
+use crate::reason::Reason;
 use crate::recall::Recall;
 use crate::refusals::Refusals;
 use crate::status::Report;
@@ -290,7 +290,7 @@ impl Reconcile for ClusterOperator {
         let manager = names::MANAGER_CLUSTER;
         match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
             // Deleted meanwhile.
-            Err(error) if error.reason() == "NotFound" => Ok(Done::default()),
+            Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {
                 let mut done = self.done(&round, &status, acted)?;
@@ -302,7 +302,7 @@ impl Reconcile for ClusterOperator {
 }
 
 impl Round {
-    fn report(&self, failure: Option<(&'static str, String)>) -> Report<'_> {
+    fn report(&self, failure: Option<String>) -> Report<'_> {
         Report {
             cluster: &self.look.cluster,
             desired: &self.desired,

@@ -19,6 +19,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::outcome::event;
+use crate::reason::Reason;
 use crate::write::Write;
 
 /// The figures of all clusters of this process.
@@ -45,7 +46,7 @@ struct Cluster {
     gauges: Vec<(&'static Gauge, i64)>,
     voters: i64,
     learners: i64,
-    changes: BTreeMap<&'static str, u64>,
+    changes: BTreeMap<Reason, u64>,
 }
 
 struct Gauge {
@@ -284,7 +285,7 @@ impl Collector for Figures {
                 let labels = [
                     ("namespace", &*cluster.namespace),
                     ("cluster", &*cluster.name),
-                    ("change", change),
+                    ("change", change.as_str()),
                 ];
                 ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
             }

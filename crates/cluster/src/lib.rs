@@ -21,6 +21,7 @@ pub mod observed;
 pub mod outcome;
 pub mod plan;
 pub mod quantity;
+pub mod reason;
 pub mod recall;
 pub mod refusals;
 mod seen;

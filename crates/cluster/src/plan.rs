@@ -1,7 +1,7 @@
 //! The planner: from what is desired and what is observed to one step. Pure, synchronous, total.
 //!
-//! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`], which
-//! reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
+//! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`] in words,
+//! which reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
 mod adoption;
@@ -49,6 +49,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::observed::{Desired, Observed, Seen};
+use crate::reason::Reason;
 use crate::write::{Change, Order, Step};
 
 pub(crate) use joining::is_late_to_serve;
@@ -72,20 +73,20 @@ const CONNECTED: Duration = Duration::from_secs(5);
 /// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
-/// Why something does not happen, or what is wrong: a stable word and a sentence for people.
+/// Why something does not happen, or what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reason {
-    /// In `PascalCase`, for conditions and Events.
-    pub code: &'static str,
+pub struct Explanation {
+    /// For conditions and Events.
+    pub reason: Reason,
     /// What it is and, where the user has to act, the remedy.
     pub message: String,
 }
 
-impl Reason {
+impl Explanation {
     /// A reason in words.
-    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self {
-            code,
+            reason,
             message: message.into(),
         }
     }
@@ -102,9 +103,9 @@ pub struct Plan {
     /// The step in words.
     pub next: Option<String>,
     /// What is waited for; Kubernetes or etcd will bring it about.
-    pub waiting_for: Vec<Reason>,
+    pub waiting_for: Vec<Explanation>,
     /// What the user has to know or to do something about.
-    pub problems: Vec<Reason>,
+    pub problems: Vec<Explanation>,
     /// When to look again if no watch fires before.
     pub requeue: Duration,
 }
@@ -115,8 +116,8 @@ struct Draft {
     asks: Option<i64>,
     change: Option<Change>,
     next: Vec<String>,
-    waiting_for: Vec<Reason>,
-    problems: Vec<Reason>,
+    waiting_for: Vec<Explanation>,
+    problems: Vec<Explanation>,
     requeue: Duration,
     /// The members that new clients are not to reach.
     aside: BTreeSet<String>,
@@ -145,13 +146,13 @@ impl Draft {
         self.next.push(text.into());
     }
 
-    fn wait(&mut self, code: &'static str, message: impl Into<String>, look_again: Duration) {
-        self.waiting_for.push(Reason::new(code, message));
+    fn wait(&mut self, reason: Reason, message: impl Into<String>, look_again: Duration) {
+        self.waiting_for.push(Explanation::new(reason, message));
         self.requeue = self.requeue.min(look_again);
     }
 
-    fn problem(&mut self, code: &'static str, message: impl Into<String>) {
-        self.problems.push(Reason::new(code, message));
+    fn problem(&mut self, reason: Reason, message: impl Into<String>) {
+        self.problems.push(Explanation::new(reason, message));
     }
 
     fn finish(self) -> Plan {
@@ -181,7 +182,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new();
     if observed.deleting {
         draft.wait(
-            "Deleting",
+            Reason::Deleting,
             "the object is being deleted; garbage collection removes what it owns",
             STEADY,
         );
@@ -192,19 +193,19 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
             "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done; its members are \
              not changed until then"
         );
-        draft.wait("Restoring", text, BLIND);
+        draft.wait(Reason::Restoring, text, BLIND);
         // The seed's pod waits for its certificates.
         certificates::keep(observed, now, &mut draft);
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
-        draft.problem("InvalidSpec", problem.clone());
+        draft.problem(Reason::InvalidSpec, problem.clone());
         certificates::renew(observed, now, &mut draft);
         return draft.finish();
     }
     if desired.paused {
         draft.wait(
-            "Paused",
+            Reason::Paused,
             "spec.paused is true: nothing is changed until it is false",
             STEADY,
         );
@@ -248,7 +249,7 @@ fn formed(
             // Invariant 1: an answer from another cluster is no answer about this one.
             let answered = list.cluster_id;
             draft.problem(
-                "ForeignCluster",
+                Reason::ForeignCluster,
                 format!("the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"),
             );
         }

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use api::EtcdCluster;
 use kube::ResourceExt;
 use runtime::controller::{LAST_BACKOFF, delay};
-use runtime::outcome::{Chain, Failure};
+use runtime::outcome::Chain;
 
 use crate::act::error::Error;
+use crate::reason::Reason;
 
 /// By the cluster's UID and the member.
 #[derive(Default)]
@@ -24,7 +25,7 @@ struct Refusal {
     generation: Option<i64>,
     times: u32,
     until: Instant,
-    reason: &'static str,
+    reason: Reason,
     said: String,
 }
 
@@ -132,7 +133,7 @@ mod tests {
         let held = refusals.holds(&cluster, "a", now).unwrap();
         assert_eq!(
             (held.reason(), held.to_string()),
-            ("Missing", "no Secret".to_owned())
+            (Reason::Missing, "no Secret".to_owned())
         );
         assert!(!held.is_passing());
         cluster.metadata.generation = Some(77);

@@ -20,6 +20,7 @@ use kube::ResourceExt;
 use crate::expiry;
 use crate::observed::{Desired, Observed};
 use crate::plan::{Plan, View, current_version};
+use crate::reason::Reason;
 
 /// What a status is computed from.
 pub struct Report<'a> {
@@ -32,7 +33,7 @@ pub struct Report<'a> {
     /// What was planned.
     pub plan: &'a Plan,
     /// The failure of the step, in words; `None` when it was done or only postponed.
-    pub failure: Option<(&'static str, String)>,
+    pub failure: Option<String>,
 }
 
 impl Report<'_> {
@@ -45,14 +46,15 @@ impl Report<'_> {
         ours.then(|| View::new(list, (self.desired, self.observed, now.0)))
     }
 
-    fn waits_for(&self, code: &str) -> bool {
+    fn waits_for(&self, reason: Reason) -> bool {
         let mut waiting = self.plan.waiting_for.iter();
-        waiting.any(|reason| reason.code == code)
+        waiting.any(|waiting| waiting.reason == reason)
     }
 
     /// It hibernates, or is on its way to it.
     fn hibernates(&self) -> bool {
-        self.waits_for("Hibernated") || self.waits_for("Hibernating")
+        let mut waiting = self.plan.waiting_for.iter();
+        waiting.any(|waiting| waiting.reason.is_hibernation())
     }
 
     /// The report alone, as it stands in the object now.
@@ -86,8 +88,8 @@ impl Report<'_> {
         let formed = observed.cluster_id.is_some();
         let phase = match (&desired.invalid, formed) {
             (Some(_), _) => ClusterPhase::Failed,
-            (None, _) if self.waits_for("Hibernated") => ClusterPhase::Hibernated,
-            (None, _) if self.waits_for("Hibernating") => ClusterPhase::Hibernating,
+            (None, _) if self.waits_for(Reason::Hibernated) => ClusterPhase::Hibernated,
+            (None, _) if self.waits_for(Reason::Hibernating) => ClusterPhase::Hibernating,
             (None, true) => ClusterPhase::Running,
             (None, false) => ClusterPhase::Creating,
         };

@@ -75,18 +75,52 @@ impl Failure for Error {
     }
 }
 
+/// How the API server failed, in few kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiFailure {
+    /// The operator lacks a permission, or a quota or a webhook said no.
+    Forbidden,
+    /// The object does not exist.
+    NotFound,
+    /// The object exists, or has changed.
+    Conflict,
+    /// The object is invalid.
+    Refused,
+    /// Too many requests.
+    Throttled,
+    /// Another answer.
+    ServerError,
+    /// No answer.
+    Unreachable,
+}
+
+impl ApiFailure {
+    /// Of this error.
+    pub fn of(error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => match status.code {
+                401 | 403 => Self::Forbidden,
+                404 => Self::NotFound,
+                409 => Self::Conflict,
+                422 | 400 => Self::Refused,
+                429 => Self::Throttled,
+                _ => Self::ServerError,
+            },
+            _ => Self::Unreachable,
+        }
+    }
+}
+
 /// Sorts an error of the API server into few reasons.
 pub fn kube_reason(error: &kube::Error) -> &'static str {
-    match error {
-        kube::Error::Api(status) => match status.code {
-            401 | 403 => "Forbidden",
-            404 => "NotFound",
-            409 => "Conflict",
-            422 | 400 => "Refused",
-            429 => "Throttled",
-            _ => "ApiServerError",
-        },
-        _ => "ApiServerUnreachable",
+    match ApiFailure::of(error) {
+        ApiFailure::Forbidden => "Forbidden",
+        ApiFailure::NotFound => "NotFound",
+        ApiFailure::Conflict => "Conflict",
+        ApiFailure::Refused => "Refused",
+        ApiFailure::Throttled => "Throttled",
+        ApiFailure::ServerError => "ApiServerError",
+        ApiFailure::Unreachable => "ApiServerUnreachable",
     }
 }
 

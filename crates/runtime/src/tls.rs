@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 
-pub use material::{Fault, Material, Purpose, SecretData, data_of, material};
+pub use material::{Fault, FaultKind, Material, Purpose, SecretData, data_of, material};
 pub use started::Authorities;
 
 /// How long reading one Secret may take.

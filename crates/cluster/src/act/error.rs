@@ -1,9 +1,9 @@
 //! Why a step was not carried out.
 
+use crate::reason::Reason;
 use std::time::Duration;
 
 use etcd::Error as EtcdError;
-use runtime::outcome::Failure;
 
 /// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
 /// lease does not finish what it began (invariant 11). What it has marked and not gone on with it takes back.
@@ -69,7 +69,7 @@ pub enum Error {
     #[error("{said}")]
     Held {
         /// The kind of the refusal.
-        reason: &'static str,
+        reason: Reason,
         /// What was said then.
         said: String,
         /// How long it waits yet.
@@ -94,7 +94,7 @@ impl Error {
             Self::Etcd { source, .. } => {
                 !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
             }
-            Self::Api(error) => error.reason() == "Conflict",
+            Self::Api(error) => Reason::from(error) == Reason::Conflict,
             Self::Version { .. }
             | Self::Certificate { .. }
             | Self::Missing(_)
@@ -134,8 +134,8 @@ impl Error {
             // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
             Self::Api(error) => {
                 let said = matches!(
-                    error.reason(),
-                    "Forbidden" | "Refused" | "Throttled" | "Conflict"
+                    Reason::from(error),
+                    Reason::Forbidden | Reason::Refused | Reason::Throttled | Reason::Conflict
                 );
                 said || self.is_before_it()
             }
@@ -146,27 +146,28 @@ impl Error {
     }
 }
 
-impl Failure for Error {
-    fn reason(&self) -> &'static str {
+impl Error {
+    /// What kind of failure it is.
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::Api(error) => error.reason(),
+            Self::Api(error) => Reason::from(error),
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => {
-                "Conflict"
+                Reason::Conflict
             }
             Self::Etcd { source, .. } => match source {
-                EtcdError::Unreachable(_) | EtcdError::Timeout(_) => "EtcdUnreachable",
-                EtcdError::Unavailable(_) => "EtcdRefused",
-                EtcdError::AccessDenied(_) => "EtcdAccessDenied",
-                EtcdError::Tls(_) => "EtcdTls",
+                EtcdError::Unreachable(_) | EtcdError::Timeout(_) => Reason::EtcdUnreachable,
+                EtcdError::Unavailable(_) => Reason::EtcdRefused,
+                EtcdError::AccessDenied(_) => Reason::EtcdAccessDenied,
+                EtcdError::Tls(_) => Reason::EtcdTls,
                 EtcdError::MemberNotFound | EtcdError::PeerUrlExists | EtcdError::Other(_) => {
-                    "EtcdError"
+                    Reason::EtcdError
                 }
             },
-            Self::Version { .. } => "InvalidSpec",
-            Self::Missing(_) => "Missing",
-            Self::Certificate { .. } => "CertificateNotMade",
-            Self::NotGrown { .. } => "VolumeNotGrown",
-            Self::Held { reason, .. } => reason,
+            Self::Version { .. } => Reason::InvalidSpec,
+            Self::Missing(_) => Reason::Missing,
+            Self::Certificate { .. } => Reason::CertificateNotMade,
+            Self::NotGrown { .. } => Reason::VolumeNotGrown,
+            Self::Held { reason, .. } => *reason,
         }
     }
 }

@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{Api, Client, ResourceExt};
 use runtime::clock;
+use runtime::tls::FaultKind;
 
 use crate::certificates::{Certificates, rule};
 use crate::observed::Observed;
@@ -91,7 +92,7 @@ pub(super) fn expect(observed: &mut Observed) {
         observed
             .tls
             .faults
-            .retain(|fault| fault.code != "SecretMissing");
+            .retain(|fault| fault.code != FaultKind::SecretMissing);
     }
 }
 

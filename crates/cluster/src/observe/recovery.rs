@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterStatus, LastBackup, RecoveryPhase, RecoveryStatus};
-use api::conditions::{ConditionType, Reason};
+use api::conditions::ConditionType;
 use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::observe::{Look, seen};
 use crate::observed::{Observed, Recovery, SeedAnswer, Seen};
+use crate::reason::Reason;
 
 /// How long the list is waited for while a recovery is under way.
 const UNDER_WAY: Duration = Duration::from_millis(500);
@@ -35,20 +35,16 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
+        // A cluster that was stopped on purpose has lost nothing: the time begins when it is to serve again.
         unavailable_since: available
-            .filter(|condition| condition.status == "False" && !is_of_hibernation(condition))
+            .filter(|condition| {
+                condition.status == "False" && !Reason::is_of_hibernation(condition)
+            })
             .map(|condition| condition.last_transition_time.0),
         last_backup: status.last_backup.as_ref().map(backup),
         named_before: named_before(status),
         ..Recovery::default()
     }
-}
-
-/// A cluster that was stopped on purpose has lost nothing: the time begins when it is to serve again.
-fn is_of_hibernation(condition: &Condition) -> bool {
-    [Reason::Hibernated, Reason::Hibernating]
-        .iter()
-        .any(|reason| reason.as_str() == condition.reason)
 }
 
 /// How long the list is waited for. A recovery that is under way is not to be held up by it: a quorum that is back

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use runtime::member::Members;
-use runtime::tls::{Authorities, ClusterTls, Fault, Slot};
+use runtime::tls::{Authorities, ClusterTls, Fault, FaultKind, Slot};
 
 use super::Look;
 use crate::tls::Tls;
@@ -56,7 +56,7 @@ pub(super) fn faults_before(
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let generated = next.is_some_and(|tls| tls.generated.is_some());
     let mut faults = held.faults(&addresses, Timestamp::now());
-    faults.retain(|fault| !(generated && fault.code == "SecretMissing"));
+    faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     faults
 }
 

@@ -13,6 +13,7 @@ use crate::observed::{Intent, Observed, Seen};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Records a cluster that is there and carries no mark of this operator. `false` when there is none.
@@ -30,7 +31,13 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         return false;
     }
     let ours: BTreeSet<&String> = observed.pods.keys().chain(observed.disks.keys()).collect();
-    let Some(list) = answer(observed, recorded, "AdoptionWaits", "taken over", draft) else {
+    let Some(list) = answer(
+        observed,
+        recorded,
+        Reason::AdoptionWaits,
+        "taken over",
+        draft,
+    ) else {
         return true;
     };
     let names: BTreeSet<String> = list.members.iter().map(name_of).collect();
@@ -42,7 +49,7 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         let id = list.cluster_id;
         let text =
             format!("cluster {id} answers and has no member of these names: nothing is changed");
-        draft.problem("ForeignCluster", text);
+        draft.problem(Reason::ForeignCluster, text);
         return true;
     }
     let said = format!("take over cluster {} with its members", list.cluster_id);
@@ -55,7 +62,7 @@ pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut
     if observed.join.is_empty() {
         return false;
     }
-    if let Some(list) = answer(observed, recorded, "JoinWaits", "joined", draft) {
+    if let Some(list) = answer(observed, recorded, Reason::JoinWaits, "joined", draft) {
         if refuses(observed, list, draft) {
             return true;
         }
@@ -101,7 +108,7 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
          to each other {says} TLS: nothing is begun, because neither could reach the other; {remedy}",
         list.cluster_id
     );
-    draft.problem("JoinRefused", text);
+    draft.problem(Reason::JoinRefused, text);
     draft.requeue = draft.requeue.min(BLIND);
     true
 }
@@ -110,7 +117,7 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
 fn answer<'a>(
     observed: &'a Observed,
     recorded: Option<ClusterId>,
-    code: &'static str,
+    reason: Reason,
     what: &str,
     draft: &mut Draft,
 ) -> Option<&'a Members> {
@@ -118,7 +125,7 @@ fn answer<'a>(
         Seen::Unknown(why) => {
             let text =
                 format!("the cluster that is there is {what} when a quorum of it answers: {why}");
-            draft.wait(code, text, BLIND);
+            draft.wait(reason, text, BLIND);
             None
         }
         Seen::Known(list) => {
@@ -131,7 +138,7 @@ fn answer<'a>(
                     "clusters {other} and {} both are there: nothing is changed; delete what does not belong",
                     list.cluster_id
                 );
-                draft.problem("IdentityUnknown", text);
+                draft.problem(Reason::IdentityUnknown, text);
                 return None;
             }
             Some(list)
@@ -173,7 +180,7 @@ pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> b
          annotation {} away",
         api::names::ANNOTATION_JOIN
     );
-    draft.wait("JoinWaits", text, BLIND);
+    draft.wait(Reason::JoinWaits, text, BLIND);
     true
 }
 

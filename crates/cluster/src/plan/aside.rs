@@ -16,6 +16,7 @@ use crate::observed::{Intent, Role};
 use crate::plan::age::age;
 use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, joining};
+use crate::reason::Reason;
 use crate::write::{Label, Order, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
@@ -42,7 +43,7 @@ pub(super) fn is_aside(now: Timestamp, view: &View, seat: &Seat, draft: &mut Dra
         return true;
     }
     let text = format!("new clients are led past {} first", seat.name);
-    draft.wait("LeadingClientsAway", text, left);
+    draft.wait(Reason::LeadingClientsAway, text, left);
     false
 }
 

@@ -10,6 +10,7 @@ use runtime::credentials::Record;
 use crate::access::AccessWrite;
 use crate::observed::{Desired, Kept, Observed, Seen};
 use crate::plan::{Draft, STEADY};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Says why nobody could be asked, where that is for want of credentials. Such an answer is one of a cluster that
@@ -28,7 +29,7 @@ pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft)
         }
     };
     let text = format!("the members do not let the operator in ({why}): {remedy}");
-    draft.problem("EtcdAccessDenied", text);
+    draft.problem(Reason::EtcdAccessDenied, text);
     true
 }
 
@@ -39,7 +40,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         return;
     }
     if let Some(fault) = &seen.fault {
-        draft.problem("AuthSecret", fault.clone());
+        draft.problem(Reason::AuthSecret, fault.clone());
         return;
     }
     let Seen::Known(Some(login)) = &seen.login else {
@@ -55,14 +56,14 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
             "etcd rejects the password of spec.auth.secret, and Secret {name}, in which the operator keeps the passwords \
              before it, cannot be read: set the password that etcd has in the Secret of spec.auth.secret"
         );
-        draft.problem("AuthSecret", text);
+        draft.problem(Reason::AuthSecret, text);
         return;
     }
     match (rule.auth, login) {
         (Some(true), Login::Off) if !seen.is_root => {
             let text = "spec.auth.enabled is true, and etcd turns its authentication on for a user called root only: \
                         give the Secret of spec.auth.secret the username root";
-            draft.problem("AuthUser", text);
+            draft.problem(Reason::AuthUser, text);
         }
         (Some(true), Login::Off) => {
             draft.say("turn etcd's authentication on");
@@ -89,7 +90,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         // Only what the operator turned on.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, and authentication was not turned on by the operator: it is left on";
-            draft.wait("AuthLeftOn", text, STEADY);
+            draft.wait(Reason::AuthLeftOn, text, STEADY);
         }
         (Some(false), Login::Accepted | Login::Former) => {
             draft.say("turn etcd's authentication off");
@@ -101,7 +102,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         (None, Login::Former) => {
             let text = "the password of spec.auth.secret is not etcd's; the operator goes on with the one before: set \
                         spec.auth.enabled, or change the password in etcd";
-            draft.problem("AuthSecret", text);
+            draft.problem(Reason::AuthSecret, text);
         }
         (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}
     }
@@ -191,7 +192,7 @@ mod tests {
             by_user
                 .waiting_for
                 .iter()
-                .any(|one| one.code == "AuthLeftOn")
+                .any(|one| one.reason == Reason::AuthLeftOn)
         );
         let by_us = planned(Some(false), Login::Accepted, Record::Wanted);
         assert_eq!(writes(&by_us), [AccessWrite::Disable]);
@@ -217,7 +218,11 @@ mod tests {
         scene.observed.access.login = Seen::Known(Some(Login::Off));
         let plan = scene.plan();
         assert_eq!(writes(&plan), []);
-        assert!(plan.problems.iter().any(|one| one.code == "AuthUser"));
+        assert!(
+            plan.problems
+                .iter()
+                .any(|one| one.reason == Reason::AuthUser)
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::observed::{Desired, Disk, Intent, Observed, Pod, Role};
 use crate::plan::member_objects;
 use crate::plan::versions;
 use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
+use crate::reason::Reason;
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
@@ -67,7 +68,7 @@ pub(super) fn blind(
     if !added.is_empty() && recovery::in_progress(observed).is_none() {
         let text =
             format!("no quorum of the members answers ({why}); a member that was added is started");
-        draft.wait("NoQuorum", text, BLIND);
+        draft.wait(Reason::NoQuorum, text, BLIND);
         return;
     }
     second::without_volume(desired, observed, intent, cluster_id, draft);

@@ -14,6 +14,7 @@ use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
+use crate::reason::Reason;
 use crate::write::{Order, Start, State, Write};
 
 /// How long first members' Services stay without endpoints when none of the members is seen running.
@@ -71,7 +72,7 @@ pub(super) fn unrecorded(
             "the status does not say how this cluster began and the cluster cannot be told from what is there ({what}); \
              restore it from a backup with an EtcdRestore, or delete what is not wanted"
         );
-        draft.problem("IdentityUnknown", text);
+        draft.problem(Reason::IdentityUnknown, text);
         return;
     }
     if !observed.recovery.named_before.is_empty() {
@@ -81,7 +82,7 @@ pub(super) fn unrecorded(
              EtcdRestore, or delete the object and make it anew",
             join(&observed.recovery.named_before)
         );
-        draft.problem("IdentityUnknown", text);
+        draft.problem(Reason::IdentityUnknown, text);
         return;
     }
     if !observed.strangers.is_empty() {
@@ -90,11 +91,11 @@ pub(super) fn unrecorded(
             "{} carry this cluster's labels and belong to another object; a bootstrap waits until they are gone",
             observed.strangers.join(", ")
         );
-        draft.wait("StrangersPresent", text, BLIND);
+        draft.wait(Reason::StrangersPresent, text, BLIND);
         return;
     }
     if let Some(refused) = &desired.refused {
-        draft.problem("NotYetInEffect", refused.clone());
+        draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
     }
     if adoption::join(observed, recorded, draft) {
@@ -150,7 +151,7 @@ pub(super) fn unformed(
         return;
     }
     if let Some(refused) = &desired.refused {
-        draft.problem("NotYetInEffect", refused.clone());
+        draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
     }
     objects::shared_services(observed, false, draft);
@@ -203,7 +204,7 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
             "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: nothing is started; \
              delete {name}, or the status, so that the cluster is found again"
         );
-        draft.problem("IdentityUnknown", text);
+        draft.problem(Reason::IdentityUnknown, text);
         return true;
     }
     false
@@ -277,12 +278,12 @@ fn given_up(
 
 fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft) {
     draft.wait(
-        "BootstrapAbandoned",
+        Reason::BootstrapAbandoned,
         format!("{why}: the bootstrap begins again under new names"),
         SOON,
     );
     if let Some(refused) = &desired.refused {
-        draft.problem("NotYetInEffect", refused.clone());
+        draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
     }
     begin(desired, observed, draft);
@@ -301,7 +302,7 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
             let text = format!(
                 "{name} was not made by this operator and is left alone; delete it if it is not wanted"
             );
-            draft.problem("ForeignObjects", text);
+            draft.problem(Reason::ForeignObjects, text);
             continue;
         }
         member_objects::discard(observed, &name, draft);
@@ -369,7 +370,7 @@ fn start_first(
             let text = format!(
                 "{name} lost its disk before the cluster was formed; it is replaced afterwards"
             );
-            draft.wait("FirstMemberLost", text, STEADY);
+            draft.wait(Reason::FirstMemberLost, text, STEADY);
         }
     }
 }
@@ -391,7 +392,7 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, 
     let look_again = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
     draft.wait(
-        "Bootstrapping",
+        Reason::Bootstrapping,
         format!("{running} of {first} first members run; the cluster forms when {quorum} do"),
         look_again,
     );

@@ -27,6 +27,7 @@ use crate::certificates::{CertificateWrite, Certificates};
 use crate::observed::{Observed, Pod, Seen};
 use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// How long at least clients are given to take certificates by the new authority.
@@ -42,7 +43,7 @@ struct Keeper<'a> {
 /// Keeps the certificates, and puts those of a member before its pod.
 pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     if let Some(why) = &observed.certificates.refused {
-        draft.problem("TLSSwitchRefused", why.clone());
+        draft.problem(Reason::TLSSwitchRefused, why.clone());
     }
     let Some(keeper) = Keeper::of(observed, now, draft) else {
         return;
@@ -101,7 +102,7 @@ impl<'a> Keeper<'a> {
         let rule = certificates.rule.as_ref()?;
         let time = certificates.time(now);
         if let Some(text) = certificates.clock_problem() {
-            draft.problem("ClocksDiffer", text);
+            draft.problem(Reason::ClocksDiffer, text);
         }
         Some(Self {
             rule,
@@ -168,7 +169,7 @@ impl Keeper<'_> {
                  certificates",
                 circle.secret(&self.rule.cluster)
             );
-            draft.problem("SecretNotOurs", text);
+            draft.problem(Reason::SecretNotOurs, text);
             return;
         }
         if !held.marked {
@@ -211,7 +212,7 @@ impl Keeper<'_> {
                     "every member is started with the next {} authority",
                     circle.word()
                 );
-                draft.wait("AuthorityRotating", text, BLIND);
+                draft.wait(Reason::AuthorityRotating, text, BLIND);
             }
             return;
         }
@@ -245,7 +246,7 @@ impl Keeper<'_> {
                 "every member is started with the new {} authority, and every certificate is made by it",
                 circle.word()
             );
-            draft.wait("AuthorityRotating", text, BLIND);
+            draft.wait(Reason::AuthorityRotating, text, BLIND);
             return;
         }
         let told = self.observed.pods.keys().all(|member| self.is_told(member));
@@ -260,7 +261,7 @@ impl Keeper<'_> {
             "the {} authority before is trusted until {at}, so that clients can take their new certificates",
             circle.word()
         );
-        draft.wait("AuthorityRotating", text, left.clamp(BLIND, STEADY));
+        draft.wait(Reason::AuthorityRotating, text, left.clamp(BLIND, STEADY));
     }
 
     /// Every certificate there is to be: whose it is, and what for.
@@ -471,7 +472,7 @@ impl Keeper<'_> {
             .take_if(|change| change.writes.iter().any(held));
         if change.is_some() || draft.orders.len() < before {
             let text = "no member is added or restarted until the certificate authorities allow it";
-            draft.wait("AuthorityRotating", text, BLIND);
+            draft.wait(Reason::AuthorityRotating, text, BLIND);
         }
         !joins && change.is_some_and(|change| change.writes.iter().any(adds))
     }
@@ -518,7 +519,7 @@ impl Keeper<'_> {
             .retain(|order| !matches!(order, Order::Writes(writes) if writes.is_empty()));
         if waits {
             draft.wait(
-                "AuthorityMissing",
+                Reason::AuthorityMissing,
                 "members are started when there are authorities",
                 BLIND,
             );

@@ -9,6 +9,7 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Members on volumes that cannot become what the spec asks for are to be replaced.
@@ -78,7 +79,7 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
                 in_words(has),
                 in_words(asked)
             );
-            draft.wait("VolumeGrowing", text, STEADY);
+            draft.wait(Reason::VolumeGrowing, text, STEADY);
         }
     }
 }

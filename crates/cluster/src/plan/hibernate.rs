@@ -7,6 +7,7 @@ use api::cluster::RecoveryPhase;
 
 use crate::observed::{Desired, Disk, Observed};
 use crate::plan::{Draft, STEADY, objects, recovery};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Stops the members, or leaves them stopped; `false` when the cluster does not hibernate, or not yet.
@@ -21,7 +22,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
             return false;
         }
         let text = "spec.hibernate is true: the cluster begins when it is false";
-        draft.wait("Hibernated", text, STEADY);
+        draft.wait(Reason::Hibernated, text, STEADY);
         return true;
     };
     // What has begun goes to its end first.
@@ -48,7 +49,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
              stays: {}; they are stopped when they have been replaced by members with volumes",
             at_risk.join(", ")
         );
-        draft.problem("HibernationRefused", text);
+        draft.problem(Reason::HibernationRefused, text);
         return false;
     }
     // With no volume left there is nothing to come back: that is a lost quorum, and is called so.
@@ -69,10 +70,10 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
     if observed.pods.is_empty() {
         let text = "spec.hibernate is true: no member runs, the volumes stay; the same cluster comes back when it \
              is false";
-        draft.wait("Hibernated", text, STEADY);
+        draft.wait(Reason::Hibernated, text, STEADY);
     } else {
         draft.wait(
-            "Hibernating",
+            Reason::Hibernating,
             "spec.hibernate is true: the members are being stopped",
             STEADY,
         );

@@ -17,6 +17,7 @@ use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::View;
 use crate::plan::{Draft, roll};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// The claims of members that someone else removed, by member.
@@ -70,13 +71,13 @@ pub(super) fn settle(
         }
     }
     if !decided_by_person.is_empty() {
-        draft.problem("VolumesKept", by_person(observed, &decided_by_person));
+        draft.problem(Reason::VolumesKept, by_person(observed, &decided_by_person));
     }
     let is_over = |since: &Timestamp| age(*since, now) >= desired.keep_volumes;
     let (over, early): (Vec<_>, Vec<_>) =
         waiting.into_iter().partition(|(_, since)| is_over(since));
     if !early.is_empty() {
-        draft.problem("VolumesKept", until(desired, observed, &early));
+        draft.problem(Reason::VolumesKept, until(desired, observed, &early));
     }
     if over.is_empty() {
         return;
@@ -87,7 +88,7 @@ pub(super) fn settle(
             member_objects::discard(observed, name, draft);
         }
     } else {
-        draft.problem("VolumesKept", until(desired, observed, &over));
+        draft.problem(Reason::VolumesKept, until(desired, observed, &over));
     }
 }
 

@@ -19,6 +19,7 @@ use crate::plan::versions::{self, current_version};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
+use crate::reason::Reason;
 use crate::write::{Order, Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.
@@ -124,18 +125,18 @@ fn unhealthy(seat: &Seat, why: &str, now: Timestamp, draft: &mut Draft) {
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
         // Not a moment later, and not asked for again and again before.
-        draft.wait("MemberUnhealthy", text, left.max(SOON));
+        draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
     if seat.is_joining() {
         let text = format!("{} has its vote and is about to serve clients", seat.name);
-        draft.wait("VoterStarting", text, SHORTLY);
+        draft.wait(Reason::VoterStarting, text, SHORTLY);
         return;
     }
     let runs = seat.pod.is_some_and(|pod| pod.running);
     let look_again = if runs { BLIND } else { STEADY };
     draft.wait(
-        "MemberUnhealthy",
+        Reason::MemberUnhealthy,
         format!("{}: {why}", seat.name),
         look_again,
     );
@@ -156,7 +157,7 @@ fn foreigners(view: &View, draft: &mut Draft) {
             "member {id} ({urls}) was added by somebody else and has never started{counts}; start it, or remove it \
              with: etcdctl member remove {id}"
         );
-        draft.problem("ForeignMember", text);
+        draft.problem(Reason::ForeignMember, text);
     }
 }
 
@@ -174,7 +175,7 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
             seat.name,
             quorum_of(voters)
         );
-        draft.problem("JoinsWithVote", text);
+        draft.problem(Reason::JoinsWithVote, text);
     }
 }
 
@@ -216,7 +217,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     // Invariant 3.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         draft.wait(
-            "QuorumAtRisk",
+            Reason::QuorumAtRisk,
             format!("{} is not removed ({}): {risk}", dead.name, dead.why()),
             SHORTLY,
         );
@@ -243,7 +244,7 @@ fn replace(
     // Invariant 3.
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
         let text = format!("{} is not replaced ({}): {risk}", old.name, old.why());
-        draft.wait("QuorumAtRisk", text, SHORTLY);
+        draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }
     // Invariant 2.

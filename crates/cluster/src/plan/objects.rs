@@ -13,6 +13,7 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY, adoption, joining, member_objects, together};
+use crate::reason::Reason;
 use crate::write::{Label, Order, Write};
 
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
@@ -89,7 +90,7 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
         "{kind} {name} is somebody else's and is left alone: delete it if it is not wanted; this cluster goes on \
          without"
     );
-    draft.problem("NameTaken", text);
+    draft.problem(Reason::NameTaken, text);
 }
 
 /// Owner, role and cluster ID on pods and disks follow what etcd says.
@@ -198,7 +199,7 @@ pub(super) fn leftovers(
             let text = format!(
                 "{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted"
             );
-            draft.problem("ForeignObjects", text);
+            draft.problem(Reason::ForeignObjects, text);
             continue;
         }
         member_objects::discard(observed, &name, draft);
@@ -225,14 +226,14 @@ pub(super) fn troubles(
     for ((kind, text), names) in said {
         let message = format!("{}: {text}", names.join(", "));
         match kind {
-            Kind::Image => draft.problem("ImageNotAvailable", message),
-            Kind::Slow => draft.problem("PodNotStarting", message),
-            Kind::Memory => draft.problem("OutOfMemory", message),
-            Kind::Failing => draft.problem("ContainerFailing", message),
-            Kind::Unschedulable => draft.wait("Unschedulable", message, STEADY),
+            Kind::Image => draft.problem(Reason::ImageNotAvailable, message),
+            Kind::Slow => draft.problem(Reason::PodNotStarting, message),
+            Kind::Memory => draft.problem(Reason::OutOfMemory, message),
+            Kind::Failing => draft.problem(Reason::ContainerFailing, message),
+            Kind::Unschedulable => draft.wait(Reason::Unschedulable, message, STEADY),
             Kind::Unplaced => {
-                draft.wait("Unschedulable", message.clone(), STEADY);
-                draft.problem("Unschedulable", message);
+                draft.wait(Reason::Unschedulable, message.clone(), STEADY);
+                draft.problem(Reason::Unschedulable, message);
             }
         }
     }

@@ -24,6 +24,7 @@ use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, SHORTLY, replaced};
+use crate::reason::Reason;
 use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};
@@ -165,14 +166,14 @@ pub(super) fn without_quorum(
 fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
     match approval {
         Approval::Wrong(text) => draft.problem(
-            "RecoveryRefused",
+            Reason::RecoveryRefused,
             format!(
                 "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, and this is cluster {cluster_id}: \
                  nothing is recovered"
             ),
         ),
         Approval::Stale => draft.problem(
-            "RecoveryRefused",
+            Reason::RecoveryRefused,
             format!(
                 "the annotation {ANNOTATION_RECOVER} was there before the quorum was lost: remove it and set it \
                  again to approve the recovery"
@@ -236,7 +237,7 @@ impl Scene<'_> {
             }
         }
         let look_again = if soon { SHORTLY } else { BLIND };
-        draft.wait("NoQuorum", text, look_again);
+        draft.wait(Reason::NoQuorum, text, look_again);
     }
 
     /// The cluster cannot come back by itself.
@@ -255,11 +256,11 @@ impl Scene<'_> {
                  backup with an EtcdRestore"
                     .to_owned()
             };
-            draft.problem("QuorumLost", format!("{text}; {answers}"));
+            draft.problem(Reason::QuorumLost, format!("{text}; {answers}"));
             return;
         };
         let (way, by) = self.decide(approval);
-        draft.problem("QuorumLost", format!("{text}; {way}"));
+        draft.problem(Reason::QuorumLost, format!("{text}; {way}"));
         match by {
             Some(by) => self.begin(intent, survivor, by, draft),
             None => draft.requeue = draft.requeue.min(BLIND),

@@ -21,6 +21,7 @@ use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
@@ -80,7 +81,7 @@ pub(super) fn next(
     let course = versions::course(desired, observed);
     if let Some(why) = &course.refused {
         let text = format!("the version stays as it is: {why}");
-        draft.problem("VersionRefused", text);
+        draft.problem(Reason::VersionRefused, text);
     }
     let needs: Vec<(&Seat, Need)> = view
         .seats
@@ -164,9 +165,9 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
                 "{why}; it was changed from {from} to {version}, and no other member is changed until it is back; \
                  correct spec.version, or set it to {from} to go back"
             );
-            draft.problem("UpgradeStopped", text);
+            draft.problem(Reason::UpgradeStopped, text);
         } else {
-            draft.wait("MemberRestarting", why, SHORTLY);
+            draft.wait(Reason::MemberRestarting, why, SHORTLY);
         }
     }
 }
@@ -204,7 +205,7 @@ fn repair(
 fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) -> bool {
     let wait = |what: String, draft: &mut Draft| {
         let text = format!("the next member is changed when {what}");
-        draft.wait("RollWaits", text, BLIND);
+        draft.wait(Reason::RollWaits, text, BLIND);
         false
     };
     if let Some(seat) = view.learners().next() {
@@ -219,7 +220,7 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
     let mut seats = view.seats.iter();
     if let Some(why) = seats.find_map(|seat| unsettled(observed, view, seat)) {
         draft.wait(
-            "RollWaits",
+            Reason::RollWaits,
             format!("the next member is changed later: {why}"),
             SHORTLY,
         );
@@ -292,7 +293,7 @@ fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &m
             let name = &seat.name;
             let text =
                 format!("the cluster goes over to {major}.{minor} first: {name} has just begun");
-            draft.wait("VersionSettling", text, SHORTLY);
+            draft.wait(Reason::VersionSettling, text, SHORTLY);
             return false;
         }
     }
@@ -304,7 +305,7 @@ fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     let (to, said) = match downgrade {
         Downgrade::None | Downgrade::Ready => return false,
         Downgrade::Settling(why) => {
-            draft.wait("DowngradeSettling", why.clone(), SHORTLY);
+            draft.wait(Reason::DowngradeSettling, why.clone(), SHORTLY);
             return true;
         }
         Downgrade::Allow(to) => (Some(to.clone()), format!("let etcd go back to {to}")),
@@ -320,7 +321,7 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
         return true;
     }
     let wait = |text: String, look_again: Duration, draft: &mut Draft| {
-        draft.wait("ComparingData", text, look_again);
+        draft.wait(Reason::ComparingData, text, look_again);
         false
     };
     if observed.hashes.is_empty() {
@@ -353,7 +354,7 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
                  delete the pod and volume claim of the other, which is then replaced",
                 seat.name, other.name
             );
-            draft.problem("DataDiffers", text);
+            draft.problem(Reason::DataDiffers, text);
             return false;
         }
     }

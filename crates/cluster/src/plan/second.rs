@@ -11,6 +11,7 @@ use crate::plan::Draft;
 use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, Seat, View};
+use crate::reason::Reason;
 use crate::write::{Order, Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
@@ -98,7 +99,7 @@ pub(super) fn without_volume(
                  volume",
                 name = seat.name
             );
-            draft.problem("VolumeLost", text);
+            draft.problem(Reason::VolumeLost, text);
         }
     }
 }
@@ -208,9 +209,13 @@ mod tests {
             let [problem] = &plan.problems[..] else {
                 panic!("{:?}", plan.problems);
             };
-            assert_eq!(problem.code, "VolumeLost");
+            assert_eq!(problem.reason, Reason::VolumeLost);
             assert!(problem.message.contains("delete the volume claim d"));
-            assert!(plan.waiting_for.iter().any(|one| one.code == "NoQuorum"));
+            assert!(
+                plan.waiting_for
+                    .iter()
+                    .any(|one| one.reason == Reason::NoQuorum)
+            );
             // What the remedy says.
             assert_eq!(starts(&scene).len(), 1);
             assert_eq!(scene.plan().problems, []);

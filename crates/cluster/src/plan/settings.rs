@@ -4,6 +4,7 @@
 use crate::observed::{Desired, Observed, Pod};
 use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Labels and annotations: nothing is restarted, so nobody is asked.
@@ -56,16 +57,16 @@ pub(super) fn volume_versions(
 pub(super) fn resources(view: &View, draft: &mut Draft) {
     for (seat, pod) in staying(view) {
         if let Some(resizing) = &pod.difference.resizing {
-            let code = if resizing.deferred {
-                "ResizeDeferred"
+            let reason = if resizing.deferred {
+                Reason::ResizeDeferred
             } else {
-                "Resizing"
+                Reason::Resizing
             };
             let text = format!(
                 "the node of {} has not given it its CPU and memory yet: {}",
                 seat.name, resizing.words
             );
-            draft.wait(code, text, STEADY);
+            draft.wait(reason, text, STEADY);
         }
     }
     let differs = |(_, pod): &(&Seat, &Pod)| pod.difference.resources.is_some();
@@ -110,7 +111,7 @@ fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
             "CPU and memory of {} are changed when {} has got its own",
             next.name, seat.name
         );
-        draft.wait("Resizing", text, SHORTLY);
+        draft.wait(Reason::Resizing, text, SHORTLY);
         return false;
     }
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
@@ -118,7 +119,7 @@ fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
             "CPU and memory of {} are changed when {} is healthy",
             next.name, seat.name
         );
-        draft.wait("VoterNotHealthy", text, STEADY);
+        draft.wait(Reason::VoterNotHealthy, text, STEADY);
         return false;
     }
     true

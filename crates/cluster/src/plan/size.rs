@@ -13,6 +13,7 @@ use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Services for members to come, made before the members: a name that is never absent leaves nothing for a
@@ -77,7 +78,7 @@ pub(super) fn shrink(
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
         draft.wait(
-            "NoMemberToRemove",
+            Reason::NoMemberToRemove,
             "every member left is the leader or not run by this operator",
             STEADY,
         );
@@ -87,7 +88,7 @@ pub(super) fn shrink(
         // Invariant 3.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
             draft.wait(
-                "QuorumAtRisk",
+                Reason::QuorumAtRisk,
                 format!("{} is not removed: {risk}", victim.name),
                 SHORTLY,
             );
@@ -151,7 +152,7 @@ fn wait_for_all(
     let starts = observed.pods.get(&seat.name).is_some_and(|pod| pod.running);
     let look_again = if starts { SHORTLY } else { STEADY };
     draft.wait(
-        "VoterNotHealthy",
+        Reason::VoterNotHealthy,
         format!("{what} when {} is healthy", seat.name),
         look_again,
     );
@@ -175,7 +176,7 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
         "etcd takes the next change when all voters have been connected for 5 s; {} is new",
         seat.name
     );
-    draft.wait("VotersConnecting", text, SHORTLY);
+    draft.wait(Reason::VotersConnecting, text, SHORTLY);
     true
 }
 
@@ -211,7 +212,7 @@ pub(super) fn promote(
             // Invariant 24.
             Some(_) if joining::is_cut_off(seat, observed) => {
                 let text = format!("{} is not connected with the leader", seat.name);
-                draft.wait("LearnerCutOff", text, SHORTLY);
+                draft.wait(Reason::LearnerCutOff, text, SHORTLY);
             }
             Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
                 // One that serves comes first.
@@ -220,7 +221,7 @@ pub(super) fn promote(
             }
             Some(has) => {
                 let text = format!("{} has applied {has} of {committed} log entries", seat.name);
-                draft.wait("LearnerCatchingUp", text, SOON);
+                draft.wait(Reason::LearnerCatchingUp, text, SOON);
             }
             None => wait_for_start(seat, now, draft),
         }
@@ -241,7 +242,7 @@ pub(super) fn promote(
     let voters = view.voters().map(|seat| (seat.id(), takes_part(seat)));
     if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
         draft.wait(
-            "QuorumAtRisk",
+            Reason::QuorumAtRisk,
             format!("{} is not promoted: {risk}", seat.name),
             SHORTLY,
         );
@@ -271,7 +272,7 @@ fn wait_for_start(seat: &Seat, now: Timestamp, draft: &mut Draft) {
         "is not running yet"
     };
     let text = format!("{} {what}", seat.name);
-    draft.wait("LearnerStarting", text, look_again);
+    draft.wait(Reason::LearnerStarting, text, look_again);
 }
 
 /// Fewer members than wanted. Invariant 4: they join as learners where etcd has them.
@@ -304,7 +305,7 @@ pub(super) fn grow(
     // etcd refuses an addition unless every voter has been connected for 5 s.
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
         draft.wait(
-            "VoterNotHealthy",
+            Reason::VoterNotHealthy,
             format!("a member is added when {} is healthy", seat.name),
             BLIND,
         );
@@ -321,7 +322,7 @@ pub(super) fn grow(
     };
     if let Some(seat) = view.seats.iter().find(joining) {
         draft.wait(
-            "MemberJoining",
+            Reason::MemberJoining,
             format!("a member is added when {} has joined", seat.name),
             SHORTLY,
         );
@@ -329,7 +330,7 @@ pub(super) fn grow(
     }
     if !rules.several_learners && view.learners().next().is_some() {
         draft.wait(
-            "OneLearnerAtATime",
+            Reason::OneLearnerAtATime,
             "etcd before 3.6 takes one learner at a time",
             SHORTLY,
         );

@@ -11,6 +11,7 @@ use crate::observed::{Intent, Kept, Observed};
 use crate::plan::change::decide;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
+use crate::reason::Reason;
 use crate::switch::{Standing, Way};
 use crate::write::{Order, Write};
 
@@ -24,7 +25,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         return;
     }
     if let Some(text) = standing.under_way() {
-        draft.wait("TLSSwitching", text, BLIND);
+        draft.wait(Reason::TLSSwitching, text, BLIND);
     }
     if draft.change.is_none() && recall(standing, view, draft) {
         return;
@@ -34,13 +35,13 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     };
     if !next.faults.is_empty() {
         for fault in &next.faults {
-            draft.problem(fault.code, fault.message.clone());
+            draft.problem(fault.code.into(), fault.message.clone());
         }
         return;
     }
     if let Some(why) = unsettled(observed, standing, view) {
         let text = format!("TLS is switched further when {why}");
-        draft.wait("TLSSwitching", text, SHORTLY);
+        draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
     // Invariant 2: whoever is being added was given its URL for the stage that is recorded now.
@@ -147,7 +148,7 @@ fn redirect(
         id: seat.id(),
         urls,
     };
-    draft.wait("TLSSwitching", "peer URLs are being changed", SHORTLY);
+    draft.wait(Reason::TLSSwitching, "peer URLs are being changed", SHORTLY);
     decide(view, vec![write], None, said, draft)
 }
 

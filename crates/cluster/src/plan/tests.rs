@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use crate::observed::{Kept, Trouble};
 use crate::plan::STEADY;
+use crate::reason::Reason;
 use crate::write::{Order, State, Write};
 
 use scene::Scene;
@@ -134,7 +135,7 @@ fn invariant_6_a_first_member_that_lost_its_disk_is_not_started_again() {
             .iter()
             .any(|write| scene::makes_pod(write, "a"))
     );
-    assert_eq!(scene.waits()[0], "FirstMemberLost");
+    assert_eq!(scene.waits()[0], Reason::FirstMemberLost);
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_bootstrap_without_a_quorum_of_disks_begins_again_under_new_names() {
             over: "1".into()
         }]
     );
-    assert_eq!(scene.waits(), ["BootstrapAbandoned"]);
+    assert_eq!(scene.waits(), [Reason::BootstrapAbandoned]);
 }
 
 #[test]
@@ -159,7 +160,7 @@ fn a_bootstrap_that_cannot_start_follows_a_corrected_spec() {
         .not_running("b")
         .not_running("c");
     scene.desired.image = "etcd:v3.6.17".into();
-    assert_eq!(scene.waits(), ["BootstrapAbandoned"]);
+    assert_eq!(scene.waits(), [Reason::BootstrapAbandoned]);
 }
 
 #[test]
@@ -196,7 +197,7 @@ fn invariant_7_nothing_is_bootstrapped_beside_pods_of_another_object() {
     let mut scene = Scene::nothing(3);
     scene.observed.strangers.push("pod db-older".into());
     assert!(scene.plan().step.is_empty());
-    assert_eq!(scene.waits(), ["StrangersPresent"]);
+    assert_eq!(scene.waits(), [Reason::StrangersPresent]);
 }
 
 /// Invariant 7.
@@ -209,7 +210,7 @@ fn invariant_7_no_pods_does_not_mean_no_cluster() {
     let scene = scene.silent();
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
     let problem = &scene.plan().problems[0];
-    assert_eq!(problem.code, "QuorumLost");
+    assert_eq!(problem.reason, Reason::QuorumLost);
     assert!(
         problem.message.contains("0 of 3") && problem.message.contains("EtcdRestore"),
         "{}",
@@ -321,7 +322,7 @@ fn invariant_4_a_learner_is_promoted_when_it_has_caught_up() {
     assert_eq!(learner.changes(), [scene::promote("d")]);
     let behind = Scene::formed(&["a", "b"]).size(3).learner("d").behind("d");
     assert_eq!(behind.changes(), []);
-    assert_eq!(behind.waits(), ["LearnerCatchingUp"]);
+    assert_eq!(behind.waits(), [Reason::LearnerCatchingUp]);
     assert!(behind.plan().requeue <= Duration::from_millis(100));
 }
 
@@ -333,7 +334,7 @@ fn invariant_2_nobody_is_promoted_while_a_voter_is_not_healthy() {
         .learner("d")
         .down("b");
     assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"VoterNotHealthy"));
+    assert!(scene.waits().contains(&Reason::VoterNotHealthy));
 }
 
 /// Invariant 5.
@@ -380,7 +381,7 @@ fn invariant_1_without_a_list_nobody_is_removed_and_nothing_deleted() {
         .leftover("z")
         .silent();
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
-    assert_eq!(scene.waits(), ["NoQuorum"]);
+    assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
 
 /// Invariant 1.
@@ -392,7 +393,7 @@ fn invariant_1_the_answer_of_another_cluster_is_no_answer() {
     let pods = scene.observed.pods.values_mut();
     pods.for_each(|pod| pod.cluster_id = other);
     assert!(scene.plan().step.is_empty());
-    assert_eq!(scene.plan().problems[0].code, "ForeignCluster");
+    assert_eq!(scene.plan().problems[0].reason, Reason::ForeignCluster);
 }
 
 /// Invariant 3.
@@ -400,7 +401,7 @@ fn invariant_1_the_answer_of_another_cluster_is_no_answer() {
 fn invariant_3_a_dying_member_is_not_removed_when_another_is_down() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b").down("c");
     assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
 // ---- what is kept ----
@@ -480,7 +481,7 @@ fn a_pod_that_no_node_takes_is_a_problem_after_a_minute() {
     assert_eq!(scene.plan().problems, [], "a node may be on its way");
     scene.observed.pods.get_mut("a").unwrap().created = now - Duration::from_secs(90);
     let problem = &scene.plan().problems[0];
-    assert_eq!(problem.code, "Unschedulable");
+    assert_eq!(problem.reason, Reason::Unschedulable);
     assert!(
         problem.message.contains("correct spec.pod"),
         "{}",
@@ -498,7 +499,7 @@ fn a_pod_that_takes_long_to_start_is_worth_a_word() {
     }
     let problems = scene.plan().problems;
     assert_eq!(problems.len(), 1);
-    assert_eq!(problems[0].code, "PodNotStarting");
+    assert_eq!(problems[0].reason, Reason::PodNotStarting);
     assert!(
         problems[0].message.starts_with("a, b: "),
         "{}",
@@ -512,7 +513,7 @@ fn an_image_that_does_not_exist_names_the_field() {
     scene.observed.pods.get_mut("a").unwrap().trouble =
         Some(Trouble::Image("ErrImagePull: not found".into()));
     let problem = &scene.plan().problems[0];
-    assert_eq!(problem.code, "ImageNotAvailable");
+    assert_eq!(problem.reason, Reason::ImageNotAvailable);
     assert!(
         problem.message.contains("spec.version"),
         "{}",
@@ -556,7 +557,7 @@ fn nothing_is_started_under_a_field_that_must_not_be_ignored() {
     for mut scene in [Scene::nothing(3), Scene::begun(&["a", "b", "c"])] {
         scene.desired.refused = Some("spec.TLS is not in effect".into());
         assert!(scene.plan().step.is_empty());
-        assert_eq!(scene.plan().problems[0].code, "NotYetInEffect");
+        assert_eq!(scene.plan().problems[0].reason, Reason::NotYetInEffect);
     }
     let mut running = Scene::formed(&["a", "b", "c"]).without_pod("b");
     running.desired.refused = Some("spec.TLS is not in effect".into());

@@ -3,12 +3,13 @@
 
 use crate::observed::Observed;
 use crate::plan::{Draft, STEADY};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// Takes out of a draft what would start a member, or end one that would have to be started again, and says why.
 pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
     for fault in &observed.tls.faults {
-        draft.problem(fault.code, fault.message.clone());
+        draft.problem(fault.code.into(), fault.message.clone());
     }
     if !observed.tls.faults.is_empty() {
         // Who cannot ask does not decide that nobody answers.
@@ -38,7 +39,7 @@ pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
     if changes || draft.orders.len() < held {
         draft.next.clear();
         let text = "no member is started or restarted until the certificates hold";
-        draft.wait("TLSNotReady", text, STEADY);
+        draft.wait(Reason::TLSNotReady, text, STEADY);
     }
 }
 

@@ -19,6 +19,7 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, aside};
 use crate::quantity::in_words;
+use crate::reason::Reason;
 use crate::upkeep::Call;
 use crate::write::{Order, Write};
 
@@ -104,7 +105,7 @@ fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) {
                 let text = "etcd has found the members' data to differ and cannot tell which is right (alarm \
                      CORRUPT): nothing is written until a person decides; restore a backup, or remove the members \
                      that are wrong by deleting their volume claims and take the alarm back with: etcdctl alarm disarm";
-                draft.problem("Corrupt", text);
+                draft.problem(Reason::Corrupt, text);
             }
         }
     }
@@ -118,7 +119,7 @@ fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) {
             "etcd has found the data of {} to differ from the others' (alarm CORRUPT): {then}",
             seat.name
         );
-        draft.problem("Corrupt", text);
+        draft.problem(Reason::Corrupt, text);
     }
 }
 
@@ -205,7 +206,7 @@ impl Run<'_> {
                 }
             }
             Ok(_) => {}
-            Err(problem) => draft.problem("InvalidSchedule", problem),
+            Err(problem) => draft.problem(Reason::InvalidSchedule, problem),
         }
     }
 
@@ -254,7 +255,7 @@ impl Run<'_> {
             };
             if now.duration_since(over.0) < pause {
                 let text = "the last defragmentation has just ended: the next one waits a while";
-                draft.wait("DefragmentationWaits", text, BLIND);
+                draft.wait(Reason::DefragmentationWaits, text, BLIND);
                 return;
             }
         }
@@ -265,7 +266,7 @@ impl Run<'_> {
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let (_, observed, _) = self.situation;
         let waits = |draft: &mut Draft, text: String| {
-            draft.wait("DefragmentationWaits", text, BLIND);
+            draft.wait(Reason::DefragmentationWaits, text, BLIND);
             false
         };
         if let Some(seat) = self.view.seats.iter().find(|seat| !seat.is_healthy()) {
@@ -360,7 +361,7 @@ impl Run<'_> {
                 if may_be_done {
                     aside::keep(seat, draft);
                     let text = format!("{} does not answer yet", last.name);
-                    draft.wait("Defragmenting", text, SHORTLY);
+                    draft.wait(Reason::Defragmenting, text, SHORTLY);
                     return;
                 }
                 Some("it stopped answering".to_owned())
@@ -369,7 +370,7 @@ impl Run<'_> {
             (Some(Call::Running), Some(seat)) => {
                 aside::keep(seat, draft);
                 let text = format!("{} is being defragmented", last.name);
-                draft.wait("Defragmenting", text, SHORTLY);
+                draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
             // Invariant 19: what was so when its turn was recorded may be no longer so when it comes to telling it.
@@ -435,7 +436,7 @@ impl Run<'_> {
         let Some((seat, status)) = next else {
             if young && compacted {
                 let text = "the members free what was compacted";
-                draft.wait("Compacting", text, SHORTLY);
+                draft.wait(Reason::Compacting, text, SHORTLY);
                 return;
             }
             self.finish(record, draft);
@@ -481,7 +482,7 @@ impl Run<'_> {
         let waits = draft
             .waiting_for
             .iter()
-            .any(|reason| reason.code == "DefragmentationWaits");
+            .any(|reason| reason.reason == Reason::DefragmentationWaits);
         let then = if desired.upkeep.only_reports {
             "spec.upkeep.noSpace.policy is Report: compact, defragment and disarm it by hand, or set Cure"
         } else if busy || waits {
@@ -494,7 +495,7 @@ impl Run<'_> {
             "the database has reached its quota of {} bytes and etcd refuses writes (alarm NOSPACE): {then}",
             in_words(quota)
         );
-        draft.problem("NoSpace", text);
+        draft.problem(Reason::NoSpace, text);
     }
 }
 

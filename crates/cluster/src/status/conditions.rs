@@ -1,12 +1,13 @@
 //! The conditions: v1beta2's own and the usual ones, each with its True and its False state.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
-use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, is_true, set};
+use api::conditions::{ConditionStatus, ConditionType, Finding, is_true, set};
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::observed::{Kept, Observed, Pod};
 use crate::plan::{Seat, View};
+use crate::reason::Reason;
 use crate::status::{Report, version};
 use crate::switch::Standing;
 
@@ -29,7 +30,7 @@ pub(super) fn conditions(
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
         // How long a cluster has not been available counts from when it is to serve again.
-        conditions.retain(|condition| !is_of_hibernation(condition));
+        conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
     if certificates.is_none() {
@@ -48,22 +49,9 @@ pub(super) fn conditions(
 
 /// That the cluster hibernates, or is on its way to it, in words.
 fn hibernation(report: &Report) -> Option<(Reason, String)> {
-    let waiting = report.plan.waiting_for.iter();
-    let mut found = waiting.filter_map(|waiting| {
-        let reason = match waiting.code {
-            "Hibernated" => Reason::Hibernated,
-            "Hibernating" => Reason::Hibernating,
-            _ => return None,
-        };
-        Some((reason, waiting.message.clone()))
-    });
-    found.next()
-}
-
-fn is_of_hibernation(condition: &Condition) -> bool {
-    [Reason::Hibernated, Reason::Hibernating]
-        .iter()
-        .any(|reason| reason.as_str() == condition.reason)
+    let mut waiting = report.plan.waiting_for.iter();
+    let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
+    Some((found.reason, found.message.clone()))
 }
 
 /// Others write conditions too: whether the object can be read, and who manages it.
@@ -82,13 +70,13 @@ pub(super) fn is_ours(condition: &Condition) -> bool {
     ours.iter().any(|kind| kind.as_str() == condition.type_)
 }
 
-fn finding(
+pub(super) fn finding(
     kind: ConditionType,
     status: impl Into<ConditionStatus>,
     reason: Reason,
     message: impl Into<String>,
 ) -> Finding {
-    Finding::new(kind, status, reason, message)
+    Finding::new(kind, status, reason.into(), message)
 }
 
 /// What the certificates are worth; `None` without TLS.
@@ -98,7 +86,7 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     if let Some(text) = standing.and_then(Standing::under_way)
         && tls.faults.is_empty()
     {
-        return Some(finding(kind, false, Reason::from("Switching"), text));
+        return Some(finding(kind, false, Reason::Switching, text));
     }
     let from = tls.from.as_ref()?;
     Some(match tls.faults.first() {
@@ -109,7 +97,7 @@ fn tls_ready(report: &Report) -> Option<Finding> {
                 .iter()
                 .map(|fault| fault.message.as_str())
                 .collect();
-            finding(kind, false, Reason::from(first.code), all.join("; "))
+            finding(kind, false, first.code.into(), all.join("; "))
         }
     })
 }
@@ -147,7 +135,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
                 .plan
                 .problems
                 .iter()
-                .find(|problem| problem.code == "QuorumLost");
+                .find(|problem| problem.reason == Reason::QuorumLost);
             let text = lost.map_or_else(
                 || format!("no quorum answers: {why}"),
                 |problem| problem.message.clone(),
@@ -157,7 +145,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
         (None, _) => finding(
             kind,
             false,
-            Reason::from("ForeignCluster"),
+            Reason::ForeignCluster,
             "the members belong to another cluster",
         ),
     }
@@ -204,18 +192,8 @@ fn progressing(report: &Report) -> Finding {
         return finding(kind, true, Reason::InProgress, next.clone());
     }
     match (plan.waiting_for.first(), plan.problems.first()) {
-        (Some(waiting), _) => finding(
-            kind,
-            true,
-            Reason::from(waiting.code),
-            waiting.message.clone(),
-        ),
-        (None, Some(problem)) => finding(
-            kind,
-            false,
-            Reason::from(problem.code),
-            problem.message.clone(),
-        ),
+        (Some(waiting), _) => finding(kind, true, waiting.reason, waiting.message.clone()),
+        (None, Some(problem)) => finding(kind, false, problem.reason, problem.message.clone()),
         (None, None) => finding(
             kind,
             false,
@@ -234,9 +212,9 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
             .iter()
             .map(|problem| problem.message.as_str())
             .collect();
-        return finding(kind, true, Reason::from(problem.code), all.join("; "));
+        return finding(kind, true, problem.reason, all.join("; "));
     }
-    if let Some((_, text)) = &report.failure {
+    if let Some(text) = &report.failure {
         return finding(kind, true, Reason::StepFailed, text.clone());
     }
     let awake = hibernation(report).is_none();

@@ -27,7 +27,7 @@ fn report(
 ) -> EtcdClusterStatus {
     let cluster = object(EtcdClusterSpec::default(), before);
     let plan = scene.plan();
-    let failure = failure.map(|text| ("Forbidden", text.to_owned()));
+    let failure = failure.map(str::to_owned);
     let report = Report {
         cluster: &cluster,
         desired: &scene.desired,

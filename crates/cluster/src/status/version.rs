@@ -1,11 +1,13 @@
 //! What is said of a change of the version: the condition `Upgrading`, and the version the members are on their way to.
 
-use api::conditions::{ConditionType, Finding, Reason};
+use api::conditions::{ConditionType, Finding};
 use api::version::EtcdVersion;
 
 use crate::observed::Seen;
 use crate::plan::{Course, course};
+use crate::reason::Reason;
 use crate::status::Report;
+use crate::status::conditions::finding;
 
 /// How far a change of the version has come.
 struct Progress {
@@ -55,19 +57,19 @@ pub(super) fn upgrading(report: &Report) -> Finding {
     } = course
         && formed
     {
-        return Finding::new(kind, false, Reason::from("VersionRefused"), why);
+        return finding(kind, false, Reason::VersionRefused, why);
     }
     let Some(Progress { target, done, of }) = progress(report) else {
         let text = "the version is not being changed";
-        return Finding::new(kind, false, Reason::AsDesired, text);
+        return finding(kind, false, Reason::AsDesired, text);
     };
     let text = format!("{done} of {of} members run etcd {target}");
     let mut problems = report.plan.problems.iter();
-    match problems.find(|problem| problem.code == "UpgradeStopped") {
+    match problems.find(|problem| problem.reason == Reason::UpgradeStopped) {
         Some(stopped) => {
             let text = format!("{text}; {}", stopped.message);
-            Finding::new(kind, true, Reason::from(stopped.code), text)
+            finding(kind, true, stopped.reason, text)
         }
-        None => Finding::new(kind, true, Reason::InProgress, text),
+        None => finding(kind, true, Reason::InProgress, text),
     }
 }

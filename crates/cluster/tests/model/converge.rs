@@ -2,6 +2,7 @@
 
 use cluster::observed::{Kept, Removal};
 use cluster::plan::Plan;
+use cluster::reason::Reason;
 use etcd::ClusterId;
 
 use crate::etcd_model::voters;
@@ -66,7 +67,7 @@ impl Run {
         if self.is_converged() {
             return true;
         }
-        let says = |code: &str| plan.problems.iter().any(|problem| problem.code == code);
+        let says = |reason| plan.problems.iter().any(|problem| problem.reason == reason);
         if self.world.is_given_up_by_others(plan) {
             return true;
         }
@@ -76,7 +77,7 @@ impl Run {
         // The status was thrown away and a write of the past came afterwards: nobody can tell the clusters apart, and
         // nothing is done until somebody has.
         let memory = &self.world.memory;
-        if memory.thrown && memory.second && says("IdentityUnknown") {
+        if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
         }
         let serves = self
@@ -86,7 +87,7 @@ impl Run {
         if serves || self.world.can_come_back() {
             return false;
         }
-        if !says("QuorumLost") && !self.looks_recoverable() {
+        if !says(Reason::QuorumLost) && !self.looks_recoverable() {
             let text = said(plan);
             self.world
                 .broke(format!("a lost quorum is not called so: {text}"));

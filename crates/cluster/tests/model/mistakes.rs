@@ -2,6 +2,7 @@
 
 use cluster::observed::{Changed, Desired, Observed, Pod, Role, Seen};
 use cluster::plan::{Plan, View};
+use cluster::reason::Reason;
 use cluster::write::{Label, Order, Write};
 use etcd::AlarmKind;
 use jiff::Timestamp;
@@ -129,7 +130,7 @@ impl Mutation {
         let refused = planned
             .problems
             .iter()
-            .any(|one| one.code == "VersionRefused");
+            .any(|one| one.reason == Reason::VersionRefused);
         let more = match self {
             Self::ChangesAllImages if changes => writes(others.map(patch)),
             Self::ChangesTheLeadersImage => {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use cluster::observed::{Kept, Observed, Pod, Role, Seen};
 use cluster::plan::Plan;
+use cluster::reason::Reason;
 use cluster::write::{Draw, Start, State};
 use etcd::ClusterId;
 
@@ -199,11 +200,15 @@ impl World {
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
-        let says = |codes: &[&str]| all().any(|reason| codes.contains(&reason.code));
+        let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
         // Members elsewhere are nobody's to recover from.
-        let lost = !self.can_come_back() && says(&["JoinWaits"]);
-        let before =
-            self.intent.is_none() && says(&["AdoptionWaits", "JoinWaits", "IdentityUnknown"]);
+        let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
+        let before = self.intent.is_none()
+            && says(&[
+                Reason::AdoptionWaits,
+                Reason::JoinWaits,
+                Reason::IdentityUnknown,
+            ]);
         let silent = self.others.as_ref().is_some_and(|token| !serves(token));
         silent && (lost || before)
     }

@@ -4,7 +4,7 @@
 use cluster::observed::{Claim, Observed, Seen};
 use cluster::plan::Plan;
 use cluster::write::{Order, Write};
-use runtime::tls::{Fault, Purpose};
+use runtime::tls::{Fault, FaultKind, Purpose};
 
 use crate::event::Event;
 use crate::invariants::demand;
@@ -152,7 +152,7 @@ impl World {
     pub(crate) fn see_certificates(&self, observed: &mut Observed) -> bool {
         let fault = |purpose| Fault {
             purpose,
-            code: "CertificateExpired",
+            code: FaultKind::CertificateExpired,
             message: "it has expired".to_owned(),
         };
         let faults = &self.faults;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cluster::observed::{Observed, Pod, Seen, Service};
-use cluster::plan::{Plan, Reason, plan};
+use cluster::plan::{Explanation, Plan, plan};
 use cluster::write::{Change, Write, chains};
 
 use crate::event::Event;
@@ -377,8 +377,8 @@ impl Run {
             Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),
             None => plan(&desired, observed, now),
         };
-        let codes = |all: &[Reason]| {
-            let all: Vec<&str> = all.iter().map(|one| one.code).collect();
+        let codes = |all: &[Explanation]| {
+            let all: Vec<&str> = all.iter().map(|one| one.reason.as_str()).collect();
             if all.is_empty() {
                 String::new()
             } else {
@@ -509,10 +509,10 @@ pub(crate) fn said(plan: &Plan) -> String {
         problems,
         ..
     } = plan;
-    let reasons = |all: &[Reason]| {
+    let reasons = |all: &[Explanation]| {
         let all: Vec<String> = all
             .iter()
-            .map(|one| format!("{} ({})", one.code, one.message))
+            .map(|one| format!("{} ({})", one.reason, one.message))
             .collect();
         all.join("; ")
     };

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, TrustAnchor, 
 use rustls::sign::CertifiedKey;
 use webpki::{EndEntityCert, KeyUsage};
 
-use super::material::{Fault, Keys, Material, Purpose};
+use super::material::{Fault, FaultKind, Keys, Material, Purpose};
 use super::{ClusterTls, Slot};
 use crate::certificate::Certificate;
 
@@ -46,7 +46,7 @@ impl<'a> Look<'a> {
         )
     }
 
-    fn fault(&self, code: &'static str, what: &str) -> Fault {
+    fn fault(&self, code: FaultKind, what: &str) -> Fault {
         Fault::new(self.purpose, self.secret, code, what)
     }
 
@@ -60,7 +60,7 @@ impl<'a> Look<'a> {
         match read {
             Ok(all) if !all.is_empty() => Ok(all),
             _ => Err(self.fault(
-                "CertificateUnreadable",
+                FaultKind::CertificateUnreadable,
                 &format!("{key} holds no certificate in PEM form: correct it"),
             )),
         }
@@ -80,7 +80,7 @@ impl<'a> Look<'a> {
         let chain = self.chain()?;
         let Ok(private) = PrivateKeyDer::from_pem_slice(&self.material.key) else {
             let what = format!("{key} holds no private key in PEM form: correct it");
-            return Err(self.fault("CertificateUnreadable", &what));
+            return Err(self.fault(FaultKind::CertificateUnreadable, &what));
         };
         match CertifiedKey::from_der(chain, private, provider) {
             Ok(_) => Ok(()),
@@ -88,11 +88,11 @@ impl<'a> Look<'a> {
                 let what = format!(
                     "{key} is not the key of {certificate}: put in the two that were made together"
                 );
-                Err(self.fault("KeyMismatch", &what))
+                Err(self.fault(FaultKind::KeyMismatch, &what))
             }
             Err(error) => {
                 let what = format!("{certificate} and {key} cannot be used: {error}");
-                Err(self.fault("CertificateUnreadable", &what))
+                Err(self.fault(FaultKind::CertificateUnreadable, &what))
             }
         }
     }
@@ -122,14 +122,14 @@ impl<'a> Look<'a> {
                 continue;
             };
             let refused = self.leads((own, theirs), wanted, with)?;
-            if refused.is_none_or(|fault| fault.code != "UnknownAuthority") {
+            if refused.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
                 let what = format!(
                     "{} was signed by an authority in {theirs} that expired at {end}: put in a new authority, and \
                      certificates by it in every Secret; members on volumes can then be started again by deleting the \
                      pods of all of them",
                     self.keys.certificate
                 );
-                return Err(self.fault("AuthorityExpired", &what));
+                return Err(self.fault(FaultKind::AuthorityExpired, &what));
             }
         }
         led?.map_or(Ok(()), Err)
@@ -146,7 +146,7 @@ impl<'a> Look<'a> {
         let certificate = self.keys.certificate;
         let unreadable = |error: &webpki::Error| {
             let what = format!("{certificate} cannot be used: {error}");
-            self.fault("CertificateUnreadable", &what)
+            self.fault(FaultKind::CertificateUnreadable, &what)
         };
         let Some((leaf, between)) = chain.split_first() else {
             return Ok(None);
@@ -158,7 +158,7 @@ impl<'a> Look<'a> {
             .collect();
         let anchors = anchors.map_err(|error| {
             let what = format!("{theirs} cannot be used as a certificate authority: {error}");
-            self.fault("CertificateUnreadable", &what)
+            self.fault(FaultKind::CertificateUnreadable, &what)
         })?;
         let seconds = u64::try_from(now.as_second()).unwrap_or_default();
         let usage = match wanted {
@@ -182,21 +182,21 @@ impl<'a> Look<'a> {
         let certificate = self.keys.certificate;
         let (code, what) = match error {
             webpki::Error::CertExpired { not_after, .. } => (
-                "CertificateExpired",
+                FaultKind::CertificateExpired,
                 format!(
                     "{certificate} expired at {}: put in a new one",
                     date(*not_after)
                 ),
             ),
             webpki::Error::CertNotValidYet { not_before, .. } => (
-                "CertificateNotYetValid",
+                FaultKind::CertificateNotYetValid,
                 format!(
                     "{certificate} is valid only from {} on: wait, or put in another, and see that clocks are right",
                     date(*not_before)
                 ),
             ),
             webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => (
-                "UnknownAuthority",
+                FaultKind::UnknownAuthority,
                 format!(
                     "{certificate} was not signed by any authority in {theirs}: put in that authority, or a certificate \
                      of one that is there"
@@ -208,20 +208,20 @@ impl<'a> Look<'a> {
                     Use::Client => ("client auth", "a client"),
                 };
                 (
-                    "WrongUsage",
+                    FaultKind::WrongUsage,
                     format!(
                         "{certificate} may not be used by {whom}: issue one whose extended key usage has {word:?}"
                     ),
                 )
             }
             webpki::Error::CaUsedAsEndEntity => (
-                "WrongUsage",
+                FaultKind::WrongUsage,
                 format!(
                     "{certificate} is an authority's own certificate: issue one for its holder, signed by the authority"
                 ),
             ),
             other => (
-                "CertificateUnreadable",
+                FaultKind::CertificateUnreadable,
                 format!("{certificate} cannot be used: {other}"),
             ),
         };
@@ -241,7 +241,7 @@ impl<'a> Look<'a> {
             self.keys.certificate,
             listed(&chain)
         );
-        Err(self.fault("NameNotCovered", &what))
+        Err(self.fault(FaultKind::NameNotCovered, &what))
     }
 }
 
@@ -340,7 +340,7 @@ pub(super) fn is_of_others(
         return false;
     };
     let led = look.leads((authorities, ""), Use::Client, (&provider, now));
-    matches!(led, Ok(Some(fault)) if fault.code == "UnknownAuthority")
+    matches!(led, Ok(Some(fault)) if fault.code == FaultKind::UnknownAuthority)
 }
 
 /// Whether the certificates of the members, those that can be read, cover every member's host name.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use api::cluster::KeyNames;
+use api::conditions::Reason;
 use k8s_openapi::api::core::v1::Secret;
 
 /// A Secret's content.
@@ -92,19 +93,72 @@ impl fmt::Debug for Material {
     }
 }
 
+/// What can be wrong with a TLS Secret. Each name is the reason of a condition and of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    missing_docs,
+    reason = "documented as the reasons in `api::conditions::Reason`"
+)]
+pub enum FaultKind {
+    AuthorityExpired,
+    AuthorityReplaced,
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateUnreadable,
+    KeyMismatch,
+    KeyMissing,
+    NameNotCovered,
+    SecretMissing,
+    SecretUnreadable,
+    UnknownAuthority,
+    WrongUsage,
+}
+
+impl FaultKind {
+    /// The word, as it stands in conditions and Events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AuthorityExpired => "AuthorityExpired",
+            Self::AuthorityReplaced => "AuthorityReplaced",
+            Self::CertificateExpired => "CertificateExpired",
+            Self::CertificateNotYetValid => "CertificateNotYetValid",
+            Self::CertificateUnreadable => "CertificateUnreadable",
+            Self::KeyMismatch => "KeyMismatch",
+            Self::KeyMissing => "KeyMissing",
+            Self::NameNotCovered => "NameNotCovered",
+            Self::SecretMissing => "SecretMissing",
+            Self::SecretUnreadable => "SecretUnreadable",
+            Self::UnknownAuthority => "UnknownAuthority",
+            Self::WrongUsage => "WrongUsage",
+        }
+    }
+}
+
+impl From<FaultKind> for Reason {
+    fn from(kind: FaultKind) -> Self {
+        Self::from(kind.as_str())
+    }
+}
+
+impl PartialEq<&str> for FaultKind {
+    fn eq(&self, reason: &&str) -> bool {
+        self.as_str() == *reason
+    }
+}
+
 /// What is wrong with a TLS Secret: which one, which key, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What the Secret is for.
     pub purpose: Purpose,
-    /// In one word, for conditions and Events.
-    pub code: &'static str,
+    /// What is wrong.
+    pub code: FaultKind,
     /// For people.
     pub message: String,
 }
 
 impl Fault {
-    pub(super) fn new(purpose: Purpose, secret: &str, code: &'static str, what: &str) -> Self {
+    pub(super) fn new(purpose: Purpose, secret: &str, code: FaultKind, what: &str) -> Self {
         Self {
             purpose,
             code,
@@ -114,7 +168,7 @@ impl Fault {
 
     pub(super) fn unread(purpose: Purpose, secret: &str, why: &str) -> Self {
         let what = format!("cannot be read: {why}");
-        Self::new(purpose, secret, "SecretUnreadable", &what)
+        Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
     /// Whether a member that is started now would not work: the operator's own certificate concerns the operator
@@ -133,7 +187,7 @@ pub fn material(
 ) -> Result<Material, Fault> {
     let Some(data) = data else {
         let what = "is not there: create it, or correct the name";
-        return Err(Fault::new(purpose, secret, "SecretMissing", what));
+        return Err(Fault::new(purpose, secret, FaultKind::SecretMissing, what));
     };
     let missing = |names: KeyNames| -> Vec<&'static str> {
         let Keys {
@@ -183,5 +237,5 @@ fn incomplete(
         other.key,
         other.ca
     );
-    Fault::new(purpose, secret, "KeyMissing", &what)
+    Fault::new(purpose, secret, FaultKind::KeyMissing, &what)
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 
-use super::material::{Fault, Purpose};
+use super::material::{Fault, FaultKind, Purpose};
 use super::{ClusterTls, Slot, check};
 use crate::certificate::{Certificate, certificates};
 
@@ -144,7 +144,7 @@ fn no_common(purpose: Purpose, slot: &Slot, apart: &[&str]) -> Fault {
         keys(purpose, slot).ca,
         listed(apart)
     );
-    Fault::new(purpose, &slot.secret, "AuthorityReplaced", &what)
+    Fault::new(purpose, &slot.secret, FaultKind::AuthorityReplaced, &what)
 }
 
 fn not_accepted(purpose: Purpose, slot: &Slot, member: &str) -> Fault {
@@ -153,7 +153,7 @@ fn not_accepted(purpose: Purpose, slot: &Slot, member: &str) -> Fault {
          all members were started with both authorities",
         keys(purpose, slot).certificate
     );
-    Fault::new(purpose, &slot.secret, "UnknownAuthority", &what)
+    Fault::new(purpose, &slot.secret, FaultKind::UnknownAuthority, &what)
 }
 
 fn listed(members: &[&str]) -> String {

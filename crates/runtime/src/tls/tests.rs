@@ -145,46 +145,52 @@ fn invariant_20_what_is_wrong_is_said_with_secret_key_and_remedy() {
     let good = one.sign(&[SERVICE], &BOTH, GOOD);
     let cases = [
         (
-            "KeyMismatch",
+            FaultKind::KeyMismatch,
             with_peer(
                 (good.0.clone(), one.sign(&[SERVICE], &BOTH, GOOD).1),
                 &one.pem,
             ),
         ),
-        ("UnknownAuthority", with_peer(good.clone(), &two.pem)),
         (
-            "CertificateExpired",
+            FaultKind::UnknownAuthority,
+            with_peer(good.clone(), &two.pem),
+        ),
+        (
+            FaultKind::CertificateExpired,
             with_peer(one.sign(&[SERVICE], &BOTH, (-9, -1)), &one.pem),
         ),
         (
-            "CertificateNotYetValid",
+            FaultKind::CertificateNotYetValid,
             with_peer(one.sign(&[SERVICE], &BOTH, (1, 9)), &one.pem),
         ),
         (
-            "WrongUsage",
+            FaultKind::WrongUsage,
             with_peer(one.sign(&[SERVICE], &BOTH[..1], GOOD), &one.pem),
         ),
         (
-            "WrongUsage",
+            FaultKind::WrongUsage,
             with_peer(one.sign(&[SERVICE], &BOTH[1..], GOOD), &one.pem),
         ),
         (
-            "NameNotCovered",
+            FaultKind::NameNotCovered,
             with_peer(one.sign(&["elsewhere.example"], &BOTH, GOOD), &one.pem),
         ),
         (
-            "CertificateUnreadable",
+            FaultKind::CertificateUnreadable,
             with_peer(("no PEM".into(), good.1.clone()), &one.pem),
         ),
         (
-            "CertificateUnreadable",
+            FaultKind::CertificateUnreadable,
             with_peer((good.0.clone(), "no PEM".into()), &one.pem),
         ),
-        ("CertificateUnreadable", with_peer(good.clone(), "no PEM")),
+        (
+            FaultKind::CertificateUnreadable,
+            with_peer(good.clone(), "no PEM"),
+        ),
     ];
     for (code, tls) in cases {
         let found = faults(&tls);
-        assert_eq!(found.len(), 1, "{code}: {found:?}");
+        assert_eq!(found.len(), 1, "{code:?}: {found:?}");
         assert_eq!(found[0].code, code, "{found:?}");
         let text = &found[0].message;
         assert!(
@@ -210,8 +216,8 @@ fn a_certificate_is_checked_against_the_authorities_that_will_be_asked() {
     assert_eq!(
         codes,
         [
-            (Purpose::Server, "UnknownAuthority"),
-            (Purpose::Operator, "UnknownAuthority")
+            (Purpose::Server, FaultKind::UnknownAuthority),
+            (Purpose::Operator, FaultKind::UnknownAuthority)
         ]
     );
     assert!(!found[1].concerns_members());
@@ -235,12 +241,12 @@ fn keys_are_read_by_either_names_and_what_is_missing_is_named() {
     let mut lacking = usual.clone();
     lacking.remove("ca.crt");
     let fault = material(Purpose::Server, "web", Some(&lacking)).unwrap_err();
-    assert_eq!(fault.code, "KeyMissing");
+    assert_eq!(fault.code, FaultKind::KeyMissing);
     assert!(fault.message.contains("has no ca.crt"), "{}", fault.message);
     let fault = material(Purpose::Server, "web", Some(&SecretData::new())).unwrap_err();
     assert!(fault.message.contains("server.crt"), "{}", fault.message);
     let fault = material(Purpose::Server, "web", None).unwrap_err();
-    assert_eq!(fault.code, "SecretMissing");
+    assert_eq!(fault.code, FaultKind::SecretMissing);
 }
 
 #[test]
@@ -281,7 +287,7 @@ fn invariant_20_an_authority_that_has_run_out_is_a_fault() {
     let (old, new) = (Authority::ended("old"), Authority::new("new"));
     let by = |authority: &Authority| authority.sign(&[SERVICE], &BOTH, GOOD);
     let said = faults(&with_peer(by(&old), &old.pem));
-    assert_eq!(said[0].code, "AuthorityExpired");
+    assert_eq!(said[0].code, FaultKind::AuthorityExpired);
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(said[0].message.contains(word), "{}", said[0].message);
     }
@@ -290,7 +296,7 @@ fn invariant_20_an_authority_that_has_run_out_is_a_fault() {
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
         faults(&with_peer(by(&old), &both))[0].code,
-        "AuthorityExpired"
+        FaultKind::AuthorityExpired
     );
 }
 
@@ -321,13 +327,13 @@ fn invariant_20_authorities_of_others_are_replaced_in_steps() {
         assert_eq!(faults_after(from, to), []);
     }
     let at_once = faults_after(&start, &peer(&new, &new.pem));
-    assert_eq!(at_once[0].code, "AuthorityReplaced");
+    assert_eq!(at_once[0].code, FaultKind::AuthorityReplaced);
     assert!(at_once[0].concerns_members());
     for word in ["Secret given", "peer-ca.crt", "db-a"] {
         assert!(at_once[0].message.contains(word), "{}", at_once[0].message);
     }
     let early = faults_after(&start, &peer(&new, &both));
-    assert_eq!(early[0].code, "UnknownAuthority");
+    assert_eq!(early[0].code, FaultKind::UnknownAuthority);
     assert!(
         early[0].message.contains("peer.crt"),
         "{}",
@@ -373,9 +379,9 @@ fn invariant_20_the_operators_certificate_is_taken_by_the_members_that_run() {
     let start = tls(&old.pem, &old);
     assert_eq!(faults_after(&start, &tls(&both, &old)), []);
     let early = faults_after(&start, &tls(&both, &new));
-    assert_eq!(early[0].code, "UnknownAuthority");
+    assert_eq!(early[0].code, FaultKind::UnknownAuthority);
     assert!(!early[0].concerns_members());
     let at_once = faults_after(&start, &tls(&new.pem, &new));
-    assert_eq!(at_once[0].code, "AuthorityReplaced");
+    assert_eq!(at_once[0].code, FaultKind::AuthorityReplaced);
     assert!(at_once[0].message.contains("server-ca.crt"));
 }

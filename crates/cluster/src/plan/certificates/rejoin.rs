@@ -15,6 +15,7 @@ use crate::certificates::Noted;
 use crate::observed::{Disk, Pod, Seen};
 use crate::plan::age::age;
 use crate::plan::{BLIND, Draft, recovery};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 /// How long a member that is not ready is waited for: longer than a start takes.
@@ -38,7 +39,7 @@ impl Keeper<'_> {
                      stays, so that it cannot be started again without losing its data: restore the cluster from a backup, or \
                      give members volumes (spec.pod.persistentVolumeClaimSpec)"
                 );
-                draft.problem("AuthorityExpired", text);
+                draft.problem(Reason::AuthorityExpired, text);
                 continue;
             }
             draft.say(format!(
@@ -87,7 +88,7 @@ impl Keeper<'_> {
             let text = format!(
                 "{member} is started with the certificate authorities of the others when {other} is ready"
             );
-            draft.wait("AuthorityRotating", text, BLIND);
+            draft.wait(Reason::AuthorityRotating, text, BLIND);
             return;
         }
         draft.say(format!(
@@ -195,7 +196,7 @@ impl Keeper<'_> {
             Circle::Peers.secret(&self.rule.cluster),
             names.join(", ")
         );
-        draft.problem("AuthorityLost", text);
+        draft.problem(Reason::AuthorityLost, text);
     }
 }
 

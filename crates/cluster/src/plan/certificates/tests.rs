@@ -14,6 +14,7 @@ use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Plan, plan};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
@@ -351,7 +352,7 @@ fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
     story.certificates().clock = Some(-clock(20 * year));
     let said = |story: &Story| {
         let problems = story.plan().problems.into_iter();
-        let texts = problems.filter(|problem| problem.code == "ClocksDiffer");
+        let texts = problems.filter(|problem| problem.reason == Reason::ClocksDiffer);
         texts.map(|problem| problem.message).collect::<Vec<_>>()
     };
     assert_eq!(story.of_certificates(), []);
@@ -522,7 +523,7 @@ fn members_whose_authorities_have_run_out_are_started_again_on_their_disks() {
             .plan()
             .problems
             .iter()
-            .all(|one| one.code != "AuthorityExpired")
+            .all(|one| one.reason != Reason::AuthorityExpired)
     );
 }
 
@@ -538,7 +539,7 @@ fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
             .plan()
             .problems
             .iter()
-            .any(|one| one.code == "AuthorityExpired")
+            .any(|one| one.reason == Reason::AuthorityExpired)
     );
 }
 
@@ -553,7 +554,11 @@ fn invariant_18_members_with_authorities_of_others_are_not_ended_together() {
         story.settle();
         assert_eq!(story.deleted(), 0);
         let problems = story.plan().problems;
-        assert!(problems.iter().all(|one| one.code != "AuthorityExpired"));
+        assert!(
+            problems
+                .iter()
+                .all(|one| one.reason != Reason::AuthorityExpired)
+        );
     }
 }
 
@@ -593,7 +598,7 @@ fn a_secret_of_somebody_else_is_left_alone() {
             .plan()
             .problems
             .iter()
-            .any(|one| one.code == "SecretNotOurs")
+            .any(|one| one.reason == Reason::SecretNotOurs)
     );
 }
 

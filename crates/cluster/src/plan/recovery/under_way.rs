@@ -15,6 +15,7 @@ use crate::plan::member_objects;
 use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, ended};
+use crate::reason::Reason;
 use crate::write::{Order, RecoveryRecord, Start, State, Write};
 
 /// A recovery is under way: the seed is made, and recorded when it answers.
@@ -32,7 +33,7 @@ pub(super) fn go_on(
         ..
     } = record;
     draft.problem(
-        "QuorumLost",
+        Reason::QuorumLost,
         format!(
             "cluster {from_cluster_id} is being recovered: {member} begins a new one with what {survivor} has at \
              revision {revision}"
@@ -52,7 +53,7 @@ pub(super) fn go_on(
                  had: nothing is recorded",
                 answer.list.members.len()
             );
-            draft.problem("RecoveryFailed", text);
+            draft.problem(Reason::RecoveryFailed, text);
             draft.requeue = draft.requeue.min(BLIND);
             return;
         }
@@ -80,7 +81,7 @@ pub(super) fn go_on(
         BLIND
     };
     let text = format!("{member} takes its data from {survivor}{why}");
-    draft.wait("SeedStarting", text, look_again);
+    draft.wait(Reason::SeedStarting, text, look_again);
 }
 
 /// What the seed has will still be there in a moment. One that is being deleted, or whose volume is lost, is not gone on
@@ -123,7 +124,7 @@ fn give_up(
              EtcdRestore",
             record.survivor, record.member
         );
-        draft.problem("SurvivorLost", text);
+        draft.problem(Reason::SurvivorLost, text);
         return false;
     }
     let why = format!(

@@ -4,6 +4,7 @@ use etcd::{ClusterId, Members};
 
 use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::reason::Reason;
 use crate::switch::Standing;
 use crate::write::{Order, Write};
 
@@ -70,7 +71,7 @@ fn a_cluster_of_another_operator_is_recorded_under_its_own_id() {
 fn pods_without_a_token_are_never_bootstrapped_beside() {
     let mut silent = left_by_another().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
-    assert!(silent.waits().contains(&"AdoptionWaits"));
+    assert!(silent.waits().contains(&Reason::AdoptionWaits));
     // All of them have ended for good, and one of them has a disk.
     for pod in silent.observed.pods.values_mut() {
         (pod.failed, pod.running, pod.addressed) = (true, false, false);
@@ -89,7 +90,7 @@ fn a_cluster_of_which_nothing_is_left_is_not_begun_anew_in_silence() {
     assert!(begins(&scene));
     scene.observed.recovery.named_before = ["a".to_owned()].into();
     assert!(scene.writes().is_empty() && !begins(&scene));
-    assert_eq!(scene.plan().problems[0].code, "IdentityUnknown");
+    assert_eq!(scene.plan().problems[0].reason, Reason::IdentityUnknown);
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn two_clusters_under_one_name_are_left_to_people() {
         status.cluster_id = ClusterId(0xbad);
     }
     assert!(scene.writes().is_empty() && !begins(&scene));
-    assert_eq!(scene.plan().problems[0].code, "IdentityUnknown");
+    assert_eq!(scene.plan().problems[0].reason, Reason::IdentityUnknown);
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
     assert!(intent.members.is_empty(), "it did not begin here");
     let silent = joins().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
-    assert!(silent.waits().contains(&"JoinWaits"));
+    assert!(silent.waits().contains(&Reason::JoinWaits));
 }
 
 fn says(mut scene: Scene, tls: &str) -> Scene {
@@ -224,7 +225,7 @@ fn a_cluster_whose_peers_talk_in_another_way_is_not_joined_before_the_spec_says_
         assert!(recorded(&scene).is_none() && !begins(&scene), "{ours}");
         assert!(scene.writes().is_empty(), "{ours}");
         let problems = scene.plan().problems;
-        assert_eq!(problems[0].code, "JoinRefused");
+        assert_eq!(problems[0].reason, Reason::JoinRefused);
         assert!(problems[0].message.contains(field), "{problems:?}");
     }
     for (theirs, ours) in [
@@ -244,7 +245,7 @@ fn nobody_is_added_to_a_cluster_whose_peers_talk_in_another_way() {
     assert_eq!(scene.changes(), []);
     let records = |write: &Write| matches!(write, Write::RecordTls { .. });
     assert!(!scene.writes().iter().any(records), "it may be changed yet");
-    assert_eq!(scene.plan().problems[0].code, "JoinRefused");
+    assert_eq!(scene.plan().problems[0].reason, Reason::JoinRefused);
     let scene = says(with_tls(joined(&[])).reserved("a"), PEERS);
     assert!(matches!(
         scene.changes().as_slice(),
@@ -275,7 +276,7 @@ fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_l
             .iter()
             .any(|order| matches!(order, Order::Recover(_)))
     );
-    assert!(scene.waits().contains(&"JoinWaits"));
+    assert!(scene.waits().contains(&Reason::JoinWaits));
 }
 
 #[test]
@@ -369,5 +370,5 @@ fn another_list_of_another_cluster_changes_nothing() {
         members: Vec::new(),
     });
     assert_eq!(scene.changes(), []);
-    assert_eq!(scene.plan().problems[0].code, "ForeignCluster");
+    assert_eq!(scene.plan().problems[0].reason, Reason::ForeignCluster);
 }

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::scene::{Scene, at};
 use crate::observed::{Changed, Role, Seen};
+use crate::reason::Reason;
 use crate::write::Write;
 
 fn roles(scene: &Scene) -> Vec<(String, Role)> {
@@ -85,7 +86,7 @@ fn new_clients_are_led_elsewhere_for_a_second_before_a_member_is_ended() {
     let scene = upgraded();
     assert_eq!(roles(&scene), one("b", since(1000)));
     assert!(!ends(&scene));
-    assert!(scene.waits().contains(&"LeadingClientsAway"));
+    assert!(scene.waits().contains(&Reason::LeadingClientsAway));
     let soon = upgraded().role("b", since(1000));
     assert_eq!((roles(&soon), ends(&soon)), (vec![], false));
     let then = upgraded().role("b", since(999));

@@ -5,6 +5,7 @@ use etcd::{Member, MemberId, Members};
 
 use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene, at, delete_pod, makes_pod};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 fn three() -> Scene {
@@ -212,7 +213,7 @@ fn objects_of_others_are_neither_changed_nor_deleted() {
     let problems = scene.plan().problems;
     let taken = problems
         .iter()
-        .filter(|problem| problem.code == "NameTaken");
+        .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
     // Who wants no budget may have one of their own under this name.
     scene.desired.budget = false;
@@ -236,5 +237,5 @@ fn a_bootstrap_clears_away_nothing_that_another_operator_made() {
     assert!(scene.writes().contains(&scene::delete_pod("z")));
     scene.observed.pods.get_mut("z").unwrap().token = None;
     assert!(!scene.writes().iter().any(destroys));
-    assert_eq!(scene.plan().problems[0].code, "ForeignObjects");
+    assert_eq!(scene.plan().problems[0].reason, Reason::ForeignObjects);
 }

@@ -2,6 +2,7 @@
 
 use crate::observed::{Claim, Seen};
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::write::Write;
 
 const GI: u64 = 1 << 30;
@@ -58,7 +59,7 @@ fn a_larger_request_grows_every_volume_and_restarts_nobody() {
     assert_eq!(scene.writes(), []);
     let waits = scene.plan().waiting_for;
     assert_eq!(waits.len(), 3);
-    assert_eq!(waits[0].code, "VolumeGrowing");
+    assert_eq!(waits[0].reason, Reason::VolumeGrowing);
     assert!(
         waits[0]
             .message
@@ -90,7 +91,7 @@ fn another_class_or_a_smaller_size_replaces_members_one_by_one_the_leader_after_
 fn invariant_3_no_volume_is_changed_for_another_while_a_member_is_down() {
     let scene = three(claim("slow", 2)).leader("c").down("b");
     assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
 #[test]
@@ -122,11 +123,11 @@ fn a_cluster_that_hibernates_has_its_pods_deleted_and_nothing_else() {
     assert_eq!(scene.writes(), pods);
     assert_eq!(
         (scene.changes(), scene.waits()),
-        (vec![], vec!["Hibernating"])
+        (vec![], vec![Reason::Hibernating])
     );
     let gone = stopped(scene);
     assert_eq!(gone.writes(), []);
-    assert_eq!(gone.waits(), ["Hibernated"]);
+    assert_eq!(gone.waits(), [Reason::Hibernated]);
     assert_eq!(gone.plan().problems, []);
 }
 
@@ -152,9 +153,9 @@ fn invariant_8_the_same_members_come_back_from_hibernation_on_their_disks() {
 fn invariant_9_no_member_is_stopped_that_would_lose_its_data() {
     let plain = asleep(Scene::formed(&["a", "b", "c"]));
     assert_eq!(plain.writes(), []);
-    assert_eq!(plain.plan().problems[0].code, "HibernationRefused");
+    assert_eq!(plain.plan().problems[0].reason, Reason::HibernationRefused);
     let going = asleep(three(claim("fast", 2)).claim_deleted("b"));
-    assert_eq!(going.plan().problems[0].code, "HibernationRefused");
+    assert_eq!(going.plan().problems[0].reason, Reason::HibernationRefused);
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
@@ -167,7 +168,7 @@ fn a_cluster_that_was_never_formed_does_not_begin_while_it_hibernates() {
     let scene = asleep(Scene::nothing(3));
     assert_eq!(
         (scene.writes(), scene.waits()),
-        (vec![], vec!["Hibernated"])
+        (vec![], vec![Reason::Hibernated])
     );
     let begun = asleep(Scene::begun(&["a", "b", "c"]));
     assert_ne!(begun.writes(), [], "a bootstrap goes to its end first");

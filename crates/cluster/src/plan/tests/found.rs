@@ -4,6 +4,7 @@ use etcd::{ClusterId, Member, MemberId, Members};
 
 use crate::observed::{Cause, Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::reason::Reason;
 use crate::write::{State, Write};
 
 fn three() -> Scene {
@@ -60,7 +61,7 @@ fn clients_are_let_in_when_every_pod_and_disk_carries_the_cluster_id() {
 /// Nothing was acknowledged yet, so nobody waits for what may never come back.
 #[test]
 fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
-    let begins = |scene: &Scene| scene.waits().contains(&"BootstrapAbandoned");
+    let begins = |scene: &Scene| scene.waits().contains(&Reason::BootstrapAbandoned);
     let starting = || {
         let scene = Scene::starting(&["a", "b", "c"]).durable();
         scene.not_running("a").not_running("b").not_running("c")

@@ -4,6 +4,7 @@ use etcd::{MemberId, Pulse};
 
 use crate::observed::{Role, Seen};
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::write::Write;
 
 impl Scene {
@@ -129,7 +130,7 @@ fn invariant_24_a_learner_that_serves_and_is_cut_off_gets_no_vote() {
     assert_eq!(promoted(&told(&|_| {})), ["d"]);
     let cut_off = told(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
-    assert!(cut_off.waits().contains(&"LearnerCutOff"));
+    assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
     // Nobody knows whose words those are.
     let other = told(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
@@ -145,7 +146,7 @@ fn a_learner_that_serves_and_is_not_in_the_list_as_started_is_not_said_to_be_dow
     }
     let said = |scene: &Scene| {
         let waits = scene.plan().waiting_for.into_iter();
-        let mut starting = waits.filter(|reason| reason.code == "LearnerStarting");
+        let mut starting = waits.filter(|waiting| waiting.reason == Reason::LearnerStarting);
         starting.next().unwrap().message
     };
     assert!(said(&scene).contains("has not told the list"));
@@ -168,14 +169,14 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() 
     };
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
-    assert!(late.waits().contains(&"MemberUnhealthy"));
+    assert!(late.waits().contains(&Reason::MemberUnhealthy));
     // Invariant 19: nor does one that is silent because it is being defragmented.
     let told = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&told), [] as [&str; 0]);
     // One that has served before and does not now is down, whatever else answers.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
-    assert!(down.waits().contains(&"VoterNotHealthy"));
+    assert!(down.waits().contains(&Reason::VoterNotHealthy));
 }
 
 /// Invariant 24.
@@ -188,7 +189,7 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
         .without_pod("c")
         .without_claim("c");
     assert_eq!(dead.changes(), []);
-    assert!(dead.waits().contains(&"QuorumAtRisk"));
+    assert!(dead.waits().contains(&Reason::QuorumAtRisk));
     // Not to be asked.
     let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
     let via = grows.plan().step.change.unwrap().via;
@@ -246,7 +247,7 @@ fn invariant_24_clients_are_led_to_a_new_voter_when_it_serves() {
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);
     let waits = ready(Scene::formed(&["a", "b"]).joining("b"));
     assert_eq!(roles(&waits), []);
-    assert!(waits.waits().contains(&"VoterStarting"));
+    assert!(waits.waits().contains(&Reason::VoterStarting));
     let serves = Scene::formed(&["a", "b"]).role("b", out());
     assert_eq!(roles(&serves), [("b".to_owned(), Some(Role::Voter))]);
     let at_once = Scene::formed(&["a", "b"]).role("b", Role::Learner);

@@ -4,6 +4,7 @@ use etcd::KeyHash;
 
 use crate::observed::{Removal, Seen};
 use crate::plan::tests::scene::{self, Scene, at, makes_pod};
+use crate::reason::Reason;
 use crate::write::Write;
 
 fn three() -> Scene {
@@ -66,7 +67,7 @@ fn notes(scene: &Scene) -> Vec<(String, Option<Removal>)> {
 
 fn problem(scene: &Scene) -> Option<String> {
     let problems = scene.plan().problems.into_iter();
-    let mut kept = problems.filter(|problem| problem.code == "VolumesKept");
+    let mut kept = problems.filter(|problem| problem.reason == Reason::VolumesKept);
     kept.next().map(|problem| problem.message)
 }
 

@@ -5,15 +5,16 @@ use std::time::Duration;
 use crate::observed::{Cause, Trouble};
 use crate::plan::STEADY;
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-fn problem(scene: &Scene, code: &str) -> String {
+fn problem(scene: &Scene, reason: Reason) -> String {
     let problems = scene.plan().problems;
-    let found = problems.iter().find(|problem| problem.code == code);
+    let found = problems.iter().find(|problem| problem.reason == reason);
     found
         .unwrap_or_else(|| panic!("{problems:?}"))
         .message
@@ -115,7 +116,7 @@ fn invariant_3_two_lost_nodes_of_three_are_waited_for() {
         .node_lost("c", 600)
         .down("d");
     assert!(is_wanted(&scene));
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let wait = &scene.plan().waiting_for[0].message;
     assert!(wait.contains("its node has been lost since"), "{wait}");
 }
@@ -201,7 +202,7 @@ fn a_member_whose_volume_is_lost_gets_no_pod_on_it_and_is_removed_when_the_quoru
     assert_eq!(starting.changes(), [scene::remove("b")]);
     let at_risk = gone.clone().down("c");
     assert!(is_wanted(&at_risk) && !starts(&at_risk));
-    assert!(at_risk.waits().contains(&"QuorumAtRisk"));
+    assert!(at_risk.waits().contains(&Reason::QuorumAtRisk));
     // It was put back.
     let mut back = gone;
     back.observed.disks.get_mut("b").unwrap().lost = false;
@@ -212,7 +213,7 @@ fn a_member_whose_volume_is_lost_gets_no_pod_on_it_and_is_removed_when_the_quoru
 fn a_member_whose_volume_is_lost_is_not_stopped_for_hibernation() {
     let mut scene = three().volume_lost("b");
     scene.desired.hibernate = true;
-    assert!(problem(&scene, "HibernationRefused").contains('b'));
+    assert!(problem(&scene, Reason::HibernationRefused).contains('b'));
     let stops = |write: &Write| matches!(write, Write::DeletePod { .. });
     assert!(!scene.writes().iter().any(stops));
 }
@@ -236,7 +237,7 @@ fn a_member_with_damaged_data_is_replaced_after_a_second_look() {
 fn invariant_3_damaged_data_is_kept_while_the_quorum_needs_it() {
     let scene = damaged(9).down("c");
     assert!(is_wanted(&scene));
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let alone = Scene::formed(&["a"])
         .durable()
         .crashes("a", Cause::Data("crc".into()), 9, 600);
@@ -301,7 +302,7 @@ fn memory_surroundings_and_signals_cost_no_member_its_data() {
 #[test]
 fn too_little_memory_names_the_field() {
     let scene = three().crashes("b", Cause::Memory, 3, 60);
-    let text = problem(&scene, "OutOfMemory");
+    let text = problem(&scene, Reason::OutOfMemory);
     assert!(text.contains("spec.pod.resources.limits.memory"), "{text}");
 }
 
@@ -321,5 +322,5 @@ fn a_crash_loop_that_costs_nothing_yet_is_told() {
     let mut scene = failing(3, 30);
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));
-    assert!(problem(&scene, "ContainerFailing").contains("CrashLoopBackOff"));
+    assert!(problem(&scene, Reason::ContainerFailing).contains("CrashLoopBackOff"));
 }

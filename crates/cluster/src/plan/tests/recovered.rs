@@ -8,6 +8,7 @@ use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, leaderless, list, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
+use crate::reason::Reason;
 use crate::write::Write;
 
 /// The new cluster answers; what is left of the old one: the survivor with its disk, and another disk.
@@ -124,8 +125,8 @@ fn an_old_approval_recovers_nothing_twice() {
     lost.observed.disks.remove("n");
     lost.observed.reported_voters = ["n".to_owned()].into();
     assert_eq!((begun(&lost), recorded(&lost)), (None, None));
-    let codes: Vec<_> = lost.plan().problems.iter().map(|one| one.code).collect();
-    assert_eq!(codes, ["QuorumLost"], "it is no mistake either");
+    let codes: Vec<_> = lost.plan().problems.iter().map(|one| one.reason).collect();
+    assert_eq!(codes, [Reason::QuorumLost], "it is no mistake either");
 }
 
 // ---- what a restore has replaced ----
@@ -194,7 +195,7 @@ fn a_restored_cluster_that_does_not_answer_is_not_lost_by_the_report_of_the_one_
     assert!(
         plan.problems
             .iter()
-            .all(|problem| problem.code != "QuorumLost"),
+            .all(|problem| problem.reason != Reason::QuorumLost),
         "{plan:?}"
     );
     assert!(!destroys(&scene.writes()));

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use crate::observed::Seen;
 use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::scene::{CLUSTER, Scene, makes_pod};
+use crate::reason::Reason;
 use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) const NEW: ClusterId = ClusterId(0xbeef);
@@ -86,9 +87,9 @@ pub(super) fn recorded(scene: &Scene) -> Option<RecoveryRecord> {
     })
 }
 
-pub(super) fn problem(scene: &Scene, code: &str) -> String {
+pub(super) fn problem(scene: &Scene, reason: Reason) -> String {
     let problems = scene.plan().problems;
-    let found = problems.iter().find(|problem| problem.code == code);
+    let found = problems.iter().find(|problem| problem.reason == reason);
     let found = found.map(|problem| problem.message.clone());
     found.unwrap_or_else(|| panic!("no {code} in {problems:?}"))
 }
@@ -108,7 +109,7 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
 #[test]
 fn a_lost_quorum_says_what_is_left_and_waits_for_a_person() {
     let scene = one_left();
-    let text = problem(&scene, "QuorumLost");
+    let text = problem(&scene, Reason::QuorumLost);
     for part in [
         "1 of 3 voters",
         "a at revision 100",
@@ -129,7 +130,7 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
         scene = scene.without_pod(member).volume_lost(member);
     }
     let scene = leaderless(scene);
-    let text = problem(&scene, "QuorumLost");
+    let text = problem(&scene, Reason::QuorumLost);
     for part in [
         "1 of 3 voters",
         "the volume claims of b, c",
@@ -148,11 +149,11 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
-    assert!(problem(&soon, "QuorumLost").contains("b (its volume is lost: delete"));
+    assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: delete"));
     // One of them is there again: the members are waited for.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
-    assert!(back.waits().contains(&"NoQuorum"));
+    assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
     // Pods that have their volumes open are what is left, and are kept.
@@ -161,7 +162,7 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
-    assert!(open.waits().contains(&"NoQuorum") && !destroys(&open.writes()));
+    assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
     // Pods that wait for theirs never had them open.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
@@ -170,7 +171,7 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
         pod.addressed = false;
     }
     let waiting = leaderless(waiting);
-    assert!(problem(&waiting, "QuorumLost").contains("the volume claims of b, c"));
+    assert!(problem(&waiting, Reason::QuorumLost).contains("the volume claims of b, c"));
     assert!(!destroys(&waiting.writes()));
 }
 
@@ -204,7 +205,7 @@ fn the_id_of_another_cluster_approves_nothing_and_says_so() {
         let mut scene = one_left();
         scene.observed.recovery.approval = Some(text.to_owned());
         assert_eq!(begun(&scene), None, "{text}");
-        assert!(problem(&scene, "RecoveryRefused").contains("c0ffee"));
+        assert!(problem(&scene, Reason::RecoveryRefused).contains("c0ffee"));
     }
     let mut padded = one_left();
     padded.observed.recovery.approval = Some("0000000000c0ffee".to_owned());
@@ -223,7 +224,7 @@ fn an_approval_from_before_the_loss_has_to_be_given_again() {
     let mut scene = approved(one_left());
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
-    assert!(problem(&scene, "RecoveryRefused").contains("set it again"));
+    assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
     // Taken off, it is forgotten.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
@@ -237,7 +238,7 @@ fn an_automatic_recovery_waits_for_the_time_the_spec_gives() {
         let mut early = automatic(one_left());
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
-        assert!(problem(&early, "QuorumLost").contains("60 s"));
+        assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
         // A person need not wait.
         assert!(begun(&approved(early)).is_some());
     }
@@ -250,7 +251,7 @@ fn an_automatic_recovery_waits_until_nothing_is_left_of_the_lost() {
         .without_pod("c");
     ending = automatic(leaderless(ending));
     assert_eq!(begun(&ending), None);
-    assert!(problem(&ending, "QuorumLost").contains("may still run"));
+    assert!(problem(&ending, Reason::QuorumLost).contains("may still run"));
     assert!(begun(&approved(ending)).is_some());
 }
 
@@ -282,14 +283,14 @@ fn members_that_answer_and_find_no_leader_are_no_loss() {
         status.leader = Some(MemberId(98));
     }
     assert_eq!(begun(&scene), None, "it knows a leader");
-    assert_eq!(scene.waits(), ["NoQuorum"]);
+    assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
 
 #[test]
 fn nobody_is_recovered_from_who_does_not_answer_or_is_of_another_cluster() {
     let silent = approved(one_left().down("a"));
     assert_eq!(begun(&silent), None);
-    assert!(problem(&silent, "QuorumLost").contains("no member that is left answers"));
+    assert!(problem(&silent, Reason::QuorumLost).contains("no member that is left answers"));
     let mut foreign = approved(one_left());
     if let Some(Seen::Known(status)) = foreign.observed.statuses.get_mut("a") {
         status.cluster_id = NEW;
@@ -302,7 +303,7 @@ fn with_nothing_left_the_way_on_is_a_backup() {
     let mut scene = approved(automatic(loss(&["a", "b", "c"], &[])));
     scene.observed.recovery.last_backup = Some("s3://b/k at revision 7".into());
     assert_eq!(begun(&scene), None);
-    let text = problem(&scene, "QuorumLost");
+    let text = problem(&scene, Reason::QuorumLost);
     for part in ["0 of 3 voters of cluster c0ffee", "EtcdRestore", "s3://b/k"] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -328,7 +329,7 @@ fn a_survivor_that_starts_is_waited_for_and_then_named() {
     let mut scene = approved(loss(&five, &["a", "b"]).down("b"));
     scene.observed.recovery.unavailable_since = Some(at(990));
     assert_eq!(begun(&scene), None);
-    assert!(problem(&scene, "QuorumLost").contains("b (connection refused)"));
+    assert!(problem(&scene, Reason::QuorumLost).contains("b (connection refused)"));
     scene.observed.recovery.unavailable_since = Some(at(900));
     let record = begun(&scene).unwrap();
     assert_eq!(record.silent_members, ["b"]);
@@ -345,7 +346,7 @@ fn a_missing_report_is_no_loss() {
     let mut scene = automatic(approved(one_left()));
     scene.observed.reported_voters.clear();
     assert_eq!(begun(&scene), None);
-    assert_eq!(scene.waits(), ["NoQuorum"]);
+    assert_eq!(scene.waits(), [Reason::NoQuorum]);
     // The survivor knows.
     let all = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &all)];
@@ -382,7 +383,7 @@ fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
             scene.observed.statuses.insert("n".into(), silent);
         }
         assert_eq!(begun(&scene), None);
-        assert_eq!(scene.waits(), ["NoQuorum"]);
+        assert_eq!(scene.waits(), [Reason::NoQuorum]);
     }
 }
 

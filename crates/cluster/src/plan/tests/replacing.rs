@@ -2,6 +2,7 @@
 
 use crate::observed::Seen;
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::write::Write;
 
 fn three() -> Scene {
@@ -67,7 +68,7 @@ fn claims_deleted_together_are_replaced_one_after_the_other() {
 fn invariant_3_a_deleted_claim_waits_while_another_member_is_down() {
     let scene = three().claim_deleted("b").down("c");
     assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let text = &scene.plan().waiting_for[0].message;
     assert!(text.contains("its volume claim is being deleted"), "{text}");
 }
@@ -214,7 +215,7 @@ fn a_foreign_member_that_never_started_is_named_with_the_remedy() {
     let problems = scene.plan().problems;
     let foreign = problems
         .iter()
-        .find(|problem| problem.code == "ForeignMember")
+        .find(|problem| problem.reason == Reason::ForeignMember)
         .unwrap();
     for part in ["etcdctl member remove 65", "10.0.0.7", "it has a vote"] {
         assert!(foreign.message.contains(part), "{}", foreign.message);
@@ -253,7 +254,7 @@ fn before_3_4_it_is_said_what_a_joining_voter_risks() {
     let problems = scene.plan().problems;
     let risk = problems
         .iter()
-        .find(|problem| problem.code == "JoinsWithVote")
+        .find(|problem| problem.reason == Reason::JoinsWithVote)
         .unwrap();
     assert!(
         risk.message

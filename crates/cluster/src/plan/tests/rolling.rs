@@ -4,6 +4,7 @@ use etcd::KeyHash;
 
 use super::scene::{self, Scene};
 use crate::observed::{Cause, Changed, Seen, Trouble};
+use crate::reason::Reason;
 use crate::write::Write;
 
 /// A cluster that runs this version, and whose spec says another one.
@@ -111,9 +112,9 @@ impl Scene {
         self
     }
 
-    fn problems(&self) -> Vec<&'static str> {
+    fn problems(&self) -> Vec<Reason> {
         let problems = self.plan().problems.into_iter();
-        problems.map(|reason| reason.code).collect()
+        problems.map(|problem| problem.reason).collect()
     }
 
     fn image_missing(mut self, member: &str) -> Self {
@@ -141,7 +142,7 @@ fn invariant_18_followers_go_first_and_one_at_a_time() {
         .changed("b", "3.5.35", "3.6.16");
     assert_eq!(patched(&away), []);
     assert!(
-        away.waits().contains(&"MemberRestarting"),
+        away.waits().contains(&Reason::MemberRestarting),
         "{:?}",
         away.waits()
     );
@@ -186,7 +187,7 @@ fn invariant_18_nobody_is_changed_while_another_member_is_not_as_it_should_be() 
 fn members_with_different_data_stop_everything() {
     let scene = towards("3.5.35", "3.6.16").compared().hash("c", 8);
     assert_eq!(patched(&scene), []);
-    assert!(scene.problems().contains(&"DataDiffers"));
+    assert!(scene.problems().contains(&Reason::DataDiffers));
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn a_member_that_gives_no_hash_is_waited_for() {
     let unknown = Seen::Unknown("no answer".into());
     scene.observed.hashes.insert("c".into(), unknown);
     assert_eq!(patched(&scene), []);
-    assert!(scene.waits().contains(&"ComparingData"));
+    assert!(scene.waits().contains(&Reason::ComparingData));
 }
 
 #[test]
@@ -207,7 +208,7 @@ fn no_version_is_skipped_and_no_floor_is_missed() {
     ] {
         let scene = towards(from, to).compared();
         assert_eq!(patched(&scene), [], "{from} {to}");
-        assert_eq!(scene.problems(), ["VersionRefused"], "{from} {to}");
+        assert_eq!(scene.problems(), [Reason::VersionRefused], "{from} {to}");
     }
 }
 
@@ -217,7 +218,7 @@ fn a_bad_image_stops_everything_after_one_member_and_says_so() {
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), []);
     assert!(
-        scene.problems().contains(&"UpgradeStopped"),
+        scene.problems().contains(&Reason::UpgradeStopped),
         "{:?}",
         scene.problems()
     );
@@ -240,7 +241,7 @@ fn the_last_member_that_did_not_come_back_takes_the_others_back_with_it() {
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
-    assert!(!scene.problems().contains(&"VersionRefused"));
+    assert!(!scene.problems().contains(&Reason::VersionRefused));
 }
 
 #[test]
@@ -447,7 +448,7 @@ fn a_broken_member_is_set_back_while_another_one_is_missing() {
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     let scene = scene.size(4).reserved("d");
     assert!(
-        scene.waits().contains(&"VoterNotHealthy"),
+        scene.waits().contains(&Reason::VoterNotHealthy),
         "{:?}",
         scene.waits()
     );
@@ -471,7 +472,7 @@ fn a_broken_member_that_is_to_be_replaced_is_set_back_first() {
     }
     scene.desired.claim = Some(slow);
     assert!(
-        scene.waits().contains(&"QuorumAtRisk"),
+        scene.waits().contains(&Reason::QuorumAtRisk),
         "{:?}",
         scene.waits()
     );
@@ -486,7 +487,7 @@ fn what_a_removed_member_ran_opens_no_way_back() {
     let mut scene = scene.changed("z", "3.4.23", "3.5.35");
     scene.observed.pods.get_mut("z").unwrap().terminating = true;
     assert_eq!(patched(&scene), []);
-    assert!(scene.problems().contains(&"VersionRefused"));
+    assert!(scene.problems().contains(&Reason::VersionRefused));
 }
 
 /// Found on real members: 3.7 does not start in a cluster that still speaks 3.5, though all run 3.6.
@@ -502,7 +503,7 @@ fn invariant_18_the_cluster_speaks_a_release_before_it_is_left() {
     };
     stored(&mut scene, "3.5.0");
     assert_eq!(patched(&scene), []);
-    assert!(scene.waits().contains(&"VersionSettling"));
+    assert!(scene.waits().contains(&Reason::VersionSettling));
     stored(&mut scene, "3.6.0");
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }

@@ -11,6 +11,7 @@ use crate::observed::{
     Role, Seen, Service, Shared, Trouble,
 };
 use crate::plan::{Plan, plan};
+use crate::reason::Reason;
 use crate::upkeep::{Upkeep, UpkeepRule};
 use crate::write::{Draw, Write, chains};
 
@@ -485,11 +486,11 @@ impl Scene {
         change.map(|change| change.writes).unwrap_or_default()
     }
 
-    pub(crate) fn waits(&self) -> Vec<&'static str> {
+    pub(crate) fn waits(&self) -> Vec<Reason> {
         self.plan()
             .waiting_for
             .iter()
-            .map(|reason| reason.code)
+            .map(|waiting| waiting.reason)
             .collect()
     }
 }

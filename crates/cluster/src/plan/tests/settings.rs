@@ -6,6 +6,7 @@ use runtime::member::{Difference, MetadataPatch, Resizing, ResourcesPatch};
 use serde_json::json;
 
 use crate::plan::tests::scene::Scene;
+use crate::reason::Reason;
 use crate::write::Write;
 
 fn metadata() -> Difference {
@@ -90,7 +91,7 @@ fn cpu_and_memory_are_changed_one_after_the_other_and_the_leader_last() {
     };
     let scene = differ(differ(three(), &["a", "c"], &resources()), &["b"], &busy);
     assert!(resized(&scene).is_empty());
-    assert!(scene.waits().contains(&"Resizing"));
+    assert!(scene.waits().contains(&Reason::Resizing));
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
         &deferred,
     );
     assert_eq!(resized(&scene), ["c"]);
-    assert!(scene.waits().contains(&"ResizeDeferred"));
+    assert!(scene.waits().contains(&Reason::ResizeDeferred));
 }
 
 /// Invariant 18.
@@ -122,7 +123,7 @@ fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory
     );
     let served = differ(three().down("c"), &["a", "b"], &resources());
     assert!(resized(&served).is_empty());
-    assert!(served.waits().contains(&"VoterNotHealthy"));
+    assert!(served.waits().contains(&Reason::VoterNotHealthy));
 }
 
 /// Invariant 18.

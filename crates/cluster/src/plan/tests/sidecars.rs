@@ -20,7 +20,7 @@ fn a_member_whose_sidecar_is_late_counts_and_is_not_lost() {
             let scene = late(scene.clone(), members);
             assert_eq!(scene.changes(), [], "{members:?}");
             assert_eq!(scene.writes(), [], "{members:?}");
-            assert_eq!(scene.waits(), [""; 0], "{members:?}");
+            assert!(scene.waits().is_empty(), "{members:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Growing and shrinking, also when the target changes midway.
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 #[test]
@@ -55,7 +56,7 @@ fn additions_come_before_the_pods_of_those_added() {
 fn waits_for_etcds_five_seconds_instead_of_running_into_them() {
     let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
-    assert_eq!(scene.waits(), ["VotersConnecting"]);
+    assert_eq!(scene.waits(), [Reason::VotersConnecting]);
     let alone = Scene::formed(&["a"]).size(2).reserved("d").young("a");
     assert_eq!(alone.changes().len(), 1, "a voter alone waits for nobody");
 }
@@ -86,7 +87,7 @@ fn invariant_3_shrinking_stops_while_quorum_is_at_risk() {
         .silent_voter("c")
         .down("d");
     assert_eq!(scene.changes(), []);
-    assert!(scene.waits().contains(&"QuorumAtRisk"));
+    assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn what_carries_the_id_of_another_cluster_is_left_alone() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leftover("z");
     scene.observed.pods.get_mut("z").unwrap().cluster_id = Some(etcd::ClusterId(7));
     assert_eq!(scene.writes(), []);
-    assert_eq!(scene.plan().problems[0].code, "ForeignObjects");
+    assert_eq!(scene.plan().problems[0].reason, Reason::ForeignObjects);
 }
 
 #[test]
@@ -166,9 +167,9 @@ fn a_bootstrap_of_all_and_one_of_a_seed_are_told_apart_before_anything_runs() {
         .not_running("a")
         .not_running("b")
         .not_running("c");
-    assert_ne!(all.waits(), ["BootstrapAbandoned"]);
+    assert_ne!(all.waits(), [Reason::BootstrapAbandoned]);
     all.desired.first = 1;
-    assert_eq!(all.waits(), ["BootstrapAbandoned"]);
+    assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
 /// Voters, learners and a target: what comes next.

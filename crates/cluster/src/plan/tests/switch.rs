@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use etcd::{MemberId, Pulse};
-use runtime::tls::{Fault, Purpose};
+use runtime::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::Scene;
 use crate::observed::Seen;
 use crate::plan::switch::listens;
+use crate::reason::Reason;
 use crate::switch::{Next, Standing, Step, Way, next};
 use crate::write::Write;
 
@@ -217,12 +218,12 @@ fn nobody_is_started_with_certificates_that_do_not_hold_and_it_is_said() {
     world.wanted = policy(BOTH);
     world.faults = vec![Fault {
         purpose: Purpose::Peer,
-        code: "SecretMissing",
+        code: FaultKind::SecretMissing,
         message: "Secret p is not there".into(),
     }];
     assert_eq!(world.planned(), []);
-    assert_eq!(world.scene.plan().problems[0].code, "SecretMissing");
-    assert!(world.scene.waits().contains(&"TLSSwitching"));
+    assert_eq!(world.scene.plan().problems[0].reason, Reason::SecretMissing);
+    assert!(world.scene.waits().contains(&Reason::TLSSwitching));
     world.faults.clear();
     assert!(matches!(world.planned()[..], [Write::RecordTls { .. }]));
 }
@@ -268,7 +269,10 @@ fn invariant_23_a_switch_waits_for_a_learner_that_is_cut_off() {
         let pulses = &mut world.scene.observed.pulses;
         pulses.insert("d".to_owned(), pulse.clone());
         let planned = world.planned();
-        (world.scene.waits().contains(&"LearnerCutOff"), planned)
+        (
+            world.scene.waits().contains(&Reason::LearnerCutOff),
+            planned,
+        )
     };
     // It gets its vote first.
     assert_eq!(says(&pulse), (false, vec![]));

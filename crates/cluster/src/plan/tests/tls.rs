@@ -1,16 +1,17 @@
 //! Certificates that do not hold: nobody is started with them, and nobody is touched because of them.
 
-use runtime::tls::{Fault, Purpose};
+use runtime::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::{self, Scene};
 use crate::observed::Seen;
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {
     scene.observed.tls.from = Some("Secrets".into());
     scene.observed.tls.faults = vec![Fault {
         purpose,
-        code: "CertificateExpired",
+        code: FaultKind::CertificateExpired,
         message: "Secret server: server.crt expired".into(),
     }];
     scene
@@ -31,7 +32,7 @@ fn invariant_20_no_member_is_started_with_certificates_that_do_not_hold() {
     for purpose in [Purpose::Peer, Purpose::Server, Purpose::Operator] {
         let plan = with_fault(Scene::nothing(3), purpose).plan();
         assert!(plan.step.is_empty(), "{purpose:?}: {plan:?}");
-        assert_eq!(plan.problems[0].code, "CertificateExpired");
+        assert_eq!(plan.problems[0].reason, Reason::CertificateExpired);
         let begun = with_fault(Scene::begun(&["a", "b", "c"]), purpose);
         assert!(!starts(&begun.writes()), "{purpose:?}");
     }
@@ -42,7 +43,11 @@ fn invariant_20_no_member_is_started_with_certificates_that_do_not_hold() {
         assert!(starts(&[scene.writes(), scene.changes()].concat()));
         let held = with_fault(scene, Purpose::Server);
         assert!(!starts(&[held.writes(), held.changes()].concat()));
-        assert!(held.waits().contains(&"TLSNotReady"), "{:?}", held.waits());
+        assert!(
+            held.waits().contains(&Reason::TLSNotReady),
+            "{:?}",
+            held.waits()
+        );
     }
 }
 
@@ -50,7 +55,7 @@ fn invariant_20_no_member_is_started_with_certificates_that_do_not_hold() {
 fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
-    assert_eq!(scene.plan().problems[0].code, "CertificateExpired");
+    assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
     // One that serves is not removed for another that could not be started.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
@@ -110,5 +115,5 @@ fn the_operators_own_certificate_keeps_no_member_from_coming_back() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     let plan = with_fault(scene, Purpose::Operator);
     assert!(starts(&plan.writes()));
-    assert_eq!(plan.plan().problems[0].code, "CertificateExpired");
+    assert_eq!(plan.plan().problems[0].reason, Reason::CertificateExpired);
 }

@@ -9,6 +9,7 @@ use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, list, loss, one_left, problem, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
+use crate::reason::Reason;
 use crate::write::{State, Write};
 
 fn under_way() -> Scene {
@@ -99,7 +100,7 @@ fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
     }
     let older = answers(NEW, 99);
     assert_eq!(recorded(&older), None);
-    assert!(problem(&older, "RecoveryFailed").contains("99"));
+    assert!(problem(&older, Reason::RecoveryFailed).contains("99"));
     assert_eq!(
         recorded(&answers(CLUSTER, 100)),
         None,
@@ -135,7 +136,7 @@ fn a_seed_that_was_given_up_is_stopped_before_another_recovery_begins_if_its_sur
     for scene in [&scene, &unwanted] {
         assert!(stops(scene) && keeps_claim(scene));
         assert_eq!(begun(scene), None);
-        problem(scene, "QuorumLost");
+        problem(scene, Reason::QuorumLost);
     }
     // Its survivor does not answer, and another one does.
     let five = ["a", "b", "c", "d", "e"];
@@ -202,5 +203,5 @@ fn a_survivor_lost_on_the_way_gives_place_to_another() {
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);
-    assert!(problem(&last, "SurvivorLost").contains("EtcdRestore"));
+    assert!(problem(&last, Reason::SurvivorLost).contains("EtcdRestore"));
 }

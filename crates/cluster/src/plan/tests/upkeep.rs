@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::observed::Seen;
 use crate::plan::tests::scene::{self, Scene};
+use crate::reason::Reason;
 use crate::upkeep::Call;
 use crate::write::Write;
 
@@ -107,7 +108,7 @@ fn problem(scene: &Scene) -> String {
     let problems = scene.plan().problems;
     problems
         .first()
-        .map(|problem| format!("{}: {}", problem.code, problem.message))
+        .map(|problem| format!("{}: {}", problem.reason, problem.message))
         .unwrap_or_default()
 }
 
@@ -168,7 +169,7 @@ fn a_run_without_effect_is_not_repeated_soon() {
     over.completion_time = Some(time(990));
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
-    assert!(scene.waits().contains(&"DefragmentationWaits"));
+    assert!(scene.waits().contains(&Reason::DefragmentationWaits));
     // A hundred seconds later there is no more to free than there was.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
@@ -188,7 +189,11 @@ fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
     compacted.start_time = time(995);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(scene.writes(), []);
-    assert_eq!(scene.waits(), ["Compacting"], "it may show it in a moment");
+    assert_eq!(
+        scene.waits(),
+        [Reason::Compacting],
+        "it may show it in a moment"
+    );
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
@@ -273,7 +278,7 @@ fn invariant_19_followers_are_told_one_after_the_other_and_the_leader_last() {
     let mut running = recorded.clone();
     running.observed.upkeep.call = Some(Call::Running);
     assert_eq!(running.writes(), []);
-    assert_eq!(running.waits(), ["Defragmenting"]);
+    assert_eq!(running.waits(), [Reason::Defragmenting]);
 
     let mut done = recorded;
     done.observed.upkeep.call = Some(Call::Done);
@@ -304,7 +309,7 @@ fn invariant_19_nobody_is_told_while_a_member_is_down_or_joins_or_etcd_is_slow()
     assert_eq!(slow.writes(), []);
     for scene in [down, joins, slow] {
         assert!(
-            scene.waits().contains(&"DefragmentationWaits"),
+            scene.waits().contains(&Reason::DefragmentationWaits),
             "{:?}",
             scene.waits()
         );
@@ -327,7 +332,11 @@ fn invariant_19_no_member_is_removed_while_another_is_defragmented() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
     busy.observed.upkeep.call = Some(Call::Running);
     assert_eq!(busy.changes(), []);
-    assert!(busy.waits().contains(&"QuorumAtRisk"), "{:?}", busy.waits());
+    assert!(
+        busy.waits().contains(&Reason::QuorumAtRisk),
+        "{:?}",
+        busy.waits()
+    );
 }
 
 #[test]
@@ -353,7 +362,7 @@ fn a_member_that_says_nothing_while_it_is_defragmented_is_waited_for() {
         let mut scene = told();
         scene.observed.upkeep.call = call;
         assert_eq!((record(&scene), scene.changes()), (None, vec![]));
-        assert!(scene.waits().contains(&"Defragmenting"));
+        assert!(scene.waits().contains(&Reason::Defragmenting));
     }
     let mut ever = told();
     ever.observed.upkeep.record.as_mut().unwrap().members[0].start_time = time(0);

@@ -187,23 +187,34 @@ fn every_reason_for_which_something_is_wrong_is_explained() {
         "Suspended",
         "Unknown",
     ];
-    for (folder, before, document) in [
-        ("cluster/src/plan", "problem(", "troubleshooting.md"),
-        ("backup/src", "Reason::", "backup.md"),
-        ("restore/src", "Reason::", "restore.md"),
+    let cluster = root().join("crates/cluster/src/reason.rs");
+    let cluster = fs::read_to_string(cluster).unwrap();
+    let (backup, restore) = (sources_of("backup/src"), sources_of("restore/src"));
+    for (mut reasons, document) in [
+        (listed(&cluster, "PROBLEMS"), "troubleshooting.md"),
+        (listed(&cluster, "TLS_FAULTS"), "tls.md"),
+        (words_after(&backup, "Reason::"), "backup.md"),
+        (words_after(&restore, "Reason::"), "restore.md"),
     ] {
-        let sources = sources_of(folder);
         let explained = fs::read_to_string(root().join("docs").join(document)).unwrap();
-        let mut reasons = words_after(&sources, before);
         reasons.retain(|reason| !NOTHING_WRONG.contains(reason));
         assert!(
             reasons.len() > 10,
-            "{folder}: is their form still read? {reasons:?}"
+            "{document}: is their form still read? {reasons:?}"
         );
         let is_missing = |reason: &&str| !explained.contains(&format!("`{reason}`"));
         let missing: Vec<&str> = reasons.into_iter().filter(is_missing).collect();
         assert!(missing.is_empty(), "not in docs/{document}: {missing:?}");
     }
+}
+
+/// A list of the cluster operator's enum of reasons.
+fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
+    let rest = text.split_once(&format!("\n    {list} {{\n"));
+    let list = rest.and_then(|(_, rest)| rest.split_once('}'));
+    let (list, _) = list.unwrap_or_else(|| panic!("there is no list {list:?}"));
+    let names = list.split(',').map(str::trim);
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::authority::Circle;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
 use crate::observed::Seen;
+use crate::reason::Reason;
 use crate::write::{Order, Write};
 
 fn retires(write: &CertificateWrite) -> bool {
@@ -299,8 +300,8 @@ fn members_without_volumes_are_not_restarted_for_lost_authority() {
         story.settle();
         assert_eq!((story.deletes(), story.outdated()), (None, 3));
         let problems = story.plan().problems;
-        let lost = |code: &str| problems.iter().any(|one| one.code == code);
-        assert!(lost("AuthorityLost"), "{problems:?}");
+        let lost = |reason| problems.iter().any(|one| one.reason == reason);
+        assert!(lost(Reason::AuthorityLost), "{problems:?}");
         for member in MEMBERS {
             story.ready(member, false);
         }
@@ -349,7 +350,11 @@ fn authority_of_others_restarts_nobody() {
     assert_eq!(story.told, []);
     assert_eq!((story.outdated(), story.deletes()), (0, None));
     let problems = story.plan().problems;
-    assert!(problems.iter().any(|one| one.code == "SecretNotOurs"));
+    assert!(
+        problems
+            .iter()
+            .any(|one| one.reason == Reason::SecretNotOurs)
+    );
 }
 
 /// A pod of a release that noted only a digest of its authorities.

@@ -1,0 +1,398 @@
+//! Every reason of a condition and of an Event: one word each, stable, because alerts and scripts match on it.
+//!
+//! A new reason is one line in the list below it belongs to. Problems are also explained in docs/troubleshooting.md,
+//! and those of TLS Secrets in docs/tls.md; `cargo test -p xtask tidy` checks that.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use runtime::apply::{self, ApiFailure};
+use runtime::tls::FaultKind;
+
+macro_rules! reasons {
+    ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
+        /// Why something is as it is, or what has happened.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[expect(missing_docs, reason = "the names are the reasons; the message of each says more")]
+        pub enum Reason {
+            $($($name,)+)+
+        }
+
+        impl Reason {
+            $($(#[$meta])* pub const $list: &'static [Self] = &[$(Self::$name,)+];)+
+
+            /// All lists.
+            pub const ALL: &'static [&'static [Self]] = &[$(Self::$list,)+];
+
+            /// The word, as it stands in an object.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $($(Self::$name => stringify!($name),)+)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Something is wrong and a user has to act: condition `Degraded` is true, and the Event is a warning.
+    PROBLEMS {
+        AuthSecret,
+        AuthUser,
+        AuthorityExpired,
+        AuthorityLost,
+        ClocksDiffer,
+        ContainerFailing,
+        Corrupt,
+        DataDiffers,
+        EtcdAccessDenied,
+        ForeignCluster,
+        ForeignMember,
+        ForeignObjects,
+        HibernationRefused,
+        IdentityUnknown,
+        ImageNotAvailable,
+        InvalidSchedule,
+        InvalidSpec,
+        JoinRefused,
+        JoinsWithVote,
+        NameTaken,
+        NoSpace,
+        NotYetInEffect,
+        OutOfMemory,
+        PodNotStarting,
+        QuorumLost,
+        RecoveryFailed,
+        RecoveryRefused,
+        SecretNotOurs,
+        SurvivorLost,
+        TLSSwitchRefused,
+        Unschedulable,
+        UpgradeStopped,
+        VersionRefused,
+        VolumeLost,
+        VolumesKept,
+    }
+    /// A TLS Secret is wrong: problems as well.
+    TLS_FAULTS {
+        AuthorityReplaced,
+        CertificateExpired,
+        CertificateNotYetValid,
+        CertificateUnreadable,
+        KeyMismatch,
+        KeyMissing,
+        NameNotCovered,
+        SecretMissing,
+        SecretUnreadable,
+        UnknownAuthority,
+        WrongUsage,
+    }
+    /// The operator waits: condition `Progressing` and `status.waitingFor`.
+    WAITS {
+        AdoptionWaits,
+        AuthLeftOn,
+        AuthorityMissing,
+        AuthorityRotating,
+        BootstrapAbandoned,
+        Bootstrapping,
+        Compacting,
+        ComparingData,
+        DefragmentationWaits,
+        Defragmenting,
+        Deleting,
+        DowngradeSettling,
+        FirstMemberLost,
+        Hibernated,
+        Hibernating,
+        JoinWaits,
+        LeadingClientsAway,
+        LearnerCatchingUp,
+        LearnerCutOff,
+        LearnerStarting,
+        MemberJoining,
+        MemberRestarting,
+        MemberUnhealthy,
+        NoMemberToRemove,
+        NoQuorum,
+        OneLearnerAtATime,
+        Paused,
+        QuorumAtRisk,
+        ResizeDeferred,
+        Resizing,
+        Restoring,
+        RollWaits,
+        SeedStarting,
+        StrangersPresent,
+        TLSNotReady,
+        TLSSwitching,
+        VersionSettling,
+        VolumeGrowing,
+        VoterNotHealthy,
+        VoterStarting,
+        VotersConnecting,
+    }
+    /// The reason of a condition that needs no action.
+    STATES {
+        AddingMembers,
+        AllInEffect,
+        AsAdvised,
+        AsDesired,
+        CertificatesHold,
+        EvenSize,
+        InProgress,
+        MemberDown,
+        NoEndpoint,
+        QuorumHealthy,
+        RemovingMembers,
+        ReplacingMember,
+        StepFailed,
+        Switching,
+        UntestedVersion,
+    }
+    /// The operator has done this, or the cluster has changed like this: the reason of an Event.
+    CHANGES {
+        AlarmDisarmed,
+        AuthDisabled,
+        AuthEnabled,
+        AuthorityCreated,
+        AuthorityPrepared,
+        AuthorityRejoined,
+        AuthorityRetired,
+        AuthoritySwitched,
+        Available,
+        BootstrapBegun,
+        CertificateExpiring,
+        CertificateIssued,
+        CertificateRenewed,
+        ClientServiceApplied,
+        ClientServiceOpened,
+        ClusterFormed,
+        ClusterRecorded,
+        Compacted,
+        DefragmentationBegun,
+        DefragmentationFailed,
+        DisruptionBudgetApplied,
+        DisruptionBudgetDeleted,
+        DowngradeAllowed,
+        DowngradeTakenBack,
+        HeadlessServiceApplied,
+        Healthy,
+        LeaderMoved,
+        MemberAdded,
+        MemberDefragmented,
+        MemberPromoted,
+        MemberRemoved,
+        MemberServiceCreated,
+        MemberServiceDeleted,
+        MemberStarted,
+        MemberVersionChanged,
+        NetworkPolicyApplied,
+        NetworkPolicyDeleted,
+        PasswordChanged,
+        PeerUrlChanged,
+        PodDeleted,
+        PodPatched,
+        PodResized,
+        RecoveryBegun,
+        RecoveryCancelled,
+        RecoveryComplete,
+        Resumed,
+        ServiceRepaired,
+        TLSRecorded,
+        Unavailable,
+        VolumeClaimCreated,
+        VolumeClaimDeleted,
+        VolumeClaimGrown,
+        VolumeKept,
+    }
+    /// A reconcile failed: the Event is a warning, and the metric of failed reconciles has this label.
+    FAILURES {
+        ApiServerError,
+        ApiServerUnreachable,
+        CertificateNotMade,
+        Conflict,
+        Defect,
+        DefinitionOutdated,
+        EtcdError,
+        EtcdRefused,
+        EtcdTls,
+        EtcdUnreachable,
+        Forbidden,
+        Missing,
+        NotFound,
+        Refused,
+        Throttled,
+        VolumeNotGrown,
+    }
+}
+
+impl Reason {
+    /// The operator waits because the step would do harm or is impossible: the Event is a warning. All other waits end
+    /// by themselves and are only in `status.waitingFor`.
+    pub fn warns_of_wait(self) -> bool {
+        matches!(
+            self,
+            Self::QuorumAtRisk
+                | Self::Unschedulable
+                | Self::NoMemberToRemove
+                | Self::FirstMemberLost
+                | Self::StrangersPresent
+                | Self::BootstrapAbandoned
+        )
+    }
+
+    /// The cluster is stopped by `spec.hibernate`, or is being stopped.
+    pub fn is_hibernation(self) -> bool {
+        matches!(self, Self::Hibernated | Self::Hibernating)
+    }
+
+    /// Whether a condition says that the cluster is stopped by `spec.hibernate`, or is being stopped.
+    pub fn is_of_hibernation(condition: &Condition) -> bool {
+        [Self::Hibernated, Self::Hibernating]
+            .iter()
+            .any(|reason| reason.as_str() == condition.reason)
+    }
+
+    /// etcd has rejected a call, or did not answer it.
+    pub fn is_from_etcd(self) -> bool {
+        matches!(
+            self,
+            Self::EtcdAccessDenied
+                | Self::EtcdError
+                | Self::EtcdRefused
+                | Self::EtcdTls
+                | Self::EtcdUnreachable
+        )
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<Reason> for api::conditions::Reason {
+    fn from(reason: Reason) -> Self {
+        Self::from(reason.as_str())
+    }
+}
+
+impl From<FaultKind> for Reason {
+    fn from(kind: FaultKind) -> Self {
+        match kind {
+            FaultKind::AuthorityExpired => Self::AuthorityExpired,
+            FaultKind::AuthorityReplaced => Self::AuthorityReplaced,
+            FaultKind::CertificateExpired => Self::CertificateExpired,
+            FaultKind::CertificateNotYetValid => Self::CertificateNotYetValid,
+            FaultKind::CertificateUnreadable => Self::CertificateUnreadable,
+            FaultKind::KeyMismatch => Self::KeyMismatch,
+            FaultKind::KeyMissing => Self::KeyMissing,
+            FaultKind::NameNotCovered => Self::NameNotCovered,
+            FaultKind::SecretMissing => Self::SecretMissing,
+            FaultKind::SecretUnreadable => Self::SecretUnreadable,
+            FaultKind::UnknownAuthority => Self::UnknownAuthority,
+            FaultKind::WrongUsage => Self::WrongUsage,
+        }
+    }
+}
+
+impl From<&kube::Error> for Reason {
+    fn from(error: &kube::Error) -> Self {
+        match ApiFailure::of(error) {
+            ApiFailure::Forbidden => Self::Forbidden,
+            ApiFailure::NotFound => Self::NotFound,
+            ApiFailure::Conflict => Self::Conflict,
+            ApiFailure::Refused => Self::Refused,
+            ApiFailure::Throttled => Self::Throttled,
+            ApiFailure::ServerError => Self::ApiServerError,
+            ApiFailure::Unreachable => Self::ApiServerUnreachable,
+        }
+    }
+}
+
+impl From<&apply::Error> for Reason {
+    fn from(error: &apply::Error) -> Self {
+        match error {
+            apply::Error::Serialise { .. } => Self::Defect,
+            apply::Error::Definition { .. } => Self::DefinitionOutdated,
+            apply::Error::Api { source, .. } => Self::from(&**source),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    fn all() -> Vec<&'static str> {
+        let all = Reason::ALL.iter().copied().flatten();
+        all.map(|reason| reason.as_str()).collect()
+    }
+
+    /// The sources of this crate, but this file.
+    fn sources(folder: &Path, texts: &mut String) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, texts);
+            } else if !path.ends_with("reason.rs") {
+                texts.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+
+    fn words_after(text: &str, before: &str) -> BTreeSet<String> {
+        let rests = text.split(before).skip(1);
+        let word = |rest: &str| rest.chars().take_while(char::is_ascii_alphabetic).collect();
+        rests.map(word).collect()
+    }
+
+    #[test]
+    fn names_are_unique_and_camel_case() {
+        let names = all();
+        let unique: BTreeSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+        for name in names {
+            let letters = name.chars().all(|one| one.is_ascii_alphanumeric());
+            assert!(letters && name.starts_with(char::is_uppercase), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_reason_is_used_and_every_problem_is_listed() {
+        let mut text = String::new();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        sources(&root.join("src"), &mut text);
+        let mut used = words_after(&text, "Reason::");
+        // These are the reasons of failures in the crate runtime.
+        let own = fs::read_to_string(root.join("src/reason.rs")).unwrap();
+        let (_, converted) = own.split_once("From<FaultKind> for Reason").unwrap();
+        used.extend(words_after(converted, "Self::"));
+        for name in all() {
+            assert!(used.contains(name), "{name} is used nowhere");
+        }
+        let text: String = text.split_whitespace().collect();
+        let problems = words_after(&text, "problem(Reason::");
+        assert!(problems.len() > 30, "{problems:?}");
+        for problem in problems {
+            let listed = |one: &Reason| one.as_str() == problem;
+            assert!(Reason::PROBLEMS.iter().any(listed), "{problem}");
+        }
+    }
+
+    #[test]
+    fn failures_of_the_api_server_keep_their_names() {
+        for code in [400, 401, 403, 404, 409, 422, 429, 500] {
+            let status = kube::core::Status::failure("no", "Reason").with_code(code);
+            let error = kube::Error::Api(Box::new(status));
+            assert_eq!(Reason::from(&error).as_str(), apply::kube_reason(&error));
+        }
+        let unreachable = kube::Error::LinesCodecMaxLineLengthExceeded;
+        assert_eq!(Reason::from(&unreachable), Reason::ApiServerUnreachable);
+    }
+}
