@@ -8,17 +8,15 @@ use std::fmt;
 use api::EtcdCluster;
 use api::cluster::GeneratedTls;
 use api::names::{self, CertificateUse};
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use runtime::certificate::certificates;
 use runtime::member::seed_name;
 use runtime::tls::{Authorities, ClusterTls};
 
-use crate::authority::{Circle, Held, Rule, SKEW, digest, held};
+use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
 use crate::reason::Reason;
-use crate::switch::Standing;
 
 /// What is there of a cluster's generated certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,13 +35,6 @@ pub struct Certificates {
     pub expiries: Vec<Expiry>,
     /// The seed member of a restore that has claimed the cluster: its pod may not carry the cluster's labels yet.
     pub seed: Option<String>,
-    /// What the spec asks for and the members that run cannot be brought to.
-    pub refused: Option<String>,
-    /// What members are started with, and what comes next.
-    pub standing: Option<Standing>,
-    /// The API server's clock less our own, as they were read together; `None` where it told no time, or where nothing
-    /// is to be judged by it.
-    pub clock: Option<SignedDuration>,
 }
 
 /// What stands on a pod about its certificates.
@@ -88,9 +79,6 @@ impl Certificates {
             rule,
             others: None,
             authorities: None,
-            refused: None,
-            standing: None,
-            clock: None,
             seed: cluster
                 .annotations()
                 .get(names::ANNOTATION_RESTORE)
@@ -124,35 +112,6 @@ impl Certificates {
         self.authorities = Authorities::of(tls);
         self.expiries = expiry::of_secrets(tls);
         self
-    }
-
-    /// The time by which certificates are made and judged: the earlier one, where two clocks differ. One that is far
-    /// ahead would have every authority run out at once, and nobody trust anybody any more; one that is behind delays
-    /// what is due after two thirds of a life.
-    pub fn time(&self, now: Timestamp) -> Timestamp {
-        let ahead = self.differs().filter(SignedDuration::is_negative);
-        let theirs = ahead.and_then(|clock| now.checked_add(clock).ok());
-        theirs.unwrap_or(now)
-    }
-
-    /// What is to be said of clocks that differ.
-    pub fn clock_problem(&self) -> Option<String> {
-        let clock = self.differs()?;
-        let (word, by) = if clock.is_negative() {
-            ("ahead of", clock.unsigned_abs())
-        } else {
-            ("behind", clock.unsigned_abs())
-        };
-        Some(format!(
-            "the operator's clock is {} s {word} the API server's: certificates are made and renewed by the earlier of \
-             the two; set the clock right, of the operator's node or of the control plane",
-            by.as_secs()
-        ))
-    }
-
-    /// By more than a certificate allows for.
-    fn differs(&self) -> Option<SignedDuration> {
-        self.clock.filter(|clock| clock.unsigned_abs() > SKEW)
     }
 
     /// The Secret of an authority.

@@ -11,6 +11,7 @@ pub mod app;
 pub mod authority;
 pub mod certificates;
 pub mod clients;
+pub mod clock;
 pub mod controller;
 pub mod desired;
 pub mod endings;

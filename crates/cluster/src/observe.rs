@@ -42,7 +42,9 @@ use runtime::member::Members;
 use runtime::tls::ClusterTls;
 
 use crate::certificates::Certificates;
+use crate::clock::ApiServerClock;
 use crate::observed::{Intent, Observed, Role, Seen};
+use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
@@ -84,7 +86,9 @@ pub struct Objects {
     services: Vec<Service>,
     budget: Option<PodDisruptionBudget>,
     tls: ClusterTls,
+    tls_rollout: Option<TlsRollout>,
     certificates: Certificates,
+    clock: ApiServerClock,
 }
 
 /// What of the objects is needed to ask etcd and to plan; small enough to be kept.
@@ -186,7 +190,7 @@ pub async fn objects(
         found.map_err(read("objects without labels"))?;
         let clock = clock::beside(client, &pods).await;
         let clock = clock.map_err(read("the time"))?;
-        let (mut standing, refused) = switch::settle(&mut cluster, &pods);
+        let mut rollout = switch::settle(&mut cluster, &pods);
         let policy = cluster.spec.tls.as_ref();
         let (tls, held) = tokio::join!(
             ClusterTls::read(client, (namespace, name), policy),
@@ -194,13 +198,12 @@ pub async fn objects(
         );
         let held = held.map_err(read("the certificates' Secrets"))?;
         tls::settle(&mut cluster, &pods, &tls);
-        if let Some(next) = &mut standing.next {
+        if let Some(next) = &mut rollout.next {
             let held = ClusterTls::read(client, (namespace, name), next.to.as_ref()).await;
             next.faults = tls::faults_before(&cluster, &held, next.to.as_ref());
         }
-        let mut certificates = held.of(&cluster, &pods).and_of_others(&tls);
-        (certificates.refused, certificates.standing) = (refused, Some(standing));
-        certificates.clock = certificates.clock.or(clock);
+        let clock = ApiServerClock(held.clock.or(clock));
+        let certificates = held.of(&cluster, &pods).and_of_others(&tls);
         Ok(Some(Objects {
             cluster,
             pods,
@@ -208,7 +211,9 @@ pub async fn objects(
             services,
             budget,
             tls,
+            tls_rollout: Some(rollout),
             certificates,
+            clock,
         }))
     };
     tokio::time::timeout(DEADLINE, Box::pin(read))
@@ -383,7 +388,9 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         services,
         budget,
         tls: _,
+        rollout,
         certificates,
+        clock,
     } = objects;
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
@@ -439,7 +446,9 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         },
         tls: Tls::default(),
         access: crate::access::Access::default(),
+        tls_rollout: rollout.clone(),
         certificates: certificates.clone(),
+        clock: *clock,
     };
     let is_labelled = |metadata: &ObjectMeta| {
         let member = metadata.name.as_deref().unwrap_or_default();

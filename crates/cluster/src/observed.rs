@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use runtime::member::Difference;
 
 use crate::access::{Access, AccessRule};
+use crate::clock::ApiServerClock;
 pub use crate::seen::{Kept, Seen};
+use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::{Upkeep, UpkeepRule};
 
@@ -415,10 +417,14 @@ pub struct Observed {
     pub upkeep: Upkeep,
     /// What the cluster's certificates are worth.
     pub tls: Tls,
+    /// How far a change of its TLS is.
+    pub tls_rollout: Option<TlsRollout>,
     /// Its generated certificates.
     pub certificates: crate::certificates::Certificates,
     /// Who gets in.
     pub access: Access,
+    /// The API server's clock.
+    pub clock: ApiServerClock,
 }
 
 impl Observed {
@@ -429,13 +435,6 @@ impl Observed {
             .filter_map(|status| status.leader.map(|leader| (status.raft_term, leader)))
             .max_by_key(|(term, _)| *term)
             .map(|(_, leader)| leader)
-    }
-
-    /// The time by which is judged what Kubernetes has dated: never a later one than its own.
-    pub fn theirs(&self, now: Timestamp) -> Timestamp {
-        let ahead = self.certificates.clock.filter(SignedDuration::is_negative);
-        let theirs = ahead.and_then(|clock| now.checked_add(clock).ok());
-        theirs.unwrap_or(now)
     }
 }
 

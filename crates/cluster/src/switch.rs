@@ -165,9 +165,9 @@ fn exchange(
     })
 }
 
-/// Where a cluster stands.
+/// How far a change of TLS is: what members are started with, and what comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct TlsRollout {
     /// What members are started with.
     pub at: Option<TlsPolicy>,
     /// That stands in the status.
@@ -176,6 +176,8 @@ pub struct Standing {
     pub next: Option<Step>,
     /// How the members talk whose pods say it, by name.
     pub ways: BTreeMap<String, Way>,
+    /// Why members that run cannot be brought to what the spec asks for.
+    pub refused: Option<String>,
 }
 
 /// What members are to be started with next.
@@ -187,9 +189,9 @@ pub struct Step {
     pub faults: Vec<Fault>,
 }
 
-impl Standing {
+impl TlsRollout {
     /// From what the status records of this cluster, or else from what its pods were made with; `ways` are those the
-    /// pods' etcd was told. The second value: why members are not brought to what is wanted.
+    /// pods' etcd was told.
     #[allow(
         clippy::option_option,
         reason = "without TLS is something else than unrecorded"
@@ -199,7 +201,7 @@ impl Standing {
         made: &BTreeMap<String, Option<TlsPolicy>>,
         ways: BTreeMap<String, Way>,
         wanted: Option<TlsPolicy>,
-    ) -> (Self, Option<String>) {
+    ) -> Self {
         let to = Way::of(wanted.as_ref());
         let as_wanted = |policy: &Option<TlsPolicy>| Way::of(policy.as_ref()) == to;
         let mut at = match &record {
@@ -215,16 +217,16 @@ impl Standing {
             Ok(Next::Step(to)) => (Some(to), None),
             Err(why) => (None, Some(why)),
         };
-        let standing = Self {
+        Self {
             recorded: record.is_some_and(|record| record == at),
             next: next.map(|to| Step {
                 to,
                 faults: Vec::new(),
             }),
             ways,
+            refused,
             at,
-        };
-        (standing, refused)
+        }
     }
 
     /// The members that are not started again yet with what they are to be started with.

@@ -18,16 +18,13 @@ use crate::observed::Observed;
 #[derive(Default)]
 pub(super) struct Read {
     secrets: Vec<Secret>,
-    clock: Option<SignedDuration>,
+    pub(super) clock: Option<SignedDuration>,
 }
 
 impl Read {
     /// What they say.
     pub(super) fn of(self, cluster: &EtcdCluster, pods: &[Pod]) -> Certificates {
-        Certificates {
-            clock: self.clock,
-            ..Certificates::new(cluster, &self.secrets, pods)
-        }
+        Certificates::new(cluster, &self.secrets, pods)
     }
 }
 

@@ -125,6 +125,6 @@ mod tests {
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();
         assert_eq!(objects.pods.len(), 1, "it is found by its name");
-        assert!(objects.certificates.clock.is_some());
+        assert!(objects.clock.0.is_some());
     }
 }

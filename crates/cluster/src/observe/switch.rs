@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::children;
-use crate::switch::{Clients, Maker, Standing, Way};
+use crate::switch::{Clients, Maker, TlsRollout, Way};
 
 /// Where etcd listens for other members.
 const PEERS: &str = "--listen-peer-urls=";
@@ -92,9 +92,8 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
 }
 
 /// A cluster that runs goes on with the way its members talk until they are brought to another, step by step: what
-/// the spec says is replaced by what members are started with now. The second value: why they are not brought to what
-/// the spec asks for.
-pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Option<String>) {
+/// the spec says is replaced by what members are started with now.
+pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> TlsRollout {
     let mut wanted = cluster.spec.tls.take();
     if let Some(wanted) = &mut wanted {
         wanted.peer_stage = None;
@@ -123,9 +122,9 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> (Standing, Opti
         .filter(ours)
         .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
         .collect();
-    let (standing, refused) = Standing::new(record, &made, ways, wanted);
-    cluster.spec.tls.clone_from(&standing.at);
-    (standing, refused)
+    let rollout = TlsRollout::new(record, &made, ways, wanted);
+    cluster.spec.tls.clone_from(&rollout.at);
+    rollout
 }
 
 #[cfg(test)]
@@ -201,9 +200,9 @@ mod tests {
             (CLIENTS_TOO, Some(r#"{"generated":{}}"#), "https"),
         ] {
             let mut cluster = cluster(wanted);
-            let (standing, refused) = settle(&mut cluster, &[pod(said, scheme)]);
-            assert!(refused.is_some(), "{wanted}");
-            assert_eq!(standing.next, None);
+            let rollout = settle(&mut cluster, &[pod(said, scheme)]);
+            assert!(rollout.refused.is_some(), "{wanted}");
+            assert_eq!(rollout.next, None);
             let kept = serde_json::to_string(&cluster.spec.tls).unwrap();
             assert_eq!(kept, said.unwrap_or("null"));
         }
@@ -222,8 +221,8 @@ mod tests {
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let mut cluster = cluster(wanted);
-            let (standing, refused) = settle(&mut cluster, &[pod(said, scheme)]);
-            assert_eq!((standing.next, refused), (None, None));
+            let rollout = settle(&mut cluster, &[pod(said, scheme)]);
+            assert_eq!((rollout.next, rollout.refused), (None, None));
             assert_eq!(serde_json::to_string(&cluster.spec.tls).unwrap(), wanted);
         }
     }
@@ -232,8 +231,8 @@ mod tests {
     fn invariant_23_a_cluster_without_pods_comes_back_as_it_was() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
             let mut cluster = recorded(wanted, policy(was).as_ref(), "token");
-            let (standing, _) = settle(&mut cluster, &[]);
-            assert!(standing.recorded);
+            let rollout = settle(&mut cluster, &[]);
+            assert!(rollout.recorded);
             assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
         }
         // What is recorded of another cluster, before a restore or a recovery, says nothing of this one.
@@ -241,8 +240,8 @@ mod tests {
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
             .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "before".into());
-        let (standing, _) = settle(&mut restored, &[old]);
-        assert!(!standing.recorded);
+        let rollout = settle(&mut restored, &[old]);
+        assert!(!rollout.recorded);
         assert_eq!(restored.spec.tls, policy(BETWEEN));
     }
 
@@ -257,11 +256,11 @@ mod tests {
                 .annotations_mut()
                 .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "token".into());
             let mut cluster = cluster(wanted);
-            let (standing, refused) = settle(&mut cluster, &[orphan]);
+            let rollout = settle(&mut cluster, &[orphan]);
             assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
-            assert!(!standing.recorded && refused.is_none());
-            assert!(standing.next.is_some());
-            assert_eq!(standing.ways.len(), 1);
+            assert!(!rollout.recorded && rollout.refused.is_none());
+            assert!(rollout.next.is_some());
+            assert_eq!(rollout.ways.len(), 1);
         }
     }
 
@@ -280,10 +279,10 @@ mod tests {
                 format!("{CLIENTS}http://0.0.0.0:2379"),
             ]);
         }
-        let (standing, refused) = settle(&mut cluster, &[pod(None, "http"), second]);
-        assert_eq!((cluster.spec.tls, refused), (at, None));
-        assert_eq!(standing.waits_for(), ["db-a"]);
-        assert!(standing.recorded && standing.next.is_some());
+        let rollout = settle(&mut cluster, &[pod(None, "http"), second]);
+        assert_eq!((&cluster.spec.tls, &rollout.refused), (&at, &None));
+        assert_eq!(rollout.waits_for(), ["db-a"]);
+        assert!(rollout.recorded && rollout.next.is_some());
     }
 
     #[test]

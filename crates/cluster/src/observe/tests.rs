@@ -71,7 +71,9 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         services,
         budget,
         tls: runtime::tls::ClusterTls::default(),
+        tls_rollout: None,
         certificates: crate::certificates::Certificates::default(),
+        clock: crate::clock::ApiServerClock::default(),
     }
 }
 

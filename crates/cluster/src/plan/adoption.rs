@@ -77,14 +77,14 @@ pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut
 /// TLS reaches none that does not, nor is it reached. `true`, with the reason, where the spec says otherwise than the
 /// peer URLs of the cluster that is joined, and nobody of ours is in its list yet: nothing is begun, or added.
 pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) -> bool {
-    let Some(standing) = observed.certificates.standing.as_ref() else {
+    let Some(rollout) = observed.tls_rollout.as_ref() else {
         return false;
     };
     let theirs = |member: &&Member| is_elsewhere(observed, &name_of(member));
     if observed.join.is_empty() || !list.members.iter().all(|member| theirs(&member)) {
         return false;
     }
-    let (ours, _) = peers_of(standing.at.as_ref()).usual();
+    let (ours, _) = peers_of(rollout.at.as_ref()).usual();
     let is_tls = |url: &String| url.starts_with("https://");
     let urls = list.members.iter().flat_map(|member| &member.peer_urls);
     let Some(other) = urls.clone().find(|url| is_tls(url) != ours) else {
@@ -93,7 +93,7 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
     let says = if ours { "with" } else { "without" };
     let remedy = if urls.clone().any(|url| is_tls(url) == ours) {
         "the members of that cluster do not all talk in the same way: finish switching it first"
-    } else if standing.recorded {
+    } else if rollout.recorded {
         "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member has \
          been added, and apply it anew with its annotation"
     } else if ours {

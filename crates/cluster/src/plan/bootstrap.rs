@@ -233,7 +233,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     let ending = pod.ending.as_ref().filter(|_| pod.restarts > 1);
     let damaged = ending.is_some_and(|ending| matches!(ending.cause, Cause::Data(_)));
     let bare = observed.disks.get(name).is_some_and(|disk| disk.lost) && !pod.running;
-    let now = observed.theirs(now);
+    let now = observed.clock.earlier(now);
     damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 

@@ -42,7 +42,8 @@ struct Keeper<'a> {
 
 /// Keeps the certificates, and puts those of a member before its pod.
 pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
-    if let Some(why) = &observed.certificates.refused {
+    let rollout = observed.tls_rollout.as_ref();
+    if let Some(why) = rollout.and_then(|rollout| rollout.refused.as_ref()) {
         draft.problem(Reason::TLSSwitchRefused, why.clone());
     }
     let Some(keeper) = Keeper::of(observed, now, draft) else {
@@ -100,15 +101,14 @@ impl<'a> Keeper<'a> {
     fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
         let certificates = &observed.certificates;
         let rule = certificates.rule.as_ref()?;
-        let time = certificates.time(now);
-        if let Some(text) = certificates.clock_problem() {
+        if let Some(text) = observed.clock.problem() {
             draft.problem(Reason::ClocksDiffer, text);
         }
         Some(Self {
             rule,
             certificates,
             observed,
-            now: time,
+            now: observed.clock.for_certificates(now),
         })
     }
 }

@@ -111,7 +111,7 @@ pub(super) fn change(
     joining_with_a_vote(view, rules, draft);
     for seat in view.seats.iter().filter(|seat| seat.votes()) {
         if let (Health::Unhealthy(why), Fate::Stays) = (&seat.health, &seat.fate) {
-            unhealthy(seat, why, observed.theirs(now), draft);
+            unhealthy(seat, why, observed.clock.earlier(now), draft);
         }
     }
 }

@@ -29,7 +29,7 @@ impl<'a> View<'a> {
                 seat.data = Data::Gone;
             }
         }
-        let theirs = observed.theirs(now);
+        let theirs = observed.clock.earlier(now);
         let fates: Vec<_> = seats
             .iter()
             .map(|seat| fate(seat, &seats, (desired, theirs)))

@@ -12,25 +12,25 @@ use crate::plan::change::decide;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
-use crate::switch::{Standing, Way};
+use crate::switch::{TlsRollout, Way};
 use crate::write::{Order, Write};
 
 /// Records what members are started with, and takes the next step of a switch.
 pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
-    let Some(standing) = &observed.certificates.standing else {
+    let Some(rollout) = &observed.tls_rollout else {
         return;
     };
-    if !standing.recorded {
-        draft.order(record(observed, intent, standing.at.as_ref()));
+    if !rollout.recorded {
+        draft.order(record(observed, intent, rollout.at.as_ref()));
         return;
     }
-    if let Some(text) = standing.under_way() {
+    if let Some(text) = rollout.under_way() {
         draft.wait(Reason::TLSSwitching, text, BLIND);
     }
-    if draft.change.is_none() && recall(standing, view, draft) {
+    if draft.change.is_none() && recall(rollout, view, draft) {
         return;
     }
-    let Some(next) = &standing.next else {
+    let Some(next) = &rollout.next else {
         return;
     };
     if !next.faults.is_empty() {
@@ -39,7 +39,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         }
         return;
     }
-    if let Some(why) = unsettled(observed, standing, view) {
+    if let Some(why) = unsettled(observed, rollout, view) {
         let text = format!("TLS is switched further when {why}");
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
@@ -48,7 +48,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     if draft.change.is_some() {
         return;
     }
-    let (here, there) = (peers_of(standing.at.as_ref()), peers_of(next.to.as_ref()));
+    let (here, there) = (peers_of(rollout.at.as_ref()), peers_of(next.to.as_ref()));
     if let Some(listener) = here.shared_with(there).filter(|_| here != there) {
         let other = |listed| listed != Some(listener);
         if redirect(view, |seat| names_any(seat, other), listener, draft) {
@@ -68,9 +68,9 @@ fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> O
 }
 
 /// Why it is too early for the next step.
-fn unsettled(observed: &Observed, standing: &Standing, view: &View) -> Option<String> {
-    let next = standing.next.as_ref()?;
-    let ways = [Way::of(standing.at.as_ref()), Way::of(next.to.as_ref())];
+fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
+    let next = rollout.next.as_ref()?;
+    let ways = [Way::of(rollout.at.as_ref()), Way::of(next.to.as_ref())];
     // The second port is there before anybody is dialled on it.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
@@ -80,7 +80,7 @@ fn unsettled(observed: &Observed, standing: &Standing, view: &View) -> Option<St
         if seat.data == Data::Elsewhere {
             return Some(format!("{name}, which is somebody else's, is gone"));
         }
-        if !ways.iter().any(|way| standing.ways.get(name) == Some(way)) {
+        if !ways.iter().any(|way| rollout.ways.get(name) == Some(way)) {
             return Some(format!("{name} is started again"));
         }
         if !serves(seat) {
@@ -105,11 +105,8 @@ fn serves(seat: &Seat) -> bool {
 /// Invariant 23, put right: a member that runs and serves as it should, and whose URL names a listener that only other
 /// stages have, is dialled where it listens. So comes back the seed of a recovery that was lost with its pod before what it
 /// had been started with was recorded, when the spec says something else by then: nobody who is added could reach it.
-fn recall(standing: &Standing, view: &View, draft: &mut Draft) -> bool {
-    let (way, here) = (
-        Way::of(standing.at.as_ref()),
-        peers_of(standing.at.as_ref()),
-    );
+fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
+    let (way, here) = (Way::of(rollout.at.as_ref()), peers_of(rollout.at.as_ref()));
     let stages = PeerStage::ALL.iter();
     let others: Vec<PeerListener> = stages
         .flat_map(|stage| stage.listeners())
@@ -117,7 +114,7 @@ fn recall(standing: &Standing, view: &View, draft: &mut Draft) -> bool {
         .copied()
         .collect();
     let is_astray = |seat: &Seat| {
-        let runs = standing.ways.get(&seat.name) == Some(&way) && serves(seat);
+        let runs = rollout.ways.get(&seat.name) == Some(&way) && serves(seat);
         runs && names_any(seat, |listed| listed.is_some_and(|it| others.contains(&it)))
     };
     redirect(view, is_astray, here.usual(), draft)

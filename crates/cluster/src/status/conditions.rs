@@ -9,7 +9,7 @@ use crate::observed::{Kept, Observed, Pod};
 use crate::plan::{Seat, View};
 use crate::reason::Reason;
 use crate::status::{Report, version};
-use crate::switch::Standing;
+use crate::switch::TlsRollout;
 
 pub(super) fn conditions(
     report: &Report,
@@ -82,8 +82,8 @@ pub(super) fn finding(
 /// What the certificates are worth; `None` without TLS.
 fn tls_ready(report: &Report) -> Option<Finding> {
     let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
-    let standing = report.observed.certificates.standing.as_ref();
-    if let Some(text) = standing.and_then(Standing::under_way)
+    let rollout = report.observed.tls_rollout.as_ref();
+    if let Some(text) = rollout.and_then(TlsRollout::under_way)
         && tls.faults.is_empty()
     {
         return Some(finding(kind, false, Reason::Switching, text));

@@ -27,12 +27,12 @@ impl Mutation {
 
     /// What the planner is told wrongly of a switch.
     pub(crate) fn overlooks_a_switch(self, observed: &mut Observed) {
-        let Some(standing) = &mut observed.certificates.standing else {
+        let Some(rollout) = &mut observed.tls_rollout else {
             return;
         };
-        let at = Way::of(standing.at.as_ref());
+        let at = Way::of(rollout.at.as_ref());
         match self {
-            Self::SwitchesWithSomeBehind => standing.ways.values_mut().for_each(|way| *way = at),
+            Self::SwitchesWithSomeBehind => rollout.ways.values_mut().for_each(|way| *way = at),
             Self::RedirectsBeforeThePort => {
                 let services = observed.services.values_mut();
                 services.for_each(|service| service.drifted = false);
@@ -51,8 +51,7 @@ impl Mutation {
         (desired, observed, now): (&Desired, &Observed, Timestamp),
         planned: &mut Plan,
     ) {
-        let (Some(standing), Some(intent)) = (&observed.certificates.standing, &observed.intent)
-        else {
+        let (Some(rollout), Some(intent)) = (&observed.tls_rollout, &observed.intent) else {
             return;
         };
         let record = |policy: Option<&TlsPolicy>| {
@@ -61,13 +60,13 @@ impl Mutation {
                 over: observed.resource_version.clone(),
             }])
         };
-        let next = standing.next.as_ref().filter(|_| standing.recorded);
+        let next = rollout.next.as_ref().filter(|_| rollout.recorded);
         match self {
             Self::SkipsAStage | Self::TurnsBackByAJump => {
                 let Some(next) = next.and_then(|next| next.to.as_ref()) else {
                     return;
                 };
-                let on = peers_of(standing.at.as_ref()) < next.peers();
+                let on = peers_of(rollout.at.as_ref()) < next.peers();
                 let records = |order: &&mut Order| {
                     let is_record = |write: &Write| matches!(write, Write::RecordTls { .. });
                     matches!(order, Order::Writes(writes) if writes.iter().any(is_record))
@@ -94,7 +93,7 @@ impl Mutation {
                     planned.step.orders.push(record(next.to.as_ref()));
                 }
             }
-            Self::LeadsClientsByALeap if observed.certificates.refused.is_some() => {
+            Self::LeadsClientsByALeap if rollout.refused.is_some() => {
                 let wanted = world.switch.wanted();
                 planned.step.orders.push(record(wanted));
             }
@@ -111,9 +110,9 @@ impl Mutation {
                 }
             }
             Self::RestartsForTlsTogether => {
-                let at = Way::of(standing.at.as_ref());
+                let at = Way::of(rollout.at.as_ref());
                 for seat in view.voters().filter(|seat| seat.serves()) {
-                    let way = standing.ways.get(&seat.name);
+                    let way = rollout.ways.get(&seat.name);
                     let pod = seat.pod.filter(|pod| pod.durable && pod.stays());
                     if let Some(pod) = pod.filter(|_| way.is_some_and(|way| *way != at)) {
                         planned

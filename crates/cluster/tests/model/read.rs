@@ -87,8 +87,10 @@ impl World {
             recovery: self.read_recovery(),
             upkeep: cluster::upkeep::Upkeep::default(),
             tls: cluster::tls::Tls::default(),
+            tls_rollout: None,
             certificates: cluster::certificates::Certificates::default(),
             access: cluster::access::Access::default(),
+            clock: cluster::clock::ApiServerClock::default(),
         };
         self.ask_etcd(&mut observed);
         self.see_versions(&mut observed);

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 use cluster::certificates::Noted;
 use cluster::observed::{Kept, Observed, Role};
-use cluster::switch::{Clients, Maker, Standing, Way, next};
+use cluster::switch::{Clients, Maker, TlsRollout, Way, next};
 
 use crate::etcd_model::{Cluster, Config, Member, quorum, voters};
 use crate::invariants::demand;
@@ -156,7 +156,7 @@ impl World {
         if !self.plays_tls() {
             return;
         }
-        let standing = observed.certificates.standing.as_ref();
+        let rollout = observed.tls_rollout.as_ref();
         let listed = observed.members.known().into_iter();
         let listed = listed.flat_map(|list| &list.members);
         let urls = listed.filter_map(|member| {
@@ -165,7 +165,7 @@ impl World {
             Some((name.to_owned(), listener(url)?))
         });
         self.switch.sender = Sender {
-            at: standing.and_then(|standing| standing.at.clone()),
+            at: rollout.and_then(|rollout| rollout.at.clone()),
             urls: urls.collect(),
             noted: Noted::default(),
         };
@@ -340,9 +340,8 @@ impl World {
         let record = self.switch.record.as_ref();
         let record = record.filter(|record| Some(&record.token) == token);
         let wanted = self.switch.wanted.clone();
-        let (mut standing, refused) =
-            Standing::new(record.map(TlsStatus::policy), &made, ways, wanted);
-        if let Some(next) = &mut standing.next
+        let mut rollout = TlsRollout::new(record.map(TlsStatus::policy), &made, ways, wanted);
+        if let Some(next) = &mut rollout.next
             && Way::of(next.to.as_ref()).maker.is_some()
         {
             let faults = observed.tls.faults.iter();
@@ -351,7 +350,7 @@ impl World {
                 .cloned()
                 .collect();
         }
-        let at = Way::of(standing.at.as_ref());
+        let at = Way::of(rollout.at.as_ref());
         for pod in observed.pods.values_mut() {
             let way = made_of(&pod.uid).map_or_else(|| Way::of(None), |one| one.way);
             if way != at {
@@ -363,8 +362,7 @@ impl World {
             let uid: u64 = service.uid.parse().unwrap();
             service.drifted |= self.switch.second_port.contains(&uid) != second;
         }
-        observed.certificates.refused = refused;
-        observed.certificates.standing = Some(standing);
+        observed.tls_rollout = Some(rollout);
     }
 
     // ---- what the user does ----

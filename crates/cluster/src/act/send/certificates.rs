@@ -142,7 +142,7 @@ impl Actor<'_> {
 
     /// What is made now is dated by the clock it is judged by.
     fn time(&self) -> Timestamp {
-        self.observed.certificates.time(Timestamp::now())
+        self.observed.clock.for_certificates(Timestamp::now())
     }
 
     async fn put_authority(

@@ -54,8 +54,8 @@ impl Keeper<'_> {
     pub(super) fn rejoin(&self, adds: bool, draft: &mut Draft) {
         // While TLS is switched, members also talk on listeners that have nothing to do with these certificates, and the
         // rolling update of the switch restarts them one at a time (invariants 18 and 23).
-        let standing = self.certificates.standing.as_ref();
-        if standing.is_some_and(|standing| standing.under_way().is_some()) {
+        let rollout = self.observed.tls_rollout.as_ref();
+        if rollout.is_some_and(|rollout| rollout.under_way().is_some()) {
             return;
         }
         let apart = self.running().any(|(member, _)| self.is_apart(member));
@@ -124,7 +124,7 @@ impl Keeper<'_> {
         if pod.terminating {
             return true;
         }
-        let now = self.observed.theirs(self.now);
+        let now = self.observed.clock.earlier(self.now);
         let since = pod.unready_since.unwrap_or(pod.created);
         let cut_off = pod.running && self.is_apart(member);
         !pod.ready && !pod.failed && !cut_off && age(since, now) < RESTART

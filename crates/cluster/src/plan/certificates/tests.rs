@@ -12,6 +12,7 @@ use runtime::tls::Authorities;
 use crate::authority::tests::rule;
 use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
+use crate::clock::ApiServerClock;
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Plan, plan};
 use crate::reason::Reason;
@@ -349,7 +350,7 @@ fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
     let replaces = |write: &CertificateWrite| matches!(write, CertificateWrite::Authority { .. });
     assert!(story.of_certificates().iter().any(replaces));
     let clock = |seconds: u64| jiff::SignedDuration::from_secs(i64::try_from(seconds).unwrap());
-    story.certificates().clock = Some(-clock(20 * year));
+    story.scene.observed.clock = ApiServerClock(Some(-clock(20 * year)));
     let said = |story: &Story| {
         let problems = story.plan().problems.into_iter();
         let texts = problems.filter(|problem| problem.reason == Reason::ClocksDiffer);
@@ -363,11 +364,11 @@ fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
     assert_eq!(said(&story).len(), 1);
     // The other one is ahead: by our own clock nothing is due.
     let mut story = Story::formed(true);
-    story.certificates().clock = Some(clock(20 * year));
+    story.scene.observed.clock = ApiServerClock(Some(clock(20 * year)));
     assert_eq!(story.of_certificates(), []);
     assert!(said(&story)[0].contains("behind the API server's"));
     // So little a certificate allows for.
-    story.certificates().clock = Some(-clock(200));
+    story.scene.observed.clock = ApiServerClock(Some(-clock(200)));
     assert_eq!(said(&story), [] as [String; 0]);
     // What is due by both is renewed.
     story.later(rule().validity.as_secs() / 4 * 3);

@@ -5,7 +5,7 @@ use etcd::{ClusterId, Members};
 use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::reason::Reason;
-use crate::switch::Standing;
+use crate::switch::TlsRollout;
 use crate::write::{Order, Write};
 
 /// As coreos/etcd-operator left it: no token, no role, no status of ours, a Service that leads to every pod.
@@ -182,11 +182,12 @@ fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
 }
 
 fn says(mut scene: Scene, tls: &str) -> Scene {
-    scene.observed.certificates.standing = Some(Standing {
+    scene.observed.tls_rollout = Some(TlsRollout {
         at: serde_json::from_str(tls).unwrap(),
         recorded: false,
         next: None,
         ways: [].into(),
+        refused: None,
     });
     scene
 }

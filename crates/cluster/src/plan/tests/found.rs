@@ -2,6 +2,7 @@
 
 use etcd::{ClusterId, Member, MemberId, Members};
 
+use crate::clock::ApiServerClock;
 use crate::observed::{Cause, Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::reason::Reason;
@@ -72,7 +73,7 @@ fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
     // By a clock that is ahead.
     let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
-    ahead.observed.certificates.clock = Some(jiff::SignedDuration::from_secs(-590));
+    ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
     // Pods were made on volumes that are gone before anything was mounted; one that has its volume open goes on.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::clock::ApiServerClock;
 use crate::observed::{Cause, Trouble};
 use crate::plan::STEADY;
 use crate::plan::tests::scene::{self, Scene};
@@ -90,7 +91,7 @@ fn a_pod_that_nobody_ends_is_on_a_lost_node() {
 fn invariant_5_a_clock_that_is_ahead_takes_nobodys_place() {
     let ahead = |mut scene: Scene, seconds: i64| {
         let clock = jiff::SignedDuration::from_secs(-seconds);
-        scene.observed.certificates.clock = Some(clock);
+        scene.observed.clock = ApiServerClock(Some(clock));
         scene
     };
     let (ended, lost) = (three().stuck("b", 60), three().node_lost("b", 60));

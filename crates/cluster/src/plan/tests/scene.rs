@@ -84,8 +84,10 @@ impl Scene {
             recovery: Recovery::default(),
             upkeep: Upkeep::default(),
             tls: crate::tls::Tls::default(),
+            tls_rollout: None,
             certificates: crate::certificates::Certificates::default(),
             access: crate::access::Access::default(),
+            clock: crate::clock::ApiServerClock::default(),
         };
         Self { desired, observed }
     }

@@ -10,7 +10,7 @@ use super::scene::Scene;
 use crate::observed::Seen;
 use crate::plan::switch::listens;
 use crate::reason::Reason;
-use crate::switch::{Next, Standing, Step, Way, next};
+use crate::switch::{Next, Step, TlsRollout, Way, next};
 use crate::write::Write;
 
 const MEMBERS: [&str; 3] = ["a", "b", "c"];
@@ -82,11 +82,12 @@ impl World {
             _ => None,
         };
         let recorded = self.record.is_some();
-        self.scene.observed.certificates.standing = Some(Standing {
+        self.scene.observed.tls_rollout = Some(TlsRollout {
             at,
             recorded,
             next,
             ways: self.ways.clone(),
+            refused: None,
         });
     }
 
