@@ -78,7 +78,7 @@ pub struct Actor<'a> {
     pub auth: &'a ClusterAuth,
     /// Where the operators run.
     pub operators: &'a Operators,
-    /// The object as it was observed.
+    /// The object with the spec in effect.
     pub cluster: &'a EtcdCluster,
     /// What the step was planned from.
     pub observed: &'a Observed,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use api::EtcdCluster;
-use api::cluster::GeneratedTls;
+use api::cluster::{GeneratedTls, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
@@ -50,9 +50,9 @@ pub struct Noted {
 }
 
 impl Certificates {
-    /// From the object, the Secrets with its labels, and its pods.
+    /// From the object with the spec in effect, the Secrets with its labels, and its pods.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
-        let rule = rule(cluster);
+        let rule = rule(cluster, cluster.spec.tls.as_ref());
         let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
         let note = |pod: &Pod| Noted {
             trust: pod.annotations().get(names::ANNOTATION_TRUST).cloned(),
@@ -79,10 +79,7 @@ impl Certificates {
             rule,
             others: None,
             authorities: None,
-            seed: cluster
-                .annotations()
-                .get(names::ANNOTATION_RESTORE)
-                .map(|restore| seed_name(&cluster.name_any(), restore)),
+            seed: seed(cluster),
             expiries: expiry::of_held(secrets.iter()),
             secrets,
             pods: pods.iter().map(|pod| (pod.name_any(), note(pod))).collect(),
@@ -144,10 +141,10 @@ impl Certificates {
     }
 }
 
-/// What the spec says about generated certificates.
-pub fn rule(cluster: &EtcdCluster) -> Option<Rule> {
+/// What the spec says about generated certificates, where this of it is in effect about TLS.
+pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     let spec = &cluster.spec;
-    let generated: &GeneratedTls = spec.tls.as_ref()?.generated()?;
+    let generated: &GeneratedTls = tls?.generated()?;
     Some(Rule {
         namespace: cluster.namespace().unwrap_or_default(),
         cluster: cluster.name_any(),
@@ -162,6 +159,12 @@ pub fn rule(cluster: &EtcdCluster) -> Option<Rule> {
             .get(names::ANNOTATION_ROTATE_AUTHORITY)
             .cloned(),
     })
+}
+
+/// The seed member of a restore that has claimed the cluster.
+pub fn seed(cluster: &EtcdCluster) -> Option<String> {
+    let restore = cluster.annotations().get(names::ANNOTATION_RESTORE)?;
+    Some(seed_name(&cluster.name_any(), restore))
 }
 
 /// A write to a Secret of generated certificates, or about them to a pod. Each is made only over what was seen

@@ -21,6 +21,7 @@ use crate::figures::Figures;
 use crate::observe::{self, Look};
 use crate::observed::{Desired, Observed};
 use crate::outcome::{Error, notices, turns};
+use crate::plan::effective::Effective;
 use crate::plan::{Plan, plan, urgent};
 use crate::reason::Reason;
 use crate::recall::Recall;
@@ -137,9 +138,11 @@ impl ClusterOperator {
             observe::objects(&self.client, &namespace, &name),
             observe::access::policy(&self.client, &namespace, &name)
         );
-        let Some(mut look) = objects?.map(observe::Objects::look) else {
+        let Some(objects) = objects? else {
             return Ok(None);
         };
+        let effective = Effective::of(&objects, jiff::Timestamp::now());
+        let mut look = objects.look(effective);
         let seen = (&self.operators, policy?);
         observe::access::complete(&self.client, seen, &mut look).await;
         Ok(Some(look))
@@ -150,7 +153,7 @@ impl ClusterOperator {
         let (etcd, seed) = self.clients_of(&uid, &look);
         let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &look).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
-        let desired = desired(&look.cluster);
+        let desired = desired(&look.effective);
         let at = jiff::Timestamp::now();
         let mut planned = plan(&desired, &observed, at);
         if let Some(revision) = planned.asks {
@@ -190,7 +193,8 @@ impl ClusterOperator {
                 return Ok(Some((Box::pin(self.round(look)).await, since, early)));
             }
             let unanswered = observe::unanswered(&look);
-            let step = urgent(&desired(&look.cluster), &unanswered, jiff::Timestamp::now());
+            let desired = desired(&look.effective);
+            let step = urgent(&desired, &unanswered, jiff::Timestamp::now());
             let round = Box::pin(self.round(look.clone()));
             if let Some(round) = heed.unless_overtaken(round, !step.is_empty()).await {
                 return Ok(Some((round, since, early)));
@@ -216,7 +220,7 @@ impl ClusterOperator {
             calls: &self.calls,
             auth: &look.auth,
             operators: &self.operators,
-            cluster: &look.cluster,
+            cluster: look.effective.cluster(),
             observed,
             urls: &look.urls,
             image: &self.image,

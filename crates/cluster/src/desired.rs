@@ -1,19 +1,21 @@
 //! What the spec asks for, as far as the planner is concerned. Pure.
 
+use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
 use api::version::EtcdVersion;
-use api::{EtcdCluster, EtcdClusterSpec};
 use runtime::member::spec_hash;
 
 use crate::access::AccessRule;
 use crate::observed::{Claim, Desired, RecoveryRule};
+use crate::plan::effective::Effective;
 use crate::quantity::bytes;
 use crate::upkeep::UpkeepRule;
 
-/// Reads the spec. What is wrong with it is said in `invalid`; an object stored before the schema existed may
+/// Reads the spec in effect. What is wrong with it is said in `invalid`; an object stored before the schema existed may
 /// hold anything.
-pub fn desired(cluster: &EtcdCluster) -> Desired {
+pub fn desired(effective: &Effective) -> Desired {
+    let cluster = effective.cluster();
     let spec = &cluster.spec;
     let problems = validate(cluster);
     let size = usize::try_from(spec.size).unwrap_or_default();
@@ -76,6 +78,8 @@ fn claim(spec: &EtcdClusterSpec) -> Option<Claim> {
 
 #[cfg(test)]
 mod tests {
+    use api::EtcdCluster;
+
     use super::*;
 
     /// The definition that is installed may be older than the rule.
@@ -83,7 +87,7 @@ mod tests {
     fn a_stored_variable_of_an_owned_flag_makes_the_spec_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
-        let invalid = desired(&cluster).invalid.unwrap();
+        let invalid = desired(&Effective::as_written(cluster)).invalid.unwrap();
         for words in [
             "spec.pod.etcdEnv",
             "ETCD_FORCE_NEW_CLUSTER",

@@ -17,6 +17,7 @@ pub mod desired;
 pub mod endings;
 pub mod expiry;
 pub mod figures;
+pub mod objects;
 pub mod observe;
 pub mod observed;
 pub mod outcome;

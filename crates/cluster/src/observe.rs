@@ -43,7 +43,9 @@ use runtime::tls::ClusterTls;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
+use crate::objects::Objects;
 use crate::observed::{Intent, Observed, Role, Seen};
+use crate::plan::effective::Effective;
 use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
@@ -77,25 +79,13 @@ pub enum Error {
     Deadline,
 }
 
-/// The Kubernetes side of an observation.
-pub struct Objects {
-    /// The object as it is now, not as a cache has it.
-    pub cluster: EtcdCluster,
-    pods: Vec<Pod>,
-    claims: Vec<PersistentVolumeClaim>,
-    services: Vec<Service>,
-    budget: Option<PodDisruptionBudget>,
-    tls: ClusterTls,
-    tls_rollout: Option<TlsRollout>,
-    certificates: Certificates,
-    clock: ApiServerClock,
-}
-
 /// What of the objects is needed to ask etcd and to plan; small enough to be kept.
 #[derive(Clone, Debug)]
 pub struct Look {
     /// The object as it was read.
     pub cluster: EtcdCluster,
+    /// The spec in effect.
+    pub effective: Effective,
     /// Where each member's etcd is asked, by name.
     pub urls: BTreeMap<String, String>,
     /// Where each member's health is asked for, by name.
@@ -108,12 +98,13 @@ pub struct Look {
 }
 
 impl Objects {
-    /// Keeps what is needed of them.
-    pub fn look(self) -> Look {
+    /// Keeps what is needed of them, with the spec in effect.
+    pub fn look(self, effective: Effective) -> Look {
         Look {
-            urls: client_urls(&self),
+            urls: client_urls(&self.pods, effective.cluster()),
             health: pulse::addresses(&self.pods),
-            without_etcd: without_etcd(&self),
+            without_etcd: without_etcd(&self, &effective),
+            effective,
             cluster: self.cluster,
             tls: self.tls,
             auth: ClusterAuth::default(),
@@ -190,30 +181,30 @@ pub async fn objects(
         found.map_err(read("objects without labels"))?;
         let clock = clock::beside(client, &pods).await;
         let clock = clock.map_err(read("the time"))?;
-        let mut rollout = switch::settle(&mut cluster, &pods);
-        let policy = cluster.spec.tls.as_ref();
-        let (tls, held) = tokio::join!(
-            ClusterTls::read(client, (namespace, name), policy),
-            certificates::read(client, &cluster, (&pods, &claims, &services))
+        let started = switch::started(&cluster, &pods);
+        // Which Secrets are read depends on how far a change of TLS is.
+        let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
+        let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
+        let next = next.and_then(|next| next.to.as_ref());
+        let found = (&*pods, &*claims, &*services);
+        let (tls, next_tls, generated) = tokio::join!(
+            ClusterTls::read(client, (namespace, name), at),
+            ClusterTls::read(client, (namespace, name), next),
+            certificates::read(client, (&cluster, at), found)
         );
-        let held = held.map_err(read("the certificates' Secrets"))?;
-        tls::settle(&mut cluster, &pods, &tls);
-        if let Some(next) = &mut rollout.next {
-            let held = ClusterTls::read(client, (namespace, name), next.to.as_ref()).await;
-            next.faults = tls::faults_before(&cluster, &held, next.to.as_ref());
-        }
-        let clock = ApiServerClock(held.clock.or(clock));
-        let certificates = held.of(&cluster, &pods).and_of_others(&tls);
+        let generated = generated.map_err(read("the certificates' Secrets"))?;
         Ok(Some(Objects {
+            form: tls::running_form(&cluster, &pods),
             cluster,
             pods,
             claims,
             services,
             budget,
+            secrets: generated.secrets,
             tls,
-            tls_rollout: Some(rollout),
-            certificates,
-            clock,
+            next_tls,
+            started,
+            clock: ApiServerClock(generated.clock.or(clock)),
         }))
     };
     tokio::time::timeout(DEADLINE, Box::pin(read))
@@ -316,9 +307,9 @@ async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
 /// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
 /// neither DNS nor a Service's rules, and goes on while either is down or slow. That the right member answers is
 /// seen by its ID, never by its address.
-fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
-    let namespace = objects.cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(&objects.cluster, &namespace, "", None).addresses();
+fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let url = |pod: &Pod| {
         let text = pod.status.as_ref()?.pod_ip.as_ref()?;
         let name = pod.name_any();
@@ -331,7 +322,7 @@ fn client_urls(objects: &Objects) -> BTreeMap<String, String> {
             Err(_) => addresses.client_url(&name),
         })
     };
-    let pods = objects.pods.iter();
+    let pods = pods.iter();
     pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
         .collect()
 }
@@ -380,18 +371,16 @@ fn asked(observed: &Observed) -> Vec<String> {
 }
 
 /// Translates the Kubernetes objects. Pure.
-pub fn without_etcd(objects: &Objects) -> Observed {
+pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
+    let cluster = effective.cluster();
     let Objects {
-        cluster,
         pods,
         claims,
         services,
         budget,
-        tls: _,
-        rollout,
-        certificates,
-        clock,
+        ..
     } = objects;
+    let certificates = Certificates::new(cluster, &objects.secrets, pods);
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
     let recovery = recovery::recorded(cluster, &status);
@@ -446,9 +435,9 @@ pub fn without_etcd(objects: &Objects) -> Observed {
         },
         tls: Tls::default(),
         access: crate::access::Access::default(),
-        tls_rollout: rollout.clone(),
-        certificates: certificates.clone(),
-        clock: *clock,
+        tls_rollout: Some(effective.tls_rollout().clone()),
+        certificates: certificates.and_of_others(&objects.tls),
+        clock: objects.clock,
     };
     let is_labelled = |metadata: &ObjectMeta| {
         let member = metadata.name.as_deref().unwrap_or_default();

@@ -13,6 +13,7 @@ mod bootstrap;
 mod certificates;
 mod change;
 mod disks;
+pub mod effective;
 mod ended;
 mod evidence;
 mod fate;

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use api::cluster::{PeerStage, TlsPolicy, peers_of};
+use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use runtime::tls::Fault;
 
 /// Who makes the certificates.
@@ -165,6 +165,17 @@ fn exchange(
     })
 }
 
+/// What members were started with, as the status and the pods say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Started {
+    /// What the status records of this cluster.
+    pub record: Option<TlsStatus>,
+    /// What pods were made with, by name.
+    pub made: BTreeMap<String, Option<TlsPolicy>>,
+    /// How the etcd of pods was told to talk, by name.
+    pub ways: BTreeMap<String, Way>,
+}
+
 /// How far a change of TLS is: what members are started with, and what comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsRollout {
@@ -190,20 +201,17 @@ pub struct Step {
 }
 
 impl TlsRollout {
-    /// From what the status records of this cluster, or else from what its pods were made with; `ways` are those the
-    /// pods' etcd was told.
-    #[allow(
-        clippy::option_option,
-        reason = "without TLS is something else than unrecorded"
-    )]
-    pub fn new(
-        record: Option<Option<TlsPolicy>>,
-        made: &BTreeMap<String, Option<TlsPolicy>>,
-        ways: BTreeMap<String, Way>,
-        wanted: Option<TlsPolicy>,
-    ) -> Self {
+    /// From what members were started with; `wanted` is what the spec asks for.
+    pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
+        // The stage is the operator's, whatever the spec says.
+        let wanted = wanted.cloned().map(|tls| TlsPolicy {
+            peer_stage: None,
+            ..tls
+        });
+        let Started { record, made, ways } = started;
         let to = Way::of(wanted.as_ref());
         let as_wanted = |policy: &Option<TlsPolicy>| Way::of(policy.as_ref()) == to;
+        let record = record.as_ref().map(TlsStatus::policy);
         let mut at = match &record {
             Some(record) => record.clone(),
             None if made.is_empty() || made.values().any(as_wanted) => wanted.clone(),
@@ -223,7 +231,7 @@ impl TlsRollout {
                 to,
                 faults: Vec::new(),
             }),
-            ways,
+            ways: ways.clone(),
             refused,
             at,
         }

@@ -33,7 +33,7 @@ pub async fn complete(
     (operators, policy): (&Operators, Option<NetworkPolicy>),
     look: &mut Look,
 ) {
-    let cluster = &look.cluster;
+    let cluster = look.effective.cluster();
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();

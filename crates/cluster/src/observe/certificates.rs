@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::EtcdCluster;
+use api::cluster::TlsPolicy;
 use api::names::{self, CertificateUse};
 use futures::future::join_all;
 use jiff::SignedDuration;
@@ -11,30 +12,23 @@ use kube::{Api, Client, ResourceExt};
 use runtime::clock;
 use runtime::tls::FaultKind;
 
-use crate::certificates::{Certificates, rule};
+use crate::certificates::{rule, seed};
 use crate::observed::Observed;
 
 /// The Secrets of generated certificates, and the API server's clock less our own.
 #[derive(Default)]
 pub(super) struct Read {
-    secrets: Vec<Secret>,
+    pub(super) secrets: Vec<Secret>,
     pub(super) clock: Option<SignedDuration>,
 }
 
-impl Read {
-    /// What they say.
-    pub(super) fn of(self, cluster: &EtcdCluster, pods: &[Pod]) -> Certificates {
-        Certificates::new(cluster, &self.secrets, pods)
-    }
-}
-
-/// Reads what there may be of generated certificates.
+/// Reads what there may be of generated certificates, where this is in effect about TLS.
 pub(super) async fn read(
     client: &Client,
-    cluster: &EtcdCluster,
+    (cluster, tls): (&EtcdCluster, Option<&TlsPolicy>),
     (pods, claims, services): (&[Pod], &[PersistentVolumeClaim], &[Service]),
 ) -> Result<Read, kube::Error> {
-    let Some(rule) = rule(cluster) else {
+    let Some(rule) = rule(cluster, tls) else {
         return Ok(Read::default());
     };
     let mut wanted: BTreeSet<String> = rule
@@ -58,7 +52,7 @@ pub(super) async fn read(
         .chain(claims.iter().map(ResourceExt::name_any))
         .chain(services.iter().filter_map(member))
         .chain(first)
-        .chain(Certificates::new(cluster, &[], &[]).seed)
+        .chain(seed(cluster))
         .collect();
     for member in &members {
         wanted.extend(

@@ -1,16 +1,15 @@
-//! Where a cluster stands that is being switched to TLS, or away from it: from the record in its status, and where
-//! there is none, from its pods. Pure.
+//! What members were started with and how they talk: from the record in the status, and from the pods. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use api::EtcdCluster;
-use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus};
+use api::cluster::{PeerListener, PeerStage, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::children;
-use crate::switch::{Clients, Maker, TlsRollout, Way};
+use crate::switch::{Clients, Maker, Started, Way};
 
 /// Where etcd listens for other members.
 const PEERS: &str = "--listen-peer-urls=";
@@ -91,13 +90,8 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     Some(!urls.contains("http://"))
 }
 
-/// A cluster that runs goes on with the way its members talk until they are brought to another, step by step: what
-/// the spec says is replaced by what members are started with now.
-pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> TlsRollout {
-    let mut wanted = cluster.spec.tls.take();
-    if let Some(wanted) = &mut wanted {
-        wanted.peer_stage = None;
-    }
+/// What the status records and the pods say that members were started with.
+pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
@@ -109,31 +103,28 @@ pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod]) -> TlsRollout {
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
     };
-    let made: BTreeMap<String, Option<TlsPolicy>> = pods
-        .iter()
-        .filter(ours)
-        .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
-        .collect();
+    let ours = || pods.iter().filter(ours);
     let record = status.and_then(|status| status.tls.as_ref());
     let record = record.filter(|record| Some(&record.token) == token && record.is_consistent());
-    let record = record.map(TlsStatus::policy);
-    let ways = pods
-        .iter()
-        .filter(ours)
-        .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
-        .collect();
-    let rollout = TlsRollout::new(record, &made, ways, wanted);
-    cluster.spec.tls.clone_from(&rollout.at);
-    rollout
+    Started {
+        record: record.cloned(),
+        made: ours()
+            .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
+            .collect(),
+        ways: ours()
+            .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
+            .collect(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use api::cluster::{BootstrapStatus, EtcdClusterStatus};
+    use api::cluster::{BootstrapStatus, EtcdClusterStatus, TlsStatus};
     use k8s_openapi::api::core::v1::{Container, PodSpec};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
     use super::*;
+    use crate::switch::TlsRollout;
 
     const BETWEEN: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
     const CLIENTS_TOO: &str =
@@ -164,6 +155,10 @@ mod tests {
             status.tls = Some(TlsStatus::new(token, record));
         }
         cluster
+    }
+
+    fn rollout(cluster: &EtcdCluster, pods: &[Pod]) -> TlsRollout {
+        TlsRollout::of(&started(cluster, pods), cluster.spec.tls.as_ref())
     }
 
     fn pod(said: Option<&str>, scheme: &str) -> Pod {
@@ -199,11 +194,11 @@ mod tests {
             ("null", Some(r#"{"generated":{}}"#), "https"),
             (CLIENTS_TOO, Some(r#"{"generated":{}}"#), "https"),
         ] {
-            let mut cluster = cluster(wanted);
-            let rollout = settle(&mut cluster, &[pod(said, scheme)]);
+            let cluster = cluster(wanted);
+            let rollout = rollout(&cluster, &[pod(said, scheme)]);
             assert!(rollout.refused.is_some(), "{wanted}");
             assert_eq!(rollout.next, None);
-            let kept = serde_json::to_string(&cluster.spec.tls).unwrap();
+            let kept = serde_json::to_string(&rollout.at).unwrap();
             assert_eq!(kept, said.unwrap_or("null"));
         }
     }
@@ -220,29 +215,29 @@ mod tests {
             // Who knows.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
-            let mut cluster = cluster(wanted);
-            let rollout = settle(&mut cluster, &[pod(said, scheme)]);
+            let cluster = cluster(wanted);
+            let rollout = rollout(&cluster, &[pod(said, scheme)]);
+            assert_eq!(serde_json::to_string(&rollout.at).unwrap(), wanted);
             assert_eq!((rollout.next, rollout.refused), (None, None));
-            assert_eq!(serde_json::to_string(&cluster.spec.tls).unwrap(), wanted);
         }
     }
 
     #[test]
     fn invariant_23_a_cluster_without_pods_comes_back_as_it_was() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
-            let mut cluster = recorded(wanted, policy(was).as_ref(), "token");
-            let rollout = settle(&mut cluster, &[]);
+            let cluster = recorded(wanted, policy(was).as_ref(), "token");
+            let rollout = rollout(&cluster, &[]);
             assert!(rollout.recorded);
-            assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
+            assert_eq!(rollout.at, policy(was), "{wanted}");
         }
         // What is recorded of another cluster, before a restore or a recovery, says nothing of this one.
-        let mut restored = recorded(BETWEEN, None, "before");
+        let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
             .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "before".into());
-        let rollout = settle(&mut restored, &[old]);
+        let rollout = rollout(&restored, &[old]);
         assert!(!rollout.recorded);
-        assert_eq!(restored.spec.tls, policy(BETWEEN));
+        assert_eq!(rollout.at, policy(BETWEEN));
     }
 
     /// The object was deleted without what it owns, and is there again without its status and with another `spec.TLS`.
@@ -255,9 +250,9 @@ mod tests {
             orphan
                 .annotations_mut()
                 .insert(names::ANNOTATION_CLUSTER_TOKEN.into(), "token".into());
-            let mut cluster = cluster(wanted);
-            let rollout = settle(&mut cluster, &[orphan]);
-            assert_eq!(cluster.spec.tls, policy(was), "{wanted}");
+            let cluster = cluster(wanted);
+            let rollout = rollout(&cluster, &[orphan]);
+            assert_eq!(rollout.at, policy(was), "{wanted}");
             assert!(!rollout.recorded && rollout.refused.is_none());
             assert!(rollout.next.is_some());
             assert_eq!(rollout.ways.len(), 1);
@@ -270,7 +265,7 @@ mod tests {
             peer_stage: Some(PeerStage::PlainAndTls),
             ..tls
         });
-        let mut cluster = recorded(BETWEEN, at.as_ref(), "token");
+        let cluster = recorded(BETWEEN, at.as_ref(), "token");
         let mut second = pod(None, "http");
         second.metadata.name = Some("db-b".into());
         if let Some(spec) = &mut second.spec {
@@ -279,8 +274,8 @@ mod tests {
                 format!("{CLIENTS}http://0.0.0.0:2379"),
             ]);
         }
-        let rollout = settle(&mut cluster, &[pod(None, "http"), second]);
-        assert_eq!((&cluster.spec.tls, &rollout.refused), (&at, &None));
+        let rollout = rollout(&cluster, &[pod(None, "http"), second]);
+        assert_eq!((&rollout.at, &rollout.refused), (&at, &None));
         assert_eq!(rollout.waits_for(), ["db-a"]);
         assert!(rollout.recorded && rollout.next.is_some());
     }

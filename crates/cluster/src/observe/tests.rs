@@ -8,10 +8,15 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::ResourceExt;
 use runtime::member::{self, Member, Members, Role, Start};
+use runtime::tls::ClusterTls;
 use serde_json::json;
 
-use crate::observe::{Look, Objects, without_etcd};
+use crate::clock::ApiServerClock;
+use crate::objects::Objects;
+use crate::observe::Look;
 use crate::observed::{Kept, Observed, Trouble};
+use crate::plan::effective::Effective;
+use crate::switch::Started;
 
 mod coreos;
 mod golden;
@@ -70,16 +75,24 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         claims,
         services,
         budget,
-        tls: runtime::tls::ClusterTls::default(),
-        tls_rollout: None,
-        certificates: crate::certificates::Certificates::default(),
-        clock: crate::clock::ApiServerClock::default(),
+        secrets: Vec::new(),
+        tls: ClusterTls::default(),
+        next_tls: ClusterTls::default(),
+        started: Started::default(),
+        form: None,
+        clock: ApiServerClock::default(),
     }
+}
+
+/// With the spec in effect.
+fn look_at(objects: Objects) -> Look {
+    let effective = Effective::of(&objects, jiff::Timestamp::UNIX_EPOCH);
+    objects.look(effective)
 }
 
 /// A reading, for tests that only keep it.
 pub(crate) fn look() -> Look {
-    made(durable()).look()
+    look_at(made(durable()))
 }
 
 /// The same of a cluster whose status names its member.
@@ -94,7 +107,7 @@ pub(crate) fn made_durable() -> Objects {
 fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
     let mut objects = made(durable());
     mend(&mut objects);
-    without_etcd(&objects)
+    look_at(objects).without_etcd
 }
 
 #[test]
@@ -105,7 +118,7 @@ fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
             pod_ip: address.map(str::to_owned),
             ..PodStatus::default()
         });
-        objects.look().urls.remove(MEMBER)
+        look_at(objects).urls.remove(MEMBER)
     };
     assert_eq!(
         urls(Some("10.0.0.7")).as_deref(),
@@ -127,7 +140,7 @@ fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
             pod_ip: Some("10.0.0.7".to_owned()),
             ..PodStatus::default()
         });
-        let mut observed = objects.look().without_etcd;
+        let mut observed = look_at(objects).without_etcd;
         if let Some(service) = observed.services.get_mut(MEMBER) {
             service.closed = closed;
         }

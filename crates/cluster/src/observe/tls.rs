@@ -1,16 +1,15 @@
-//! A cluster's certificates: the spec completed by what they tell, and what is wrong with them. Pure; the Secrets were
-//! read before.
+//! A cluster's certificates: what is wrong with them, and for which form of address. Pure; the Secrets were read before.
 
 use std::collections::BTreeMap;
 
 use api::EtcdCluster;
-use api::cluster::{MemberAddress, TlsPolicy};
+use api::cluster::MemberAddress;
 use api::names::{self, Addresses};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use runtime::member::Members;
-use runtime::tls::{Authorities, ClusterTls, Fault, FaultKind, Slot};
+use runtime::tls::{Authorities, ClusterTls, Slot};
 
 use super::Look;
 use crate::tls::Tls;
@@ -18,13 +17,11 @@ use crate::tls::Tls;
 /// What etcd was told to call itself: by it a running member says which form of address it has.
 const ADVERTISED: &str = "--initial-advertise-peer-urls=";
 
-/// Completes the spec as it was read: how the Secrets' keys are called, and the form of address that nobody has said.
-pub(super) fn settle(cluster: &mut EtcdCluster, pods: &[Pod], tls: &ClusterTls) {
-    let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+/// The form of address of the members that run.
+pub(super) fn running_form(cluster: &EtcdCluster, pods: &[Pod]) -> Option<MemberAddress> {
+    let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    // A cluster that runs stays with its form, whatever its certificates cover by now.
-    let running = pods.iter().find_map(|pod| form(pod, &addresses));
-    tls.settle(&mut cluster.spec, (&namespace, &name), running);
+    pods.iter().find_map(|pod| form(pod, &addresses))
 }
 
 fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
@@ -45,26 +42,12 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
         .find(|form| url.contains(&of(form.clone())))
 }
 
-/// What is wrong with certificates that members are to be started with next. Those that the operator makes are made
-/// then.
-pub(super) fn faults_before(
-    cluster: &EtcdCluster,
-    held: &ClusterTls,
-    next: Option<&TlsPolicy>,
-) -> Vec<Fault> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let generated = next.is_some_and(|tls| tls.generated.is_some());
-    let mut faults = held.faults(&addresses, Timestamp::now());
-    faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
-    faults
-}
-
 /// What the planner gets to see.
 pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
     let tls = &look.tls;
-    let namespace = look.cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(&look.cluster, &namespace, "", None).addresses();
+    let cluster = look.effective.cluster();
+    let namespace = cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let mut faults = tls.faults(&addresses, now);
     let apart = tls.faults_of_started(&started(look), &faults, now);
     faults.extend(apart);

@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_the_status_names_and_no_list_shows_is_asked_for_by_name() {
-        let asked = |mend: &dyn Fn(&mut crate::observe::Objects)| {
+        let asked = |mend: &dyn Fn(&mut crate::objects::Objects)| {
             let mut objects = made_durable();
             mend(&mut objects);
             missing(

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 use cluster::certificates::Noted;
 use cluster::observed::{Kept, Observed, Role};
-use cluster::switch::{Clients, Maker, TlsRollout, Way, next};
+use cluster::switch::{Clients, Maker, Started, TlsRollout, Way, next};
 
 use crate::etcd_model::{Cluster, Config, Member, quorum, voters};
 use crate::invariants::demand;
@@ -340,7 +340,9 @@ impl World {
         let record = self.switch.record.as_ref();
         let record = record.filter(|record| Some(&record.token) == token);
         let wanted = self.switch.wanted.clone();
-        let mut rollout = TlsRollout::new(record.map(TlsStatus::policy), &made, ways, wanted);
+        let record = record.cloned();
+        let started = Started { record, made, ways };
+        let mut rollout = TlsRollout::of(&started, wanted.as_ref());
         if let Some(next) = &mut rollout.next
             && Way::of(next.to.as_ref()).maker.is_some()
         {

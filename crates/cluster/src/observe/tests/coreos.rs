@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::observe::pods;
 use crate::observed::{Kept, Observed, Seen, Trouble};
+use crate::plan::effective::Effective;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
 use crate::write::Write;
 
@@ -138,7 +139,7 @@ fn found(old: Old) -> Scene {
     if old.claim {
         scene = scene.durable();
     }
-    scene.desired = crate::desired::desired(&cluster(old));
+    scene.desired = crate::desired::desired(&Effective::as_written(cluster(old)));
     // The scene's volumes say nothing of their size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;

@@ -19,6 +19,7 @@ use runtime::member::{self, Member, Members, Role, Start};
 use serde_json::{Value, json};
 
 use crate::observe::pods;
+use crate::plan::effective::Effective;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
 use crate::write::Write;
 
@@ -120,7 +121,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
     if cluster.spec.is_durable() {
         scene = scene.durable();
     }
-    scene.desired = crate::desired::desired(&cluster);
+    scene.desired = crate::desired::desired(&Effective::as_written(cluster.clone()));
     // The scene's volumes say nothing of their size.
     scene.desired.claim = None;
     for (letter, pod) in LETTERS.into_iter().zip(made) {
