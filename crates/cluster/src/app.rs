@@ -21,10 +21,10 @@ use runtime::image::OwnImage;
 use runtime::member::Operators;
 
 use crate::clients::Clients;
-use crate::controller::ClusterOperator;
 use crate::endings::Endings;
 use crate::figures::Figures;
 use crate::recall::Recall;
+use crate::reconcile::ClusterOperator;
 
 /// Health is asked of all members at each reconcile: a member that hangs costs its own cluster this much.
 const DEADLINES: Deadlines = Deadlines {

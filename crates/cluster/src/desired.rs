@@ -7,9 +7,9 @@ use api::version::EtcdVersion;
 use runtime::member::spec_hash;
 
 use crate::access::AccessRule;
-use crate::observed::{Claim, Desired, RecoveryRule};
 use crate::plan::effective::Effective;
 use crate::quantity::bytes;
+use crate::snapshot::{Claim, Desired, RecoveryRule};
 use crate::upkeep::UpkeepRule;
 
 /// Reads the spec in effect. What is wrong with it is said in `invalid`; an object stored before the schema existed may

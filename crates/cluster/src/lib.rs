@@ -1,32 +1,32 @@
 //! The cluster operator: it keeps an etcd cluster at its size through every failure that leaves data to save,
 //! and never makes things worse.
 //!
-//! observe (reads only) -> plan (pure) -> act (one step) -> status (pure, one patch). The steps are made of the
+//! observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). The steps are made of the
 //! primitive writes in [`write`]; what is true is in etcd's member list, pods, disks and the few recorded
 //! fields of the status, never in this process.
 
 pub mod access;
-pub mod act;
 pub mod app;
 pub mod authority;
 pub mod certificates;
 pub mod clients;
 pub mod clock;
-pub mod controller;
 pub mod desired;
 pub mod endings;
+pub mod execute;
 pub mod expiry;
 pub mod figures;
 pub mod objects;
 pub mod observe;
-pub mod observed;
 pub mod outcome;
 pub mod plan;
 pub mod quantity;
 pub mod reason;
 pub mod recall;
+pub mod reconcile;
 pub mod refusals;
 mod seen;
+pub mod snapshot;
 pub mod status;
 pub mod switch;
 pub mod tls;

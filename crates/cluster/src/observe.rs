@@ -44,8 +44,8 @@ use runtime::tls::ClusterTls;
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
 use crate::objects::Objects;
-use crate::observed::{Intent, Observed, Role, Seen};
 use crate::plan::effective::Effective;
+use crate::snapshot::{Intent, Observed, Role, Seen};
 use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
@@ -354,7 +354,7 @@ fn asked(observed: &Observed) -> Vec<String> {
         service.is_some_and(|service| service.closed)
     };
     // Of a cluster that was recorded and is yet to be marked. What it answers is compared with what was recorded.
-    let is_taken_over = |pod: &crate::observed::Pod| {
+    let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };
     let worth = observed.pods.iter().filter(|(name, pod)| {

@@ -7,11 +7,11 @@ use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
 use api::conditions::{ConditionType, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
-use crate::act::{self, Acted};
+use crate::execute::{self, Acted};
 use crate::observe;
-use crate::observed::Removal;
 use crate::plan::{Plan, STEADY};
 use crate::reason::Reason;
+use crate::snapshot::Removal;
 use crate::write::Write;
 
 /// Why a reconcile failed.
@@ -25,7 +25,7 @@ pub enum Error {
     Act {
         /// Why.
         #[source]
-        source: act::Error,
+        source: execute::Error,
         /// What was done all the same.
         told: Vec<Notice>,
     },
@@ -175,9 +175,9 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
 }
 
 /// Without the member that gave the answer: each gives the same, and each would be an Event of its own.
-fn postponed(error: &act::Error) -> String {
+fn postponed(error: &execute::Error) -> String {
     match error {
-        act::Error::Etcd {
+        execute::Error::Etcd {
             what,
             source: etcd::Error::Unavailable(text),
         } => {
@@ -311,7 +311,7 @@ mod tests {
                     uid: "u".into(),
                 },
             ],
-            failed: vec![act::Error::Etcd {
+            failed: vec![execute::Error::Etcd {
                 what: "promote db-a".into(),
                 source: etcd::Error::Unavailable("http://x: not in sync".into()),
             }],
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn a_cluster_is_looked_at_as_often_as_others_while_a_start_is_held_back() {
         let again = |left: Duration| {
-            let source = act::Error::Held {
+            let source = execute::Error::Held {
                 reason: Reason::Forbidden,
                 said: "exceeded quota".into(),
                 left,
@@ -352,7 +352,7 @@ mod tests {
         };
         let (short, long) = (Duration::from_secs(2), Duration::from_mins(2));
         assert_eq!((again(short), again(long)), (Some(short), Some(STEADY)));
-        let source = act::Error::TooOld;
+        let source = execute::Error::TooOld;
         let told = Vec::new();
         assert_eq!(Error::Act { source, told }.again_in(), None);
     }

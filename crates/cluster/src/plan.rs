@@ -49,8 +49,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Observed, Seen};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed, Seen};
 use crate::write::{Change, Order, Step};
 
 pub(crate) use joining::is_late_to_serve;
@@ -236,7 +236,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
 fn formed(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     cluster_id: etcd::ClusterId,
-    intent: &crate::observed::Intent,
+    intent: &crate::snapshot::Intent,
     draft: &mut Draft,
 ) {
     let open = recovery::lets_clients_in(observed, intent);

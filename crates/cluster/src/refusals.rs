@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use runtime::controller::{LAST_BACKOFF, delay};
 use runtime::outcome::Chain;
 
-use crate::act::error::Error;
+use crate::execute::error::Error;
 use crate::reason::Reason;
 
 /// By the cluster's UID and the member.

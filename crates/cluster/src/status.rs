@@ -18,9 +18,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
 use crate::expiry;
-use crate::observed::{Desired, Observed};
 use crate::plan::{Plan, View, current_version};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed};
 
 /// What a status is computed from.
 pub struct Report<'a> {

@@ -1,6 +1,6 @@
 //! The primitive writes: what one request to the API server or to etcd can do.
 //!
-//! A step is made of these and of nothing else. [`crate::act`] sends them; the model of the tests applies them
+//! A step is made of these and of nothing else. [`crate::execute`] sends them; the model of the tests applies them
 //! to its own world, so both go through the same halves of the same steps. Drawing names is here too, because
 //! the planner may not.
 
@@ -16,7 +16,7 @@ use runtime::member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;
-use crate::observed::{Changed, Intent, Removal, Role};
+use crate::snapshot::{Changed, Intent, Removal, Role};
 use crate::switch::Way;
 use words::{alarm_of, record_of, recorded, removal_of};
 

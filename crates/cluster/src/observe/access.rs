@@ -9,7 +9,7 @@ use runtime::credentials::ClusterAuth;
 use runtime::member::{Members, Operators, network_policy};
 
 use super::{DEADLINE, Error, Look, children, seen};
-use crate::observed::{Kept, Observed};
+use crate::snapshot::{Kept, Observed};
 
 /// The NetworkPolicy of this name, whoever made it. It is read beside the other objects.
 pub async fn policy(

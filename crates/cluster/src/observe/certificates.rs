@@ -13,7 +13,7 @@ use runtime::clock;
 use runtime::tls::FaultKind;
 
 use crate::certificates::{rule, seed};
-use crate::observed::Observed;
+use crate::snapshot::Observed;
 
 /// The Secrets of generated certificates, and the API server's clock less our own.
 #[derive(Default)]

@@ -10,8 +10,8 @@ use runtime::member::{self, Members};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::observed::{self, Claim, Disk, Kept, Removal, Shared};
 use crate::quantity::bytes;
+use crate::snapshot::{self, Claim, Disk, Kept, Removal, Shared};
 
 /// `Some(true)`: ours. `Some(false)`: nobody's, with a cluster token that lets us find it again. `None`:
 /// somebody else's.
@@ -115,7 +115,7 @@ pub(super) fn member_service(
     members: &Members,
     service: &Service,
     uid: &str,
-) -> Option<observed::Service> {
+) -> Option<snapshot::Service> {
     let name = service.name_any();
     // By its name where the label was changed by hand.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
@@ -125,7 +125,7 @@ pub(super) fn member_service(
         return None;
     }
     let mark = annotation(&service.metadata, names::ANNOTATION_STARTED);
-    Some(observed::Service {
+    Some(snapshot::Service {
         uid: service.uid().unwrap_or_default(),
         resource_version: service.resource_version().unwrap_or_default(),
         owned: owner == Some(uid),

@@ -52,7 +52,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::observe::pods;
-    use crate::observed::Pod;
+    use crate::snapshot::Pod;
 
     /// A member's pod with a sidecar that is not ready. `etcd`: the state of etcd's container.
     fn seen(company: &Value, etcd: &Value) -> Pod {

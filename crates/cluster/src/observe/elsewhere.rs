@@ -7,8 +7,8 @@ use futures::future::join_all;
 use kube::ResourceExt;
 
 use super::{seen, status};
-use crate::observed::{Observed, Seen};
 use crate::plan::name_of;
+use crate::snapshot::{Observed, Seen};
 
 /// The endpoints in the object's annotation.
 pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {

@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
-use crate::observed::{Cause, Ending};
+use crate::snapshot::{Cause, Ending};
 
 /// What etcd says when its data directory is damaged.
 const DAMAGED: [&str; 20] = [

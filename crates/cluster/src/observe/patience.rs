@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use etcd::{MemberId, Status};
 
-use crate::observed::{Observed, Pod};
 use crate::plan::quorum_of;
+use crate::snapshot::{Observed, Pod};
 
 /// How long the list may take when too few members answer for themselves, from when that is known.
 const LEFT: Duration = Duration::from_millis(250);
@@ -60,8 +60,8 @@ mod tests {
     use std::future::{pending, ready};
 
     use super::*;
-    use crate::observed::Seen;
     use crate::plan::tests::scene::Scene;
+    use crate::snapshot::Seen;
 
     /// Who is asked and what they answer, as the scene has it.
     fn few(scene: &Scene) -> bool {

@@ -13,7 +13,7 @@ use runtime::member::{Notes, Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{company, ending};
-use crate::observed::{Changed, Pod, Role, Trouble};
+use crate::snapshot::{Changed, Pod, Role, Trouble};
 
 pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);

@@ -17,8 +17,8 @@ use kube::ResourceExt;
 use tokio::time::error::Elapsed;
 
 use super::{IMPATIENCE, status as serving};
-use crate::observed::{Pod, Role};
 use crate::plan::is_late_to_serve;
+use crate::snapshot::{Pod, Role};
 
 /// The flag with which etcd has that listener. It is never TLS's there: only ours is asked, which says so.
 const LISTENER: &str = "--listen-metrics-urls";

@@ -12,8 +12,8 @@ use futures::future::join_all;
 use kube::ResourceExt;
 
 use crate::observe::{Look, seen};
-use crate::observed::{Observed, Recovery, SeedAnswer, Seen};
 use crate::reason::Reason;
+use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
 /// How long the list is waited for while a recovery is under way.
 const UNDER_WAY: Duration = Duration::from_millis(500);

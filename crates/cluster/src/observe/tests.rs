@@ -14,8 +14,8 @@ use serde_json::json;
 use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::observe::Look;
-use crate::observed::{Kept, Observed, Trouble};
 use crate::plan::effective::Effective;
+use crate::snapshot::{Kept, Observed, Trouble};
 use crate::switch::Started;
 
 mod coreos;
@@ -133,7 +133,7 @@ fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
 
 #[test]
 fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
-    use crate::observed::Role;
+    use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
         objects.pods[0].status = Some(PodStatus {

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use api::cluster::peers_of;
 use etcd::{ClusterId, Member, Members};
 
-use crate::observed::{Intent, Observed, Seen};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
+use crate::snapshot::{Intent, Observed, Seen};
 use crate::write::{Order, Write};
 
 /// Records a cluster that is there and carries no mark of this operator. `false` when there is none.

@@ -12,11 +12,11 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Intent, Role};
 use crate::plan::age::age;
 use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, joining};
 use crate::reason::Reason;
+use crate::snapshot::{Intent, Role};
 use crate::write::{Label, Order, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.

@@ -8,9 +8,9 @@ use etcd::Login;
 use runtime::credentials::Record;
 
 use crate::access::AccessWrite;
-use crate::observed::{Desired, Kept, Observed, Seen};
 use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Kept, Observed, Seen};
 use crate::write::{Order, Write};
 
 /// Says why nobody could be asked, where that is for want of credentials. Such an answer is one of a cluster that

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Disk, Intent, Observed, Pod, Role};
 use crate::plan::member_objects;
 use crate::plan::versions;
 use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Disk, Intent, Observed, Pod, Role};
 use crate::write::{Label, Order, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,

@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::age::age;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::write::{Order, Start, State, Write};
 
 /// How long first members' Services stay without endpoints when none of the members is seen running.

@@ -24,10 +24,10 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::observed::{Observed, Pod, Seen};
 use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
+use crate::snapshot::{Observed, Pod, Seen};
 use crate::write::{Order, Write};
 
 /// How long at least clients are given to take certificates by the new authority.

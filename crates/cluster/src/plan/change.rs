@@ -1,8 +1,8 @@
 //! The requests to etcd that change its members or its leader. One plan has one at most.
 
-use crate::observed::{Disk, Removal};
 use crate::plan::Draft;
 use crate::plan::view::{Seat, View};
+use crate::snapshot::{Disk, Removal};
 use crate::write::{Change, Write};
 
 pub(super) fn decide(

@@ -4,12 +4,12 @@
 //! shrink, or to change its class) leaves with its member, which is replaced like any other that leaves: one at a
 //! time, the leadership moved before, and never below the quorum (invariants 2 and 3).
 
-use crate::observed::{Claim, Desired, Disk};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
 use crate::reason::Reason;
+use crate::snapshot::{Claim, Desired, Disk};
 use crate::write::{Order, Write};
 
 /// Members on volumes that cannot become what the spec asks for are to be replaced.

@@ -5,8 +5,8 @@
 //!
 //! Nothing is lost by it, whether a quorum answers or not: such a pod runs nothing and holds nothing.
 
-use crate::observed::{Disk, Observed, Pod};
 use crate::plan::Draft;
+use crate::snapshot::{Disk, Observed, Pod};
 use crate::write::{Order, Write};
 
 /// Makes room for new pods of these members.

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use etcd::{ClusterId, Members, Status};
 
-use crate::observed::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
+use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 
 /// A member that has data, as far as Kubernetes tells.
 #[derive(Clone, Debug, PartialEq, Eq)]

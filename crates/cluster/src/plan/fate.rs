@@ -7,10 +7,10 @@ use std::time::Duration;
 use api::version::EtcdVersion;
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Changed, Desired, Ending, Pod};
 use crate::plan::age::age;
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat};
+use crate::snapshot::{Cause, Changed, Desired, Ending, Pod};
 
 /// After so many restarts etcd's own words about its data are believed: a third start would have read the same.
 const DAMAGED_RESTARTS: i32 = 2;

@@ -5,9 +5,9 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::observed::{Desired, Disk, Observed};
 use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Disk, Observed};
 use crate::write::{Order, Write};
 
 /// Stops the members, or leaves them stopped; `false` when the cluster does not hibernate, or not yet.

@@ -3,8 +3,8 @@
 
 use etcd::ClusterId;
 
-use crate::observed::{Intent, Observed};
 use crate::plan::{Draft, bootstrap};
+use crate::snapshot::{Intent, Observed};
 use crate::write::{Order, Write};
 
 /// Invariant 26. Returns `true` if the record is corrected first.

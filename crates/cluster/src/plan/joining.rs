@@ -13,9 +13,9 @@ use std::time::Duration;
 use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
-use crate::observed::{Observed, Pod, Role, Seen};
 use crate::plan::age::age;
 use crate::plan::view::{Data, Health, Seat};
+use crate::snapshot::{Observed, Pod, Role, Seen};
 
 /// For how long a voter may not serve before something is wrong with it: etcd waits 7 s for its own entry.
 const LATE: Duration = Duration::from_secs(30);

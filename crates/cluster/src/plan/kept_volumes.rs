@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Disk, Observed, Removal};
 use crate::plan::age::age;
 use crate::plan::change::note_removal;
 use crate::plan::member_objects;
@@ -18,6 +17,7 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::view::View;
 use crate::plan::{Draft, roll};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Disk, Observed, Removal};
 use crate::write::{Order, Write};
 
 /// The claims of members that someone else removed, by member.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use etcd::ClusterId;
 
-use crate::observed::{Observed, Seen, Service};
 use crate::plan::Draft;
 use crate::plan::view::View;
+use crate::snapshot::{Observed, Seen, Service};
 use crate::write::{Order, Start, Write};
 
 /// Every name a member's object has.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Role};
 use crate::plan::change::{remove, remove_voter};
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
@@ -20,6 +19,7 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Data, Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Intent, Observed, Role};
 use crate::write::{Order, Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.

@@ -13,9 +13,9 @@ use api::names::ANNOTATION_NUDGED;
 use jiff::Timestamp;
 use runtime::member::MetadataPatch;
 
-use crate::observed::{Observed, Pod};
 use crate::plan::Draft;
 use crate::plan::age::age;
+use crate::snapshot::{Observed, Pod};
 use crate::write::{Order, Write};
 
 /// How long a pod may be on a node and have no address: a start takes less than one second, and the API server tells

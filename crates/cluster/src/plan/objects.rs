@@ -7,13 +7,13 @@ use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY, adoption, joining, member_objects, together};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 use crate::write::{Label, Order, Write};
 
 /// How long a pod may take to start before it is worth a word; a large image takes its time.

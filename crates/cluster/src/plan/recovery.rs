@@ -19,12 +19,12 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Desired, Intent, Observed, Pod};
 use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, SHORTLY, replaced};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Intent, Observed, Pod};
 use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};

@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 
-use crate::observed::{Observed, Pod};
+use crate::snapshot::{Observed, Pod};
 
 /// Whether an object with this token is of a cluster before.
 pub(super) fn is_of_before(observed: &Observed, token: Option<&String>) -> bool {

@@ -14,7 +14,6 @@ use api::version::path::Way;
 use etcd::MemberId;
 use jiff::Timestamp;
 
-use crate::observed::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
 use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
 use crate::plan::versions::{self, Course, Downgrade};
@@ -22,6 +21,7 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
 use crate::write::{Order, Write};
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the

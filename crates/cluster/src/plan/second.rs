@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Intent, Observed, Pod, Role, Seen, Service};
 use crate::plan::Draft;
 use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, Seat, View};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
 use crate::write::{Order, Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.

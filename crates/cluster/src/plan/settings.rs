@@ -1,10 +1,10 @@
 //! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
 //! the other. What needs a new pod is the business of `roll`.
 
-use crate::observed::{Desired, Observed, Pod};
 use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed, Pod};
 use crate::write::{Order, Write};
 
 /// Labels and annotations: nothing is restarted, so nobody is asked.

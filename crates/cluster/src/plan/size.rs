@@ -4,7 +4,6 @@
 
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Observed};
 use crate::plan::age::age;
 use crate::plan::change::{decide, remove_voter};
 use crate::plan::joining::{self, has_caught_up};
@@ -14,6 +13,7 @@ use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed};
 use crate::write::{Order, Write};
 
 /// Services for members to come, made before the members: a name that is never absent leaves nothing for a

@@ -5,10 +5,10 @@ use jiff::Timestamp;
 
 use api::names::member_of_url;
 
-use crate::observed::{Desired, Observed, Pod, Seen};
 use crate::plan::fate::fate;
 use crate::plan::view::{Data, Fate, Health, Seat, View, data, is_elsewhere, is_known, name_of};
 use crate::plan::{adoption, disks, joining, roll, upkeep};
+use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 
 impl<'a> View<'a> {

@@ -7,11 +7,11 @@
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
-use crate::observed::{Intent, Kept, Observed};
 use crate::plan::change::decide;
 use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
+use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsRollout, Way};
 use crate::write::{Order, Write};
 

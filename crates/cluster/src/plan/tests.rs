@@ -24,9 +24,9 @@ mod upkeep;
 
 use std::time::Duration;
 
-use crate::observed::{Kept, Trouble};
 use crate::plan::STEADY;
 use crate::reason::Reason;
+use crate::snapshot::{Kept, Trouble};
 use crate::write::{Order, State, Write};
 
 use scene::Scene;
@@ -450,7 +450,7 @@ fn the_budget_goes_when_it_is_not_wanted() {
 #[test]
 fn labels_follow_the_membership() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
-    scene.observed.pods.get_mut("b").unwrap().role = Some(crate::observed::Role::Learner);
+    scene.observed.pods.get_mut("b").unwrap().role = Some(crate::snapshot::Role::Learner);
     assert!(matches!(&scene.writes()[..], [Write::LabelPod(label)] if label.member == "b"));
 }
 

@@ -1,9 +1,9 @@
 //! Invariant 20: no member is started with TLS material that does not hold, and a cluster that runs is not touched
 //! because a Secret went bad.
 
-use crate::observed::Observed;
 use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
+use crate::snapshot::Observed;
 use crate::write::{Order, Write};
 
 /// Takes out of a draft what would start a member, or end one that would have to be started again, and says why.

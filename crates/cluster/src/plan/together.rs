@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::observed::{Observed, Pod};
 use crate::plan::age::age;
 use crate::plan::view::{Seat, View};
+use crate::snapshot::{Observed, Pod};
 
 /// How long a member's Service stays without endpoints for the sake of others that have not started.
 const CLOSED: Duration = Duration::from_secs(5);

@@ -12,7 +12,6 @@ use etcd::{Alarm, AlarmKind, MemberId, Status};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Desired, Observed, Pod, Seen};
 use crate::plan::change::decide_leader;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::Fate;
@@ -20,6 +19,7 @@ use crate::plan::view::{Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, aside};
 use crate::quantity::in_words;
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 use crate::write::{Order, Write};
 

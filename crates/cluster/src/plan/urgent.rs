@@ -7,7 +7,7 @@
 
 use jiff::Timestamp;
 
-use crate::observed::{Desired, Observed};
+use crate::snapshot::{Desired, Observed};
 use crate::write::{Order, State, Step, Write};
 
 /// The pods that go back on their disks; `observed` without any answer of etcd.

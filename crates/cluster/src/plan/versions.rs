@@ -8,9 +8,9 @@ use api::version::path::{Way, way};
 
 use runtime::member::VARIABLE_MAX_LEARNERS;
 
-use crate::observed::{Desired, Disk, Observed, Pod, Seen};
 use crate::plan::replaced;
 use crate::plan::view::{Seat, View, name_of};
+use crate::snapshot::{Desired, Disk, Observed, Pod, Seen};
 
 /// Where the members' version is to go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use api::names::{cluster_of_member, member_of_url};
 use etcd::{Member, MemberId, Members};
 use jiff::Timestamp;
 
-use crate::observed::{Disk, Observed, Pod, Service};
 use crate::plan::quorum::Quorum;
+use crate::snapshot::{Disk, Observed, Pod, Service};
 
 /// What became of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

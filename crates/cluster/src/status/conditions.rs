@@ -5,9 +5,9 @@ use api::conditions::{ConditionStatus, ConditionType, Finding, is_true, set};
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::observed::{Kept, Observed, Pod};
 use crate::plan::{Seat, View};
 use crate::reason::Reason;
+use crate::snapshot::{Kept, Observed, Pod};
 use crate::status::{Report, version};
 use crate::switch::TlsRollout;
 
@@ -130,7 +130,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
                 ),
             }
         }
-        (None, crate::observed::Seen::Unknown(why)) => {
+        (None, crate::snapshot::Seen::Unknown(why)) => {
             let lost = report
                 .plan
                 .problems

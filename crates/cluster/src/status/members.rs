@@ -4,8 +4,8 @@
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
 
-use crate::observed::{Observed, Seen};
 use crate::plan::{Seat, View};
+use crate::snapshot::{Observed, Seen};
 
 /// Bytes a reported size may be wrong by.
 const SIZE_STEP: i64 = 1 << 20;

@@ -5,8 +5,8 @@ use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole}
 use api::conditions::{ConditionType, find};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Kept, Observed, Role};
 use crate::plan::tests::scene::Scene;
+use crate::snapshot::{Kept, Observed, Role};
 use crate::status::Report;
 
 fn at(seconds: i64) -> Time {

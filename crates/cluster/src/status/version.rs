@@ -3,9 +3,9 @@
 use api::conditions::{ConditionType, Finding};
 use api::version::EtcdVersion;
 
-use crate::observed::Seen;
 use crate::plan::{Course, course};
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::status::Report;
 use crate::status::conditions::finding;
 

@@ -6,7 +6,7 @@ use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus};
 use etcd::{Alarm, AlarmKind};
 
 use super::RecoveryRecord;
-use crate::observed::Removal;
+use crate::snapshot::Removal;
 
 pub(super) fn alarm_of(alarm: Alarm) -> String {
     let kind = match alarm.kind {

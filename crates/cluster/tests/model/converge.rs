@@ -1,8 +1,8 @@
 //! The faults stop: the cluster becomes what the spec asks for, or says why not.
 
-use cluster::observed::{Kept, Removal};
 use cluster::plan::Plan;
 use cluster::reason::Reason;
+use cluster::snapshot::{Kept, Removal};
 use etcd::ClusterId;
 
 use crate::etcd_model::voters;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::Kept;
+use cluster::snapshot::Kept;
 use etcd::ClusterId;
 
 use cluster::write::Draw;

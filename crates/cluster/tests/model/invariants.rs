@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::Role;
+use cluster::snapshot::Role;
 use cluster::write::{Change, Start, State, Write};
 use etcd::ClusterId;
 

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::{Observed, Role, Seen};
 use cluster::plan::{Fate, Plan, Quorum, Seat, View};
+use cluster::snapshot::{Observed, Role, Seen};
 use cluster::write::{Change, Label, Write};
 use etcd::{MemberId, Pulse};
 

@@ -1,8 +1,8 @@
 //! Rounds in which TLS is switched while members run, beside all other faults, and deliberate mistakes about that.
 
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
-use cluster::observed::{Desired, Kept, Observed, Seen};
 use cluster::plan::{Plan, View};
+use cluster::snapshot::{Desired, Kept, Observed, Seen};
 use cluster::switch::Way;
 use cluster::write::{Order, Write};
 use jiff::Timestamp;

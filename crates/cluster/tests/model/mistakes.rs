@@ -1,8 +1,8 @@
 //! Deliberate mistakes about what the user wishes and what etcd complains of.
 
-use cluster::observed::{Changed, Desired, Observed, Pod, Role, Seen};
 use cluster::plan::{Plan, View};
 use cluster::reason::Reason;
+use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen};
 use cluster::write::{Label, Order, Write};
 use etcd::AlarmKind;
 use jiff::Timestamp;

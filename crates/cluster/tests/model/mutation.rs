@@ -1,8 +1,8 @@
 //! Deliberate mistakes, made from outside: what the planner sees, what it plans, what is sent, and what is checked is
 //! changed on its way. The planner itself knows nothing of them.
 
-use cluster::observed::{Cause, Desired, Ending, Observed, Role, Seen};
 use cluster::plan::{Data, Fate, Plan, VersionRules, View, plan};
+use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
 use cluster::write::{Change, Draw, Order, Start, State, Write};
 use etcd::Members;
 use jiff::Timestamp;
@@ -599,7 +599,7 @@ fn restart_first(desired: &Desired, observed: &Observed, planned: &mut Plan) {
     }
 }
 
-fn first_pod(intent: &cluster::observed::Intent, name: &str) -> Write {
+fn first_pod(intent: &cluster::snapshot::Intent, name: &str) -> Write {
     Write::CreatePod(Start {
         member: name.to_owned(),
         state: State::New,

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::{Kept, Observed, Pod, Role, Seen};
 use cluster::plan::Plan;
 use cluster::reason::Reason;
+use cluster::snapshot::{Kept, Observed, Pod, Role, Seen};
 use cluster::write::{Draw, Start, State};
 use etcd::ClusterId;
 

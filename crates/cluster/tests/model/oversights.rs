@@ -1,7 +1,7 @@
 //! Deliberate mistakes about what the owner does, and about clusters that somebody else began.
 
-use cluster::observed::{Desired, Observed, Pod, Seen};
 use cluster::plan::{Data, Plan, View};
+use cluster::snapshot::{Desired, Observed, Pod, Seen};
 use cluster::write::{Change, Order, Write};
 use jiff::Timestamp;
 

@@ -1,8 +1,8 @@
 //! What the owner of a cluster does at any moment besides changing its size and version: pauses the operator, deletes
 //! the object, wants other volumes, spoils a Secret with certificates. And pods that end for good.
 
-use cluster::observed::{Claim, Observed, Seen};
 use cluster::plan::Plan;
+use cluster::snapshot::{Claim, Observed, Seen};
 use cluster::write::{Order, Write};
 use runtime::tls::{Fault, FaultKind, Purpose};
 

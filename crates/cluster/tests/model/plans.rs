@@ -1,7 +1,7 @@
 //! Plans are judged by the world they were made from, before anything of them is sent.
 
-use cluster::observed::{Disk, Observed, Seen};
 use cluster::plan::Plan;
+use cluster::snapshot::{Disk, Observed, Seen};
 use cluster::write::{Order, Write};
 
 use crate::etcd_model::{Cluster, Member};

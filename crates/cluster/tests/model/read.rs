@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::observed::{Cause, Disk, Ending, Kept, Observed, Pod, Seen, Service, Shared, Trouble};
+use cluster::snapshot::{Cause, Disk, Ending, Kept, Observed, Pod, Seen, Service, Shared, Trouble};
 use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;

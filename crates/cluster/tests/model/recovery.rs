@@ -1,8 +1,8 @@
 //! The way back from a lost quorum: what is recorded of it, how a new cluster begins with a survivor's data, and what
 //! may not happen on the way.
 
-use cluster::observed::{Recovery, SeedAnswer, Seen};
 use cluster::plan::Plan;
+use cluster::snapshot::{Recovery, SeedAnswer, Seen};
 use cluster::write::{Order, RecoveryRecord, Start};
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::observed::{Observed, Removal};
+use cluster::snapshot::{Observed, Removal};
 use cluster::write::Start;
 
 use crate::etcd_model::{Member, Spot};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cluster::observed::{Observed, Pod, Seen, Service};
 use cluster::plan::{Explanation, Plan, plan};
+use cluster::snapshot::{Observed, Pod, Seen, Service};
 use cluster::write::{Change, Write, chains};
 
 use crate::event::Event;

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 use cluster::certificates::Noted;
-use cluster::observed::{Kept, Observed, Role};
+use cluster::snapshot::{Kept, Observed, Role};
 use cluster::switch::{Clients, Maker, Started, TlsRollout, Way, next};
 
 use crate::etcd_model::{Cluster, Config, Member, quorum, voters};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::observed::Kept;
+use cluster::snapshot::Kept;
 use cluster::write::{Start, State};
 
 use crate::etcd_model::{Cluster, Config, Data, Logs, Member, Moved, Process};

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use api::version::EtcdVersion;
-use cluster::observed::{Changed, Observed, Pod, Role, Seen, Trouble};
 use cluster::plan::Plan;
+use cluster::snapshot::{Changed, Observed, Pod, Role, Seen, Trouble};
 use cluster::write::{Order, Write};
 
 use crate::etcd_model::Cluster;

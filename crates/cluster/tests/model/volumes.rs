@@ -1,7 +1,7 @@
 //! Volumes that are lost under pods which have them open, in rounds of their own: Kubernetes calls the claim `Lost`, and
 //! the pod goes on until it is restarted. Above all the volume of the seed of a recovery.
 
-use cluster::observed::Observed;
+use cluster::snapshot::Observed;
 use cluster::write::RecoveryRecord;
 
 use api::cluster::RecoveryPhase;

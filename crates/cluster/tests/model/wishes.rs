@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use api::cluster::DefragmentationStatus;
-use cluster::observed::{Observed, Seen};
+use cluster::snapshot::{Observed, Seen};
 use cluster::upkeep::{Call, UpkeepRule};
 use cluster::write::Write;
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use cluster::observed::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shared};
+use cluster::snapshot::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shared};
 use cluster::write::{Draw, Start, Write};
 use etcd::ClusterId;
 

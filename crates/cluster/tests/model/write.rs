@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::observed::{Intent, Kept, Removal};
+use cluster::snapshot::{Intent, Kept, Removal};
 use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 

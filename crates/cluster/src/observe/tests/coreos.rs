@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use crate::observe::pods;
-use crate::observed::{Kept, Observed, Seen, Trouble};
 use crate::plan::effective::Effective;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
+use crate::snapshot::{Kept, Observed, Seen, Trouble};
 use crate::write::Write;
 
 const LETTERS: [&str; 3] = ["a", "b", "c"];
@@ -128,7 +128,7 @@ fn pod(old: Old, number: usize) -> Value {
     })
 }
 
-fn seen(old: Old, number: usize) -> crate::observed::Pod {
+fn seen(old: Old, number: usize) -> crate::snapshot::Pod {
     let pod: Pod = serde_json::from_value(pod(old, number)).unwrap();
     pods::pod(&pod, &cluster(old).spec, true)
 }
@@ -186,7 +186,7 @@ fn taken_over(old: Old) -> Scene {
         hashes.insert(letter.into(), Seen::Known(Some(hash)));
         let pod = pods.get_mut(letter).unwrap();
         (pod.token, pod.cluster_id) = (Some(intent.token.clone()), cluster_id);
-        pod.role = Some(crate::observed::Role::Voter);
+        pod.role = Some(crate::snapshot::Role::Voter);
         if let Some(disk) = disks.get_mut(letter) {
             (disk.token, disk.cluster_id) = (Some(intent.token.clone()), cluster_id);
         }

@@ -132,7 +132,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
             hash: 7,
             compacted: 0,
         };
-        let hash = crate::observed::Seen::Known(Some(hash));
+        let hash = crate::snapshot::Seen::Known(Some(hash));
         scene.observed.hashes.insert(letter.into(), hash);
     }
     scene

@@ -12,10 +12,10 @@ use api::names::CertificateUse;
 use super::Keeper;
 use crate::authority::{Circle, Leaf};
 use crate::certificates::Noted;
-use crate::observed::{Disk, Pod, Seen};
 use crate::plan::age::age;
 use crate::plan::{BLIND, Draft, recovery};
 use crate::reason::Reason;
+use crate::snapshot::{Disk, Pod, Seen};
 use crate::write::{Order, Write};
 
 /// How long a member that is not ready is waited for: longer than a start takes.

@@ -9,9 +9,9 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::observed::{Observed, Pod};
 use crate::plan::Draft;
 use crate::plan::evidence::Evidence;
+use crate::snapshot::{Observed, Pod};
 use crate::write::{Order, Write};
 
 /// Ends its pod. Whether that is still to be done.

@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 
 use super::in_progress;
-use crate::observed::{Desired, Observed};
 use crate::plan::replaced;
 use crate::plan::view::{Seat, View};
+use crate::snapshot::{Desired, Observed};
 
 /// What may be done with what a former cluster left, or a recovery that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
-use crate::observed::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::member_objects;
@@ -16,6 +15,7 @@ use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, ended};
 use crate::reason::Reason;
+use crate::snapshot::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::write::{Order, RecoveryRecord, Start, State, Write};
 
 /// A recovery is under way: the seed is made, and recorded when it answers.

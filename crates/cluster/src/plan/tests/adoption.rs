@@ -2,9 +2,9 @@
 
 use etcd::{ClusterId, Members};
 
-use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::reason::Reason;
+use crate::snapshot::{Kept, Seen};
 use crate::switch::TlsRollout;
 use crate::write::{Order, Write};
 

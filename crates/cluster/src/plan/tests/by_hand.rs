@@ -3,9 +3,9 @@
 
 use etcd::{Member, MemberId, Members};
 
-use crate::observed::{Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene, at, delete_pod, makes_pod};
 use crate::reason::Reason;
+use crate::snapshot::{Kept, Seen};
 use crate::write::{Order, Write};
 
 fn three() -> Scene {

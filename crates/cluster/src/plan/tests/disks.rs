@@ -1,8 +1,8 @@
 //! Volumes that are to be larger, smaller or of another class, and hibernation.
 
-use crate::observed::{Claim, Seen};
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
+use crate::snapshot::{Claim, Seen};
 use crate::write::Write;
 
 const GI: u64 = 1 << 30;

@@ -3,9 +3,9 @@
 use etcd::{ClusterId, Member, MemberId, Members};
 
 use crate::clock::ApiServerClock;
-use crate::observed::{Cause, Kept, Seen};
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Kept, Seen};
 use crate::write::{State, Write};
 
 fn three() -> Scene {

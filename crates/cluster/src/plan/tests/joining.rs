@@ -2,9 +2,9 @@
 
 use etcd::{MemberId, Pulse};
 
-use crate::observed::{Role, Seen};
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
+use crate::snapshot::{Role, Seen};
 use crate::write::Write;
 
 impl Scene {

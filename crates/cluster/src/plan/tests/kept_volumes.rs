@@ -2,9 +2,9 @@
 
 use etcd::KeyHash;
 
-use crate::observed::{Removal, Seen};
 use crate::plan::tests::scene::{self, Scene, at, makes_pod};
 use crate::reason::Reason;
+use crate::snapshot::{Removal, Seen};
 use crate::write::Write;
 
 fn three() -> Scene {

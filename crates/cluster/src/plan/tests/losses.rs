@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::clock::ApiServerClock;
-use crate::observed::{Cause, Trouble};
 use crate::plan::STEADY;
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Trouble};
 use crate::write::{Order, Write};
 
 fn three() -> Scene {

@@ -3,12 +3,12 @@
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Intent, Kept, Seen};
 use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, leaderless, list, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
 use crate::reason::Reason;
+use crate::snapshot::{Intent, Kept, Seen};
 use crate::write::Write;
 
 /// The new cluster answers; what is left of the old one: the survivor with its disk, and another disk.

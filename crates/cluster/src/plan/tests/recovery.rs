@@ -4,10 +4,10 @@ use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
 use jiff::Timestamp;
 
-use crate::observed::Seen;
 use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::scene::{CLUSTER, Scene, makes_pod};
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::write::{Order, RecoveryRecord, Write};
 
 pub(super) const NEW: ClusterId = ClusterId(0xbeef);

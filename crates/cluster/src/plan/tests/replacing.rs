@@ -1,8 +1,8 @@
 //! Members that serve and are to be replaced, leaders that go, members nobody started.
 
-use crate::observed::Seen;
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::write::Write;
 
 fn three() -> Scene {

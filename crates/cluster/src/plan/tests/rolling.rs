@@ -3,8 +3,8 @@
 use etcd::KeyHash;
 
 use super::scene::{self, Scene};
-use crate::observed::{Cause, Changed, Seen, Trouble};
 use crate::reason::Reason;
+use crate::snapshot::{Cause, Changed, Seen, Trouble};
 use crate::write::Write;
 
 /// A cluster that runs this version, and whose spec says another one.
@@ -460,7 +460,7 @@ fn a_broken_member_is_set_back_while_another_one_is_missing() {
 fn a_broken_member_that_is_to_be_replaced_is_set_back_first() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
     let mut scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
-    let slow = crate::observed::Claim {
+    let slow = crate::snapshot::Claim {
         class: Some("slow".into()),
         requested: Some(1),
         text: "1".into(),

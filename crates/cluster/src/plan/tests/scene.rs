@@ -6,12 +6,12 @@ use std::time::Duration;
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 
-use crate::observed::{
+use crate::plan::{Plan, plan};
+use crate::reason::Reason;
+use crate::snapshot::{
     Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Removal,
     Role, Seen, Service, Shared, Trouble,
 };
-use crate::plan::{Plan, plan};
-use crate::reason::Reason;
 use crate::upkeep::{Upkeep, UpkeepRule};
 use crate::write::{Draw, Write, chains};
 
@@ -509,7 +509,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         initial: [].into(),
         terminating: false,
         lost: false,
-        claim: crate::observed::Claim::default(),
+        claim: crate::snapshot::Claim::default(),
     }
 }
 

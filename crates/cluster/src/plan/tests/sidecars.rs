@@ -1,7 +1,7 @@
 //! Members whose pods are not ready because of another container: a sidecar that starts late, or never.
 
-use crate::observed::{Cause, Ending};
 use crate::plan::tests::scene::{self, Scene};
+use crate::snapshot::{Cause, Ending};
 
 /// Etcd runs in every pod; the pods of these have not been ready for as long as they are there.
 fn late(mut scene: Scene, members: &[&str]) -> Scene {

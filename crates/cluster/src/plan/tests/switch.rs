@@ -7,9 +7,9 @@ use etcd::{MemberId, Pulse};
 use runtime::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::Scene;
-use crate::observed::Seen;
 use crate::plan::switch::listens;
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::switch::{Next, Step, TlsRollout, Way, next};
 use crate::write::Write;
 

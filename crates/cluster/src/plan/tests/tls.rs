@@ -3,8 +3,8 @@
 use runtime::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::{self, Scene};
-use crate::observed::Seen;
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::write::{Order, Write};
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {

@@ -4,12 +4,12 @@ use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::{Intent, Kept, SeedAnswer, Seen};
 use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, list, loss, one_left, problem, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
 use crate::reason::Reason;
+use crate::snapshot::{Intent, Kept, SeedAnswer, Seen};
 use crate::write::{State, Write};
 
 fn under_way() -> Scene {

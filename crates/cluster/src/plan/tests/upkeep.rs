@@ -7,9 +7,9 @@ use etcd::{Alarm, AlarmKind, MemberId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::observed::Seen;
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::upkeep::Call;
 use crate::write::Write;
 

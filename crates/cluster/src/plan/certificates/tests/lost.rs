@@ -6,8 +6,8 @@ use super::{MEMBERS, Story, anchor, held, issues, trusts};
 use crate::authority::Circle;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
-use crate::observed::Seen;
 use crate::reason::Reason;
+use crate::snapshot::Seen;
 use crate::write::{Order, Write};
 
 fn retires(write: &CertificateWrite) -> bool {

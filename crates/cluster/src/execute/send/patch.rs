@@ -14,8 +14,8 @@ use std::fmt::Debug;
 
 use super::build::role_of;
 use super::failed;
-use crate::act::{Actor, Error};
-use crate::observed::{Removal, Role};
+use crate::execute::{Actor, Error};
+use crate::snapshot::{Removal, Role};
 use crate::write::Label;
 
 impl Actor<'_> {

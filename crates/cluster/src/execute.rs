@@ -24,8 +24,8 @@ use runtime::member::Operators;
 
 pub use self::error::Error;
 use self::error::LONGEST;
-use crate::observed::Observed;
 use crate::refusals::Refusals;
+use crate::snapshot::Observed;
 use crate::upkeep::Calls;
 use crate::write::{Change, Draw, Step, Write, chains};
 

@@ -3,7 +3,7 @@
 use api::cluster::TlsStatus;
 use serde_json::json;
 
-use crate::act::{Actor, Error};
+use crate::execute::{Actor, Error};
 
 /// Field manager of that record. It is not that of the report, so that no report, however old, can take it out.
 const MANAGER_TLS: &str = "etcd-operator-tls";

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 use runtime::member::{self, Member, Members, Seed, Source};
 
-use crate::act::{Actor, Error};
-use crate::observed::Role;
+use crate::execute::{Actor, Error};
 use crate::plan::name_of;
+use crate::snapshot::Role;
 use crate::write::{Start, State};
 
 /// By how much the revision of a recovered cluster is raised: more than the lost members can have been ahead of the
@@ -19,7 +19,7 @@ const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Actor<'_> {
     /// The builder's input for this cluster.
-    pub(in crate::act) fn members(&self) -> Members<'_> {
+    pub(in crate::execute) fn members(&self) -> Members<'_> {
         let status = self.cluster.status.as_ref();
         let cluster_id = status.and_then(|status| status.cluster_id.as_deref());
         let token = self

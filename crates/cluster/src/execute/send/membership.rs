@@ -1,6 +1,6 @@
 //! Changes of the member list, asked of etcd.
 
-use crate::act::{Actor, Error};
+use crate::execute::{Actor, Error};
 use crate::write::Write;
 
 impl Actor<'_> {

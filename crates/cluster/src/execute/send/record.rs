@@ -8,8 +8,8 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::patch::patched;
-use crate::act::{Actor, Error};
-use crate::observed::{Intent, Observed};
+use crate::execute::{Actor, Error};
+use crate::snapshot::{Intent, Observed};
 use crate::write::Write;
 
 /// Field manager of what only the status can say: token, first members, cluster ID. It is not that of the

@@ -13,8 +13,8 @@ use runtime::member;
 use super::failed;
 use super::patch::patched;
 use crate::access::AccessWrite;
-use crate::act::{Actor, Error};
-use crate::observed::Seen;
+use crate::execute::{Actor, Error};
+use crate::snapshot::Seen;
 
 impl Actor<'_> {
     /// Sends one write about who gets in.

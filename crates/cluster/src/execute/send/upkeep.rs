@@ -8,7 +8,7 @@ use serde_json::json;
 use std::sync::Arc;
 
 use super::patch::patched;
-use crate::act::{Actor, Error};
+use crate::execute::{Actor, Error};
 use crate::write::Write;
 
 /// Field manager of the record of the last defragmentation. It is not that of the report, so that no report,

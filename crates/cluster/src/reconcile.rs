@@ -1,4 +1,4 @@
-//! The driver: observe, plan, act, status.
+//! The driver: observe, plan, execute, status.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use runtime::member::Operators;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
-use crate::act::{self, Acted, Actor};
 use crate::clients::Clients;
 use crate::desired::desired;
 use crate::endings::Endings;
+use crate::execute::{self, Acted, Actor};
 use crate::figures::Figures;
 use crate::observe::{self, Look};
-use crate::observed::{Desired, Observed};
 use crate::outcome::{Error, notices, turns};
 use crate::plan::effective::Effective;
 use crate::plan::{Plan, plan, urgent};
 use crate::reason::Reason;
 use crate::recall::Recall;
 use crate::refusals::Refusals;
+use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 use crate::upkeep::Calls;
 use crate::write::Step;
@@ -260,7 +260,7 @@ impl ClusterOperator {
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
         // What is only held back comes after what has failed now, and first what is tried again first.
-        match lasting.min_by_key(act::Error::held) {
+        match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,
                 told: notices,

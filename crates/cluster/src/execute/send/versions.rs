@@ -7,7 +7,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::patch::patched;
-use crate::act::{Actor, Error};
+use crate::execute::{Actor, Error};
 use crate::write::Write;
 
 impl Actor<'_> {

@@ -15,7 +15,7 @@ use tower::service_fn;
 
 use super::*;
 use crate::observe::{self, tests::look};
-use crate::observed::Role;
+use crate::snapshot::Role;
 use crate::write::{Order, Start, State};
 
 const MEMBER: &str = "db-aaaaaaaaaa";

@@ -16,12 +16,12 @@ use serde_json::json;
 
 use super::failed;
 use super::patch::patched;
-use crate::act::{Actor, Error};
 use crate::authority::{
     self, AUTHORITIES, Circle, Made, NEXT_CERTIFICATE, NEXT_KEY, Request, Rule, TLS_CERTIFICATE,
     TLS_KEY,
 };
 use crate::certificates::CertificateWrite;
+use crate::execute::{Actor, Error};
 
 /// An authority as its Secret holds it.
 struct Authority {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tracing::debug;
 
 use super::patch::patched;
-use crate::act::{Actor, Error};
+use crate::execute::{Actor, Error};
 use crate::write::Write;
 
 impl Actor<'_> {

@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
-use crate::act::{Actor, Error, LONGEST};
+use crate::execute::{Actor, Error, LONGEST};
 use crate::write::Write;
 
 impl Actor<'_> {
