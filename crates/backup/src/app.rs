@@ -1,4 +1,4 @@
-//! The wiring: what is watched, and what runs the drivers.
+//! The wiring: what is watched, and what runs the reconciles.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use store::Directories;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::act::Beside;
-use crate::controller::BackupOperator;
+use crate::cluster_backup::ClusterBackups;
+use crate::execute::ExecuteContext;
 use crate::metrics::Measures;
-use crate::observe::Means;
-use crate::of_cluster::ClusterBackups;
+use crate::observe::ObserveContext;
+use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
 /// As long as a slow API server may take for a record, and a queue of looks at hundreds of EtcdBackups until it is this
@@ -69,17 +69,20 @@ pub async fn work(operator: Operator, settings: Settings) {
     // call.
     let backups =
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
-    let beside = Beside {
+    let execute = ExecuteContext {
+        client: operator.client.clone(),
         transfers: Workers::new(TRANSFERS, operator.shutdown.clone(), news.clone()),
         removals: Workers::new(REMOVALS, operator.shutdown.clone(), news),
         objects: backups.store(),
+        since: Timestamp::now(),
+        shutdown: operator.shutdown.clone(),
     };
     operator.figures.collect(Measures {
         objects: backups.store(),
-        transfers: beside.transfers.clone(),
+        transfers: execute.transfers.clone(),
     });
-    let reconciler = Arc::new(BackupOperator {
-        means: Means {
+    let reconciler = Arc::new(ReconcileContext {
+        observe: ObserveContext {
             client: operator.client.clone(),
             etcd: Arc::new(EtcdClient::new(Access::default())),
             grants: Grants {
@@ -91,12 +94,10 @@ pub async fn work(operator: Operator, settings: Settings) {
                 local: settings.local_directory,
                 claim: None,
             },
-            since: Timestamp::now(),
             objects: backups.store(),
             image: OwnImage::new(&operator, settings.operator_image),
-            shutdown: operator.shutdown.clone(),
         },
-        beside,
+        execute,
     });
     let of_clusters = Arc::new(ClusterBackups {
         client: operator.client.clone(),
@@ -118,7 +119,7 @@ pub async fn work(operator: Operator, settings: Settings) {
         drive(&operator, backups, reconciler.clone()),
         drive(&beside_them, clusters, of_clusters),
     );
-    reconciler.beside.ended().await;
+    reconciler.execute.ended().await;
 }
 
 /// The EtcdCluster an EtcdBackup is of.

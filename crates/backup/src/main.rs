@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use api::EtcdBackup;
 use backup::app::Settings;
-use backup::claim;
+use backup::pvc;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
@@ -26,7 +26,7 @@ struct Options {
 #[derive(Subcommand)]
 enum Task {
     /// Write or remove backups on the claim that is mounted, inside a pod of the operator's
-    Volume(claim::Volume),
+    Volume(pvc::Volume),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<ExitCode> {
     if let Some(Task::Volume(arguments)) = &options.command {
         return Ok(process::run_once(
             options.common.log_json,
-            claim::run(arguments),
+            pvc::run(arguments),
         )?);
     }
     #[cfg(feature = "failpoints")]

@@ -15,7 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::controller::Guarded;
 
-use crate::observed::Stored;
+use crate::snapshot::Stored;
 use crate::workers::Workers;
 
 /// Name, help, and a value for each object.

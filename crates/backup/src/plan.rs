@@ -7,22 +7,31 @@
 
 use std::time::Duration;
 
-use api::backup::{Compression, DeletionPolicy};
-use api::conditions::{ConditionType, Reason, find};
+use api::backup::DeletionPolicy;
+use api::conditions::{ConditionType, find};
 use api::names::FINALIZER_STORED;
-use api::problem::{Problem, summary};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use crate::observed::{Kept, Moved, Observed, Place, Stored, Trouble, Work};
-use crate::retention::Rules;
-use crate::schedule::{self, Next, Schedule};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Kept, Moved, Place, Snapshot, Stored, Work};
 
 mod attempts;
 mod deadline;
+mod due;
+mod job;
+mod pod;
+mod refusal;
+pub mod schedule;
 
 use attempts::{cut_off, with_ours, without_ours};
 use deadline::{deadline, overdue, too_late};
+pub use due::rules;
+use due::{agenda, is_due, is_suspended, tidied, tidies_first, to_tidy};
+pub use job::Job;
+pub use refusal::refusal;
+use schedule::Next;
 
 /// How often a running transfer is looked at and its progress written.
 const PROGRESS: Duration = Duration::from_secs(3);
@@ -42,30 +51,34 @@ const GIVE_UP: SignedDuration = SignedDuration::from_mins(5);
 /// A run that is further in the future than this was begun by a clock that was wrong, and does not count.
 const AHEAD: SignedDuration = SignedDuration::from_hours(1);
 
-/// How long a backup that is due waits for the removal after the last one.
-const TIDY_FIRST: SignedDuration = SignedDuration::from_mins(1);
-
-/// One step.
+/// The one action of a reconcile, besides the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing is to be done but to say so.
+pub enum Action {
+    /// Write the status alone.
     Nothing,
-    /// The status says when this backup began; nothing else happens in the same round.
+    /// Record in the status when this backup began; nothing else happens in the same reconcile.
     RecordIntent,
-    /// A transfer is started, or waits for its turn.
-    Begin,
-    /// The status says that so many attempts have begun and not ended. The transfer whose turn it is runs after that.
+    /// Start the transfer of [`Plan::job`], or queue it.
+    StartTransfer,
+    /// Record how many attempts have started and not ended. The transfer whose turn it is runs after that.
     RecordAttempts(i32),
-    /// The transfer that runs is given up.
-    Abandon,
-    /// What the policy does not keep is removed.
-    Tidy,
-    /// The finalizer is set, or taken away.
-    Guard(bool),
-    /// Everything this EtcdBackup has stored is removed.
-    Purge,
-    /// The EtcdBackup itself, which has finished, is deleted.
-    Expire,
+    /// Cancel the transfer that runs.
+    AbandonTransfer,
+    /// Remove the backups that the policy does not keep, by [`Plan::job`].
+    RemoveSurplus,
+    /// Set the finalizer, or remove it.
+    SetFinalizer(bool),
+    /// Remove everything that this EtcdBackup has stored, by [`Plan::job`].
+    RemoveAll,
+    /// Delete the EtcdBackup itself, which has finished.
+    DeleteBackup,
+}
+
+impl Action {
+    /// Whether it changes the EtcdBackup itself: the next reconcile, of the new version, writes the status.
+    pub fn changes_object(self) -> bool {
+        matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
+    }
 }
 
 /// What is to be said about the backup.
@@ -99,24 +112,41 @@ pub enum Verdict {
     Ending(Trouble),
 }
 
-/// What happens in this round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Verdict {
+    /// Whether the work that it reports has ended, so that the process may forget it once the status is written.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Settled | Self::Succeeded(_) | Self::Failed(_) | Self::Tidied(_)
+        )
+    }
+}
+
+/// What happens in this reconcile.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The one step.
-    pub step: Step,
+    /// The one action.
+    pub action: Action,
+    /// The transfer or removal that the action starts.
+    pub job: Option<Job>,
     /// What the status will say.
     pub verdict: Verdict,
-    /// When to look again; `None` waits for a change of the object.
+    /// When to reconcile again at the latest; `None` waits for a change of the object.
     pub requeue: Option<Duration>,
 }
 
 impl Plan {
-    fn new(step: Step, verdict: Verdict, requeue: Option<Duration>) -> Self {
+    fn new(action: Action, verdict: Verdict, requeue: Option<Duration>) -> Self {
         Self {
-            step,
+            action,
+            job: None,
             verdict,
             requeue,
         }
+    }
+
+    fn with(self, job: Option<Job>) -> Self {
+        Self { job, ..self }
     }
 }
 
@@ -137,14 +167,12 @@ fn settled(backup: &EtcdBackup) -> bool {
 /// The generation of the spec that failed for good, if the last one did.
 fn failed_of(backup: &EtcdBackup) -> Option<&Option<i64>> {
     let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
-    (failed.status == "True" && !is_refusal(&failed.reason)).then_some(&failed.observed_generation)
+    (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
 /// A refusal is judged anew each time: an operator of a later release may take what this one refuses.
-fn is_refusal(reason: &str) -> bool {
-    [Reason::InvalidSpec, Reason::NotSupported]
-        .iter()
-        .any(|refusal| refusal.as_str() == reason)
+fn is_refusal(failed: &Condition) -> bool {
+    Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
 /// When this generation of the spec began to be worked on, if the status says so and it has not ended.
@@ -158,174 +186,42 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// Why the spec is not worked on, if it is not.
-pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
-    let mut problems = api::backup::validate(backup);
-    if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
-        problems.push(in_policy(&problem));
-    }
-    let endpoints = &backup.spec.etcd_endpoints;
-    let mut urls = endpoints.iter();
-    // Invariant 20: without an authority nobody could say whether it is the cluster that answers.
-    if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
-        problems.push(Problem::new(
-            "spec.etcdEndpoints",
-            "names an https URL, and nothing says which authority its certificate must be of",
-            "name a Secret in spec.clientTLSSecret",
-        ));
-    }
-    if !problems.is_empty() {
-        return Some(Trouble::new(Reason::InvalidSpec, summary(&problems)));
-    }
-    let problems = api::backup::unsafe_to_ignore(&backup.spec);
-    (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
-}
-
-fn in_policy(problem: &schedule::Problem) -> Problem {
-    match problem {
-        schedule::Problem::Schedule { text, why } => Problem::new(
-            "spec.backupPolicy.schedule",
-            format!("is {text:?}, which cannot be read ({why})"),
-            "write five cron fields such as 0 3 * * *, or @daily",
-        ),
-        schedule::Problem::TimeZone { name } => Problem::new(
-            "spec.backupPolicy.timeZone",
-            format!("is {name:?}, which is not known"),
-            "use a name such as Europe/Berlin",
-        ),
-    }
-}
-
-/// What has to be asked of the store before a plan can be made. Reading is spared while it would change nothing.
+/// What observe has to read before a plan can be made. Nothing is read that would not change the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Nothing.
     Nothing,
-    /// What lies at the place, and the means to write there.
+    /// The content of the store at the path, and the inputs of a transfer.
     Place,
-    /// The means to remove what is not kept.
-    Tidy,
-    /// The means to remove all that was stored.
-    Purge,
+    /// The inputs of a removal of what the policy does not keep.
+    RemoveSurplus,
+    /// The inputs of a removal of everything that was stored.
+    RemoveAll,
 }
 
 /// See [`Need`].
-pub fn need(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Need {
+pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if backup.metadata.deletion_timestamp.is_some() {
-        let idle = !observed.transfer.work.is_active() && !purged(observed);
+        let idle = !snapshot.transfer.work.is_active() && !purged(snapshot);
         let wanted = idle && is_guarded(backup) && wants_guard(backup);
-        return need_if(Need::Purge, wanted && observed.removal.may_begin(now));
+        return need_if(Need::RemoveAll, wanted && snapshot.removal.may_begin(now));
     }
     if settled(backup) || refusal(backup).is_some() {
         return Need::Nothing;
     }
     if intent(backup).is_some() {
-        let pace = &observed.transfer;
+        let pace = &snapshot.transfer;
         let fresh = !matches!(pace.work, Work::Ended(Ok(_))) && pace.may_begin(now);
-        return need_if(Need::Place, fresh && !overdue(backup, observed, now));
+        return need_if(Need::Place, fresh && !overdue(backup, snapshot, now));
     }
     let wanted =
-        to_tidy(backup) && tidied(backup, observed).is_none() && observed.removal.may_begin(now);
-    let turn = !is_due(backup, now) || tidies_first(backup, observed, now).is_some();
-    need_if(Need::Tidy, wanted && turn)
+        to_tidy(backup) && tidied(backup, snapshot).is_none() && snapshot.removal.may_begin(now);
+    let turn = !is_due(backup, now) || tidies_first(backup, snapshot, now).is_some();
+    need_if(Need::RemoveSurplus, wanted && turn)
 }
 
 fn need_if(need: Need, wanted: bool) -> Need {
     if wanted { need } else { Need::Nothing }
-}
-
-/// When the next backup is due, of one that is not under way.
-fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
-    let policy = backup.spec.backup_policy.as_ref();
-    let Some(Ok(Some(schedule))) = policy.map(Schedule::of) else {
-        return Next::Due;
-    };
-    let status = backup.status.as_ref();
-    // A backup that was under way when its spec was changed, and one that failed with another spec, have waited.
-    let waited = status.is_some_and(is_open)
-        || failed_of(backup).is_some_and(|failed| *failed != backup.metadata.generation);
-    if waited {
-        return Next::Due;
-    }
-    // v1beta2's operator recorded successes alone.
-    let last = status.and_then(|status| {
-        let times = [
-            status.start_time.as_ref(),
-            status.last_success_date.as_ref(),
-        ];
-        let times = times.into_iter().flatten().map(|time| time.0);
-        times.filter(|time| time.duration_since(now) <= AHEAD).max()
-    });
-    let created = backup.metadata.creation_timestamp.as_ref();
-    let created = created.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    let seed = backup.metadata.uid.as_deref().unwrap_or_default();
-    schedule.next(last, created, seed, now)
-}
-
-fn is_due(backup: &EtcdBackup, now: Timestamp) -> bool {
-    !is_suspended(backup) && agenda(backup, now) == Next::Due
-}
-
-fn is_suspended(backup: &EtcdBackup) -> bool {
-    let policy = backup.spec.backup_policy.as_ref();
-    policy.is_some_and(|policy| policy.suspend)
-}
-
-/// What is kept of a periodic backup, if anything is ever removed.
-pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
-    let policy = backup
-        .spec
-        .backup_policy
-        .as_ref()
-        .filter(|policy| policy.is_periodic())?;
-    Some(Rules::of(policy)).filter(Rules::delete)
-}
-
-/// Whether stored backups are compressed.
-pub fn compresses(backup: &EtcdBackup) -> bool {
-    backup.spec.compression == Some(Compression::Zstd)
-}
-
-/// Whether old backups are still to be removed after the newest: the list of the kept ones begins with another.
-fn to_tidy(backup: &EtcdBackup) -> bool {
-    let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
-        return false;
-    };
-    let listed = status
-        .backups
-        .first()
-        .map(|newest| newest.location.as_str());
-    rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
-}
-
-/// What the removal after the newest backup came to. One that ran while that backup was made says nothing of it.
-fn tidied<'a>(backup: &EtcdBackup, observed: &'a Observed) -> Option<&'a Kept> {
-    let Work::Ended(Ok(kept)) = &observed.removal.work else {
-        return None;
-    };
-    let newest = backup.status.as_ref()?.location.as_ref()?;
-    let knows = kept.backups.iter().any(|one| &one.location == newest);
-    // Where the newest lies elsewhere since the spec was changed, nothing was looked at.
-    (kept.backups.is_empty() || knows).then_some(kept)
-}
-
-/// Until when a backup that is due waits for the removal after the last one, if it does. Where a backup takes longer
-/// than the pause between two, the next is always due, and nothing would ever be removed: so the removal begins first.
-/// A store that removes slowly or not at all holds up no backup for longer than [`TIDY_FIRST`]; what it has begun to
-/// remove it goes on removing.
-fn tidies_first(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
-    let status = backup.status.as_ref().filter(|_| to_tidy(backup))?;
-    let ended = status.completion_time.as_ref()?.0;
-    // A clock that was set back makes no long wait.
-    let soon = now.duration_since(ended).abs() < TIDY_FIRST;
-    let begins = observed.removal.may_begin(now) && observed.obstacle.is_none();
-    let waits = match &observed.removal.work {
-        Work::Queued | Work::Called | Work::Running(_) => soon,
-        Work::Ended(Err(_)) => begins && soon,
-        Work::Idle | Work::Ended(Ok(_)) => begins,
-    };
-    let by = ended.checked_add(TIDY_FIRST).unwrap_or(now).max(now);
-    waits.then_some(by)
 }
 
 /// Whether the stored backups go with the object.
@@ -341,8 +237,8 @@ fn is_guarded(backup: &EtcdBackup) -> bool {
 }
 
 /// Whether all that was stored is gone. A removal of what a policy does not keep says nothing of that.
-fn purged(observed: &Observed) -> bool {
-    matches!(&observed.removal.work, Work::Ended(Ok(kept)) if kept.everything)
+fn purged(snapshot: &Snapshot) -> bool {
+    matches!(&snapshot.removal.work, Work::Ended(Ok(kept)) if kept.everything)
 }
 
 /// When a finished object goes, if it does.
@@ -373,24 +269,28 @@ fn look(waits_since: Timestamp, now: Timestamp) -> Duration {
 }
 
 /// Makes the plan.
-pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
-    let active = observed.transfer.work.is_active();
+pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let active = snapshot.transfer.work.is_active();
     // Work that is no longer wanted is given up before anything else.
     let leave = |verdict| {
-        let step = if active { Step::Abandon } else { Step::Nothing };
-        Plan::new(step, verdict, None)
+        let action = if active {
+            Action::AbandonTransfer
+        } else {
+            Action::Nothing
+        };
+        Plan::new(action, verdict, None)
     };
     if backup.metadata.deletion_timestamp.is_some() {
         return if active {
             leave(Verdict::Settled)
         } else {
-            ending(backup, observed, now)
+            ending(backup, snapshot, now)
         };
     }
     if wants_guard(backup) != is_guarded(backup) {
         // Before anything is stored that would have to be removed.
         return Plan::new(
-            Step::Guard(wants_guard(backup)),
+            Action::SetFinalizer(wants_guard(backup)),
             Verdict::Settled,
             Some(Duration::ZERO),
         );
@@ -398,9 +298,11 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     if settled(backup) {
         return match expiry(backup) {
             _ if active => leave(Verdict::Settled),
-            Some(time) if time <= now => Plan::new(Step::Expire, Verdict::Settled, Some(MISSING)),
+            Some(time) if time <= now => {
+                Plan::new(Action::DeleteBackup, Verdict::Settled, Some(MISSING))
+            }
             expiry => Plan::new(
-                Step::Nothing,
+                Action::Nothing,
                 Verdict::Settled,
                 expiry.map(|time| until(time, now)),
             ),
@@ -412,35 +314,39 @@ pub fn plan(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     let Some(begun) = intent(backup) else {
         if active {
             // Invariant 10: what is running belongs to an earlier spec, and the new one is recorded first.
-            return Plan::new(Step::Abandon, Verdict::Settled, Some(Duration::ZERO));
+            return Plan::new(
+                Action::AbandonTransfer,
+                Verdict::Settled,
+                Some(Duration::ZERO),
+            );
         }
-        return between(backup, observed, now);
+        return between(backup, snapshot, now);
     };
-    if let Work::Ended(Ok(stored)) = &observed.transfer.work {
+    if let Work::Ended(Ok(stored)) = &snapshot.transfer.work {
         return leave(Verdict::Succeeded(stored.clone()));
     }
     // What is complete counts, also when it was found too late.
-    if let Place::Written(stored) = &observed.place {
+    if let Place::Written(stored) = &snapshot.place {
         return leave(Verdict::Succeeded(stored.clone()));
     }
-    if overdue(backup, observed, now) {
-        return leave(Verdict::Failed(too_late(backup, &observed.transfer)));
+    if overdue(backup, snapshot, now) {
+        return leave(Verdict::Failed(too_late(backup, &snapshot.transfer)));
     }
-    let next = attempt(backup, begun, observed, now);
+    let next = attempt(backup, begun, snapshot, now);
     // Nothing that is waited for is waited for longer than the backup may take.
-    let left = deadline(backup, observed, now).map(|deadline| until(deadline, now));
+    let left = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(left).min();
     Plan { requeue, ..next }
 }
 
 /// No backup is under way: the next one, or what the last one left to do.
-fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
-    if let Some(kept) = tidied(backup, observed).filter(|_| to_tidy(backup)) {
+fn between(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    if let Some(kept) = tidied(backup, snapshot).filter(|_| to_tidy(backup)) {
         let verdict = Verdict::Tidied(kept.clone());
-        return Plan::new(Step::Nothing, verdict, Some(Duration::ZERO));
+        return Plan::new(Action::Nothing, verdict, Some(Duration::ZERO));
     }
-    let waits = tidies_first(backup, observed, now);
-    let failed = match (&observed.obstacle, &observed.removal.work) {
+    let waits = tidies_first(backup, snapshot, now);
+    let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
         _ if !to_tidy(backup) => None,
         (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
         (None, _) => None,
@@ -449,11 +355,11 @@ fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
         return match failed {
             // Nobody would hear of it where the next one is always due.
             Some(trouble) if !is_shown(backup, &trouble) => Plan::new(
-                Step::Nothing,
+                Action::Nothing,
                 Verdict::Untidy(trouble),
                 Some(Duration::ZERO),
             ),
-            _ => Plan::new(Step::RecordIntent, Verdict::Begun, Some(Duration::ZERO)),
+            _ => Plan::new(Action::RecordIntent, Verdict::Begun, Some(Duration::ZERO)),
         };
     }
     let (rest, requeue) = match (agenda(backup, now), waits) {
@@ -464,31 +370,36 @@ fn between(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
         (Next::Due | Next::Never, _) => (Verdict::Scheduled(None), None),
     };
     if !to_tidy(backup) {
-        return Plan::new(Step::Nothing, rest, requeue);
+        return Plan::new(Action::Nothing, rest, requeue);
     }
     let soon = requeue.map_or(MISSING, |requeue| requeue.min(MISSING));
     // Invariant 9: this begins only after the status says that a newer one is complete.
-    let begin = observed.removal.may_begin(now) && observed.obstacle.is_none();
-    let step = if begin { Step::Tidy } else { Step::Nothing };
-    Plan::new(step, failed.map_or(rest, Verdict::Untidy), Some(soon))
+    let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
+    let verdict = failed.map_or(rest, Verdict::Untidy);
+    if !begin {
+        return Plan::new(Action::Nothing, verdict, Some(soon));
+    }
+    Plan::new(Action::RemoveSurplus, verdict, Some(soon)).with(job::surplus(backup, snapshot, now))
 }
 
 /// Whether the status says already why old backups are not removed.
 fn is_shown(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     let conditions = backup.status.as_ref().map(|status| &status.conditions);
     let applied = conditions.and_then(|all| find(all, &ConditionType::RetentionApplied));
-    applied.is_some_and(|found| found.status == "False" && found.reason == trouble.reason.as_str())
+    applied.is_some_and(|found| {
+        found.status == "False" && Reason::parse(&found.reason) == Some(trouble.reason)
+    })
 }
 
 /// The object is being deleted, and nothing is under way.
-fn ending(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
+fn ending(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if !is_guarded(backup) {
-        return Plan::new(Step::Nothing, Verdict::Settled, None);
+        return Plan::new(Action::Nothing, Verdict::Settled, None);
     }
-    if !wants_guard(backup) || purged(observed) {
-        return Plan::new(Step::Guard(false), Verdict::Settled, None);
+    if !wants_guard(backup) || purged(snapshot) {
+        return Plan::new(Action::SetFinalizer(false), Verdict::Settled, None);
     }
-    let failed = match (&observed.obstacle, &observed.removal.work) {
+    let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
         (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble),
         _ => None,
     };
@@ -500,69 +411,77 @@ fn ending(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> Plan {
     match failed {
         // A bucket that is gone holds nothing.
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
-            return Plan::new(Step::Guard(false), Verdict::Settled, None);
+            return Plan::new(Action::SetFinalizer(false), Verdict::Settled, None);
         }
         // A Secret that is gone does not come back where a whole namespace goes.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing && now.duration_since(since) > GIVE_UP =>
         {
-            return Plan::new(Step::Guard(false), Verdict::Ending(trouble.clone()), None);
+            return Plan::new(
+                Action::SetFinalizer(false),
+                Verdict::Ending(trouble.clone()),
+                None,
+            );
         }
         _ => {}
     }
-    let begin = observed.removal.may_begin(now) && observed.obstacle.is_none();
+    let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
     let verdict = failed.cloned().map_or(Verdict::Settled, Verdict::Ending);
-    Plan::new(
-        if begin { Step::Purge } else { Step::Nothing },
-        verdict,
-        Some(look(since, now)),
-    )
+    let requeue = Some(look(since, now));
+    if !begin {
+        return Plan::new(Action::Nothing, verdict, requeue);
+    }
+    Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot, now))
 }
 
 /// The next attempt, within the time there is.
-fn attempt(backup: &EtcdBackup, begun: Timestamp, observed: &Observed, now: Timestamp) -> Plan {
-    let wait = |verdict, requeue| Plan::new(Step::Nothing, verdict, Some(requeue));
-    let work = &observed.transfer.work;
+fn attempt(backup: &EtcdBackup, begun: Timestamp, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let wait = |verdict, requeue| Plan::new(Action::Nothing, verdict, Some(requeue));
+    let work = &snapshot.transfer.work;
     if *work == Work::Queued {
         return wait(Verdict::Queued, PROGRESS);
     }
     if *work == Work::Called {
         // Invariant 10: before its first byte, so that it is known also when it takes this process with it.
-        let step = Step::RecordAttempts(with_ours(backup, &observed.transfer));
-        return Plan::new(step, Verdict::Begun, Some(PROGRESS));
+        let action = Action::RecordAttempts(with_ours(backup, &snapshot.transfer));
+        return Plan::new(action, Verdict::Begun, Some(PROGRESS));
     }
     if let Work::Running(moved) = *work {
         return wait(Verdict::Running(moved), PROGRESS);
     }
     // One that is seen to have ended.
     let uncount = || match work {
-        Work::Ended(Err(_)) => without_ours(&observed.transfer),
+        Work::Ended(Err(_)) => without_ours(&snapshot.transfer),
         _ => None,
     };
-    let uncount = || uncount().map_or(Step::Nothing, Step::RecordAttempts);
-    let early = observed.transfer.not_before.filter(|time| *time > now);
+    let uncount = || uncount().map_or(Action::Nothing, Action::RecordAttempts);
+    let early = snapshot.transfer.not_before.filter(|time| *time > now);
     if let (Work::Ended(Err(trouble)), Some(time)) = (work, early) {
-        let step = uncount();
         let verdict = Verdict::Waiting(trouble.clone());
-        return Plan::new(step, verdict, Some(until(time, now)));
+        return Plan::new(uncount(), verdict, Some(until(time, now)));
     }
-    match &observed.place {
+    let wait_for = |trouble| {
+        let verdict = Verdict::Waiting(trouble);
+        Plan::new(uncount(), verdict, Some(look(begun, now)))
+    };
+    match &snapshot.place {
         // Invariant 1: what the store holds is unknown, so nothing is written to it.
-        Place::Unknown(trouble) => {
-            let verdict = Verdict::Waiting(trouble.clone());
-            Plan::new(uncount(), verdict, Some(look(begun, now)))
-        }
+        Place::Unknown(trouble) => wait_for(trouble.clone()),
         Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
         Place::Free | Place::Written(_) => {
+            let job = match job::transfer(backup, &snapshot.inputs, begun) {
+                Ok(job) => job,
+                Err(trouble) => return wait_for(trouble),
+            };
             if let Some(trouble) = cut_off(backup, work) {
-                return Plan::new(Step::Nothing, Verdict::Failed(trouble), None);
+                return Plan::new(Action::Nothing, Verdict::Failed(trouble), None);
             }
             // A failure that is being tried again goes on being shown.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
                 _ => Verdict::Begun,
             };
-            Plan::new(Step::Begin, verdict, Some(PROGRESS))
+            Plan::new(Action::StartTransfer, verdict, Some(PROGRESS)).with(job)
         }
     }
 }

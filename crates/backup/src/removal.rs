@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::backup::name;
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -17,10 +16,11 @@ use jiff::Timestamp;
 use store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::observed::{Kept, Listed, Trouble};
+use crate::reason::{Reason, Trouble};
 use crate::retention::{Found, Listing, Rules, read, surplus};
+use crate::snapshot::{Kept, Listed};
 use crate::transfer::{Meter, in_store, manifest_of, whole};
-use crate::workers::Job;
+use crate::workers::Worker;
 
 /// Deletions under way at the same time.
 const AT_A_TIME: usize = 8;
@@ -233,7 +233,7 @@ fn backup_of(manifest: &str) -> String {
         .to_owned()
 }
 
-impl Job for Removal {
+impl Worker for Removal {
     type Product = Kept;
 
     fn store(&self) -> String {

@@ -1,14 +1,15 @@
 //! The status from what was found and decided. Pure; the time is passed in.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
-use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, find, set};
+use api::conditions::{ConditionStatus, ConditionType, Finding, find, set};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::observed::{Kept, Moved, Stored};
-use crate::plan::{Plan, Step, Verdict, rules};
+use crate::plan::{Action, Plan, Verdict, rules};
+use crate::reason::Reason;
+use crate::snapshot::{Kept, Moved, Stored};
 
 /// As many kept backups as the status lists.
 const LISTED: usize = 10;
@@ -18,14 +19,14 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     let mut status = backup.status.clone().unwrap_or_default();
     // An object keeps times to the second.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
-    match plan.step {
-        Step::RecordIntent => {
+    match plan.action {
+        Action::RecordIntent => {
             status.start_time = Some(now.clone());
             status.completion_time = None;
             status.progress = None;
             status.unfinished_attempts = None;
         }
-        Step::RecordAttempts(count) => {
+        Action::RecordAttempts(count) => {
             status.unfinished_attempts = Some(count).filter(|count| *count > 0);
         }
         _ => {}
@@ -165,16 +166,21 @@ const QUEUED: &str =
     "the backup waits for its turn: as many others are being transferred as may at a time";
 
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
-    let complete = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::Complete, holds, reason, message)
+    let complete = |holds: bool, reason: Reason, message: String| {
+        Finding::new(ConditionType::Complete, holds, reason.into(), message)
     };
-    let failed = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::Failed, holds, reason, message)
+    let failed = |holds: bool, reason: Reason, message: String| {
+        Finding::new(ConditionType::Failed, holds, reason.into(), message)
     };
     let nothing_failed = |reason| failed(false, reason, "nothing has failed".to_owned());
     let going_on = || nothing_failed(Reason::InProgress);
-    let tidy = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::RetentionApplied, holds, reason, message)
+    let tidy = |holds: bool, reason: Reason, message: String| {
+        Finding::new(
+            ConditionType::RetentionApplied,
+            holds,
+            reason.into(),
+            message,
+        )
     };
     // Of a periodic backup the conditions say how the last one went until the next one has ended.
     let told =
@@ -205,14 +211,14 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             vec![tidy(true, Reason::AsDesired, message)]
         }
         Verdict::Untidy(trouble) => {
-            vec![tidy(false, trouble.reason.clone(), trouble.message.clone())]
+            vec![tidy(false, trouble.reason, trouble.message.clone())]
         }
         Verdict::Ending(trouble) => {
             let message = format!(
                 "the stored backups cannot be removed yet: {}; or set spec.deletionPolicy to Retain",
                 trouble.message
             );
-            vec![tidy(false, trouble.reason.clone(), message)]
+            vec![tidy(false, trouble.reason, message)]
         }
         Verdict::Queued => vec![
             complete(false, Reason::Pending, QUEUED.to_owned()),
@@ -227,7 +233,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             going_on(),
         ],
         Verdict::Waiting(trouble) => {
-            let waits = complete(false, trouble.reason.clone(), trouble.message.clone());
+            let waits = complete(false, trouble.reason, trouble.message.clone());
             // Whether the last one failed is said until the next one has ended.
             let others = (!told).then(going_on);
             [waits].into_iter().chain(others).collect()
@@ -240,8 +246,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             ]
         }
         Verdict::Refused(trouble) | Verdict::Failed(trouble) => vec![
-            complete(false, trouble.reason.clone(), trouble.message.clone()),
-            failed(true, trouble.reason.clone(), trouble.message.clone()),
+            complete(false, trouble.reason, trouble.message.clone()),
+            failed(true, trouble.reason, trouble.message.clone()),
         ],
     };
     match verdict {
@@ -265,7 +271,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
 }
 
 fn progressing(holds: bool, reason: Reason, message: &str) -> Finding {
-    Finding::new(ConditionType::Progressing, holds, reason, message)
+    Finding::new(ConditionType::Progressing, holds, reason.into(), message)
 }
 
 fn in_effect(backup: &EtcdBackup) -> Finding {
@@ -275,7 +281,7 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
         return Finding::new(
             ConditionType::FieldsInEffect,
             true,
-            Reason::AllInEffect,
+            Reason::AllInEffect.into(),
             message,
         );
     }
@@ -283,7 +289,7 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
     Finding::new(
         ConditionType::FieldsInEffect,
         ConditionStatus::False,
-        Reason::NotYetInEffect,
+        Reason::NotYetInEffect.into(),
         message,
     )
 }
@@ -296,10 +302,14 @@ const UNCHECKED: &str = "spec.s3.insecureSkipVerify: whoever sits between the op
 pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     const ACTION: &str = "Backup";
     let mut notices = Vec::new();
-    if plan.step == Step::RecordIntent {
+    if plan.action == Action::RecordIntent {
         let effect = in_effect(backup);
         if effect.status == ConditionStatus::False {
-            notices.push(Notice::warning("NotYetInEffect", ACTION, effect.message));
+            notices.push(Notice::warning(
+                Reason::NotYetInEffect.as_str(),
+                ACTION,
+                effect.message,
+            ));
         }
         if backup
             .spec
@@ -307,17 +317,21 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
             .as_ref()
             .is_some_and(|s3| s3.insecure_skip_verify)
         {
-            notices.push(Notice::warning("CertificateNotChecked", ACTION, UNCHECKED));
+            notices.push(Notice::warning(
+                Reason::CertificateNotChecked.as_str(),
+                ACTION,
+                UNCHECKED,
+            ));
         }
     }
     match &plan.verdict {
-        Verdict::Begun if plan.step == Step::Begin => notices.push(Notice::normal(
-            "BackupBegun",
+        Verdict::Begun if plan.action == Action::StartTransfer => notices.push(Notice::normal(
+            Reason::BackupBegun.as_str(),
             ACTION,
             "the backup has begun",
         )),
         Verdict::Tidied(kept) if kept.deleted > 0 => notices.push(Notice::normal(
-            "BackupsRemoved",
+            Reason::BackupsRemoved.as_str(),
             ACTION,
             format!(
                 "{} old backups were removed, {} are kept",
@@ -333,19 +347,19 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         | Verdict::Suspended
         | Verdict::Tidied(_) => {}
         Verdict::Untidy(trouble) | Verdict::Ending(trouble) => notices.push(Notice::warning(
-            "RemovalFailed",
+            Reason::RemovalFailed.as_str(),
             ACTION,
             format!("stored backups cannot be removed: {}", trouble.message),
         )),
         Verdict::Waiting(trouble) | Verdict::Refused(trouble) | Verdict::Failed(trouble) => {
             notices.push(Notice::warning(
-                named(&trouble.reason),
+                trouble.reason.of_event().as_str(),
                 ACTION,
                 trouble.message.clone(),
             ));
         }
         Verdict::Succeeded(stored) => notices.push(Notice::normal(
-            "BackupSucceeded",
+            Reason::BackupSucceeded.as_str(),
             ACTION,
             format!(
                 "revision {} ({} bytes) lies at {}",
@@ -354,25 +368,4 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
         )),
     }
     notices
-}
-
-/// The reasons a backup can have trouble for: few, since they label metrics.
-fn named(reason: &Reason) -> &'static str {
-    match reason {
-        Reason::InvalidSpec => "InvalidSpec",
-        Reason::NotSupported => "NotSupported",
-        Reason::SecretMissing => "SecretMissing",
-        Reason::BucketMissing => "BucketMissing",
-        Reason::AccessDenied => "AccessDenied",
-        Reason::StoreUnreachable => "StoreUnreachable",
-        Reason::EtcdUnreachable => "EtcdUnreachable",
-        Reason::ClusterMissing => "ClusterMissing",
-        Reason::ChecksumMismatch => "ChecksumMismatch",
-        Reason::SnapshotUnreadable => "SnapshotUnreadable",
-        Reason::DeadlineExceeded => "DeadlineExceeded",
-        Reason::AttemptsCutOff => "AttemptsCutOff",
-        Reason::BackupMissing => "BackupMissing",
-        Reason::Restoring => "Restoring",
-        _ => "StepFailed",
-    }
 }

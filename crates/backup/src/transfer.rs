@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use api::backup::name::{self, Numbered};
-use api::conditions::Reason;
+use api::backup::name;
 use api::manifest::{BackupManifest, ManifestCluster, manifest_key};
 use bytes::Bytes;
 use etcd::{Etcd, InspectError, Inspected, Inspector};
@@ -20,49 +19,21 @@ use store::compression::{Compressor, ZSTD};
 use store::{Store, Upload};
 use tokio_util::sync::CancellationToken;
 
-use crate::candidates::{Candidate, known, ranked};
-use crate::observed::{Moved, Stored, Trouble};
-use crate::workers::Job;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Moved, Stored};
+use crate::workers::Worker;
 
 mod adoption;
+mod candidates;
+mod object_name;
 mod reading;
 mod vouch;
 
 pub use adoption::{Whose, Written, written};
 pub(crate) use adoption::{manifest_of, whole};
+use candidates::{Candidate, known, ranked};
+pub use object_name::Name;
 use vouch::{Ends, lying, vouch};
-
-/// What the object is called.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Name {
-    /// Exactly so: one backup, which replaces the last.
-    Exact(String),
-    /// `<path>_v<revision>_<time>`: one of many.
-    Numbered {
-        /// The path of the spec.
-        path: String,
-        /// When this backup began, to the second. By it the operator that comes after knows it again.
-        time: Timestamp,
-        /// What an earlier attempt left under its name: the next attempt replaces it.
-        left: Option<String>,
-    },
-}
-
-impl Name {
-    fn key(&self, revision: i64) -> String {
-        match self {
-            Self::Exact(key)
-            | Self::Numbered {
-                left: Some(key), ..
-            } => key.clone(),
-            Self::Numbered { path, time, .. } => {
-                let revision = u64::try_from(revision).unwrap_or_default();
-                let time = *time;
-                name::name(path, Numbered { time, revision })
-            }
-        }
-    }
-}
 
 /// Everything a transfer needs.
 #[derive(Clone)]
@@ -405,7 +376,7 @@ async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<u64, Trouble> {
     Ok(size)
 }
 
-impl Job for Transfer {
+impl Worker for Transfer {
     type Product = Stored;
 
     fn store(&self) -> String {

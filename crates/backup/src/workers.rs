@@ -9,7 +9,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::conditions::Reason;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
@@ -18,7 +17,8 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::observed::{Pace, Trouble, Work};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Pace, Work};
 
 /// How often the EtcdBackup of what runs is looked for.
 const WANTED: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ enum State<T> {
 }
 
 /// Something that takes long. Given up, it leaves nothing behind.
-pub(crate) trait Job: Send + Sync + 'static {
+pub(crate) trait Worker: Send + Sync + 'static {
     /// What comes of it.
     type Product: Clone + Send + 'static;
 
@@ -156,7 +156,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
     pub(crate) fn begin(
         self: &Arc<Self>,
         uid: &str,
-        job: impl Job<Product = T>,
+        job: impl Worker<Product = T>,
         wanted: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let cancelled = self.shutdown.child_token();
@@ -224,7 +224,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
     async fn work(
         &self,
         uid: &str,
-        job: &impl Job<Product = T>,
+        job: &impl Worker<Product = T>,
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use api::backup::BackupPolicy;
 use api::backup::name::{self, Numbered};
-use api::conditions::Reason;
 use api::manifest::manifest_key;
-use backup::observed::{Kept, Trouble};
+use backup::reason::{Reason, Trouble};
 use backup::removal::{Removal, What};
 use backup::retention::Rules;
+use backup::snapshot::Kept;
 use bytes::Bytes;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};

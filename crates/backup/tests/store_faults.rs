@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
+use backup::reason::Reason;
 use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};

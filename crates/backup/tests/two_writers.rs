@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api::backup::name;
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use async_trait::async_trait;
-use backup::observed::{Stored, Trouble};
+use backup::reason::{Reason, Trouble};
 use backup::removal::{Removal, What};
+use backup::snapshot::Stored;
 use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;

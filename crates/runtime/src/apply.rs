@@ -65,6 +65,18 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the object has changed since it was read.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api { source, .. } if is_conflict(source))
+    }
+
+    /// Whether the object does not exist.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Api { source, .. } if is_not_found(source))
+    }
+}
+
 impl Failure for Error {
     fn reason(&self) -> &'static str {
         match self {
@@ -377,12 +389,16 @@ where
     }
 }
 
+/// Whether the object of this UID is an owner.
+pub fn is_owned(metadata: &ObjectMeta, owner: &str) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.any(|one| one.uid == owner)
+}
+
 /// Whether an object has this owner and carries these labels.
 pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
-    let mut owners = metadata.owner_references.iter().flatten();
     let found = |key: &String| metadata.labels.as_ref()?.get(key);
-    owners.any(|one| one.uid == owner)
-        && labels.iter().all(|(key, value)| found(key) == Some(value))
+    is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
 /// The owner reference that lets garbage collection remove a child with its owner.

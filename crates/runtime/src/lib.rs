@@ -26,9 +26,11 @@ pub mod outcome;
 pub mod process;
 pub mod progress;
 pub mod reach;
+mod reason;
 pub mod scope;
 pub mod tls;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};
 pub use process::Operator;
+pub use reason::Trouble;

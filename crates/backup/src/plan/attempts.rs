@@ -7,9 +7,9 @@
 //! attempts off, too, so there may be many of them.
 
 use api::EtcdBackup;
-use api::conditions::Reason;
 
-use crate::observed::{Pace, Stored, Trouble, Work};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Pace, Stored, Work};
 
 /// So many. A container that crashes is started again after ten seconds at first and five minutes in the end, so these
 /// take about half an hour.

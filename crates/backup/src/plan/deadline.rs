@@ -4,12 +4,13 @@
 //! many, and not the time in which no operator ran. Otherwise a queue, or a restart that takes long, would end backups
 //! that nothing is wrong with, and one that lies whole in the store would be called a failure unseen.
 
-use api::conditions::{ConditionType, Reason, find};
+use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{AHEAD, intent};
-use crate::observed::{Moved, Observed, Pace, Stored, Trouble, Work};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Moved, Pace, Snapshot, Stored, Work};
 
 /// How long a backup may take when nobody says: this, and a second for each MiB of the database.
 const LEAST_LIMIT: SignedDuration = SignedDuration::from_mins(10);
@@ -36,15 +37,15 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
 /// By when the backup that is under way has to be complete, if it has a limit.
 pub(super) fn deadline(
     backup: &EtcdBackup,
-    observed: &Observed,
+    snapshot: &Snapshot,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    let moved = match observed.transfer.work {
+    let moved = match snapshot.transfer.work {
         Work::Running(moved) => Some(moved),
         _ => None,
     };
     let is_told_rightly = |time: &Timestamp| time.duration_since(now) <= AHEAD;
-    let since = observed.since.filter(is_told_rightly);
+    let since = snapshot.since.filter(is_told_rightly);
     let begun = Some(intent(backup)?).filter(is_told_rightly);
     // What a clock that was ahead has begun was begun at some time since this process, or the object, is there.
     let begun = begun.unwrap_or_else(|| {
@@ -53,15 +54,15 @@ pub(super) fn deadline(
         since.map_or(now, |since| created.map_or(since, |time| time.max(since)))
     });
     let worked_on = since.map_or(begun, |since| since.max(begun));
-    let waited = SignedDuration::try_from(observed.transfer.waited).unwrap_or(SignedDuration::MAX);
+    let waited = SignedDuration::try_from(snapshot.transfer.waited).unwrap_or(SignedDuration::MAX);
     let limit = limit(backup, moved)?.saturating_add(waited);
     worked_on.checked_add(limit).ok()
 }
 
 /// Whether it is not complete by then. Whoever waits for its turn is not late by that.
-pub(super) fn overdue(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
-    observed.transfer.work != Work::Queued
-        && deadline(backup, observed, now).is_some_and(|deadline| now >= deadline)
+pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
+    snapshot.transfer.work != Work::Queued
+        && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
 pub(super) fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble {
@@ -82,9 +83,10 @@ pub(super) fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble 
 
 fn last_said(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status?.conditions, &ConditionType::Complete)?;
-    let said = !complete.message.is_empty()
-        && ![Reason::InProgress, Reason::Pending]
-            .iter()
-            .any(|reason| reason.as_str() == complete.reason);
+    let is_progress = matches!(
+        Reason::parse(&complete.reason),
+        Some(Reason::InProgress | Reason::Pending)
+    );
+    let said = !complete.message.is_empty() && !is_progress;
     said.then(|| complete.message.clone())
 }

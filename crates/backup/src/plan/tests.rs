@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use api::EtcdBackup;
-use api::conditions::{ConditionType, Reason, find, is_true};
+use api::conditions::{ConditionType, find, is_true};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::{Need, Plan, Step, Verdict, need, plan};
-use crate::observed::{Moved, Observed, Pace, Place, Stored, Trouble, Work};
+use super::{Action, Need, Plan, Verdict, need, plan};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Moved, Pace, Place, Snapshot, Stored, Work};
 use crate::status::{notices, status};
 
 mod anything;
@@ -49,8 +50,8 @@ fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
 /// The intent was recorded at second 0.
 fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = with(change);
-    let plan = plan(&backup, &Observed::default(), at(0));
-    assert_eq!(plan.step, Step::RecordIntent);
+    let plan = plan(&backup, &Snapshot::default(), at(0));
+    assert_eq!(plan.action, Action::RecordIntent);
     after(backup, &plan, at(0))
 }
 
@@ -58,8 +59,8 @@ fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
 fn that_no_certificate_is_checked_is_said_aloud() {
     for unchecked in [false, true] {
         let backup = with(|backup| backup["spec"]["s3"]["insecureSkipVerify"] = json!(unchecked));
-        let plan = plan(&backup, &Observed::default(), at(0));
-        assert_eq!(plan.step, Step::RecordIntent);
+        let plan = plan(&backup, &Snapshot::default(), at(0));
+        assert_eq!(plan.action, Action::RecordIntent);
         let told = notices(&backup, &plan);
         let warned = told
             .iter()
@@ -80,19 +81,19 @@ fn stored() -> Stored {
     }
 }
 
-fn known(work: Work, place: Place) -> Observed {
-    Observed {
+fn known(work: Work, place: Place) -> Snapshot {
+    Snapshot {
         transfer: Pace {
             work,
             ..Pace::default()
         },
         place,
-        ..Observed::default()
+        ..Snapshot::default()
     }
 }
 
-fn needs_place(backup: &EtcdBackup, observed: &Observed, now: Timestamp) -> bool {
-    need(backup, observed, now) == Need::Place
+fn needs_place(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
+    need(backup, snapshot, now) == Need::Place
 }
 
 fn refused() -> Trouble {
@@ -103,10 +104,10 @@ fn refused() -> Trouble {
 #[test]
 fn invariant_10_the_intent_is_recorded_before_anything_else() {
     let backup = fresh();
-    let observed = known(Work::Idle, Place::Free);
-    assert!(!needs_place(&backup, &observed, at(0)));
-    let plan = plan(&backup, &observed, at(0));
-    assert_eq!(plan.step, Step::RecordIntent);
+    let snapshot = known(Work::Idle, Place::Free);
+    assert!(!needs_place(&backup, &snapshot, at(0)));
+    let plan = plan(&backup, &snapshot, at(0));
+    assert_eq!(plan.action, Action::RecordIntent);
     let status = status(&backup, &plan, at(0));
     assert_eq!(status.start_time.map(|time| time.0), Some(at(0)));
     assert_eq!(status.observed_generation, Some(1));
@@ -116,9 +117,12 @@ fn invariant_10_the_intent_is_recorded_before_anything_else() {
 #[test]
 fn begins_when_the_place_is_free() {
     let backup = begun(|_| ());
-    assert!(needs_place(&backup, &Observed::default(), at(1)));
+    assert!(needs_place(&backup, &Snapshot::default(), at(1)));
     let plan = plan(&backup, &known(Work::Idle, Place::Free), at(1));
-    assert_eq!((plan.step, plan.verdict), (Step::Begin, Verdict::Begun));
+    assert_eq!(
+        (plan.action, plan.verdict),
+        (Action::StartTransfer, Verdict::Begun)
+    );
 }
 
 /// Invariant 1.
@@ -127,7 +131,7 @@ fn invariant_1_does_not_begin_while_the_store_is_unknown() {
     let backup = begun(|_| ());
     let unknown = known(Work::Idle, Place::Unknown(refused()));
     let plan = plan(&backup, &unknown, at(1));
-    assert_eq!(plan.step, Step::Nothing);
+    assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.verdict, Verdict::Waiting(refused()));
     assert!(plan.requeue.is_some());
     let status = status(&backup, &plan, at(1));
@@ -157,7 +161,7 @@ fn what_is_missing_is_looked_for_less_often_the_longer_it_is_missing() {
 fn adopts_what_an_operator_wrote_that_stopped_before_it_said_so() {
     let backup = begun(|_| ());
     let plan = plan(&backup, &known(Work::Idle, Place::Written(stored())), at(9));
-    assert_eq!(plan.step, Step::Nothing);
+    assert_eq!(plan.action, Action::Nothing);
     let status = status(&backup, &plan, at(9));
     assert!(status.succeeded);
     assert_eq!(status.etcd_revision, Some(42));
@@ -177,12 +181,12 @@ fn what_is_complete_is_never_begun_again() {
     // Not after a restart, not years later, not after a change of the spec.
     for generation in [1, 2] {
         backup.metadata.generation = Some(generation);
-        let observed = Observed::default();
-        assert!(!needs_place(&backup, &observed, at(1_000_000)));
-        let plan = plan(&backup, &observed, at(1_000_000));
+        let snapshot = Snapshot::default();
+        assert!(!needs_place(&backup, &snapshot, at(1_000_000)));
+        let plan = plan(&backup, &snapshot, at(1_000_000));
         assert_eq!(
-            (plan.step, plan.verdict.clone()),
-            (Step::Nothing, Verdict::Settled)
+            (plan.action, plan.verdict.clone()),
+            (Action::Nothing, Verdict::Settled)
         );
         assert_eq!(Some(status(&backup, &plan, at(1_000_000))), backup.status);
         assert!(notices(&backup, &plan).is_empty());
@@ -196,10 +200,10 @@ fn shows_progress_while_bytes_move() {
         bytes: 10,
         total: Some(100),
     };
-    let observed = known(Work::Running(moved), Place::NotAsked);
-    assert!(!needs_place(&backup, &observed, at(1)));
-    let plan = plan(&backup, &observed, at(1));
-    assert_eq!(plan.step, Step::Nothing);
+    let snapshot = known(Work::Running(moved), Place::NotAsked);
+    assert!(!needs_place(&backup, &snapshot, at(1)));
+    let plan = plan(&backup, &snapshot, at(1));
+    assert_eq!(plan.action, Action::Nothing);
     let progress = status(&backup, &plan, at(1)).progress.unwrap();
     assert_eq!((progress.bytes, progress.total_bytes), (10, Some(100)));
 }
@@ -207,27 +211,27 @@ fn shows_progress_while_bytes_move() {
 #[test]
 fn a_failed_attempt_is_repeated_after_a_pause() {
     let backup = begun(|_| ());
-    let observed = Observed {
+    let snapshot = Snapshot {
         transfer: Pace {
             work: Work::Ended(Err(refused())),
             not_before: Some(at(20)),
             ..Pace::default()
         },
-        ..Observed::default()
+        ..Snapshot::default()
     };
-    assert!(!needs_place(&backup, &observed, at(10)));
-    let early = plan(&backup, &observed, at(10));
-    assert_eq!(early.step, Step::Nothing);
+    assert!(!needs_place(&backup, &snapshot, at(10)));
+    let early = plan(&backup, &snapshot, at(10));
+    assert_eq!(early.action, Action::Nothing);
     assert_eq!(early.requeue, Some(std::time::Duration::from_secs(10)));
-    assert!(needs_place(&backup, &observed, at(20)));
-    let due = Observed {
+    assert!(needs_place(&backup, &snapshot, at(20)));
+    let due = Snapshot {
         place: Place::Free,
-        ..observed
+        ..snapshot
     };
     let due = plan(&backup, &due, at(20));
     assert_eq!(
-        (due.step, due.verdict),
-        (Step::Begin, Verdict::Waiting(refused()))
+        (due.action, due.verdict),
+        (Action::StartTransfer, Verdict::Waiting(refused()))
     );
 }
 
@@ -235,13 +239,13 @@ fn a_failed_attempt_is_repeated_after_a_pause() {
 fn nothing_is_waited_for_beyond_the_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
     let unknown = known(Work::Idle, Place::Unknown(refused()));
-    let failed = Observed {
+    let failed = Snapshot {
         transfer: Pace {
             work: Work::Ended(Err(refused())),
             not_before: Some(at(900)),
             ..Pace::default()
         },
-        ..Observed::default()
+        ..Snapshot::default()
     };
     for waiting in [unknown, failed] {
         let early = plan(&backup, &waiting, at(300));
@@ -256,10 +260,13 @@ fn nothing_is_waited_for_beyond_the_deadline() {
 #[test]
 fn fails_at_the_deadline_and_says_what_was_wrong() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
-    let observed = known(Work::Ended(Err(refused())), Place::Free);
-    assert_eq!(plan(&backup, &observed, at(59)).step, Step::Begin);
-    let late = plan(&backup, &observed, at(60));
-    assert_eq!(late.step, Step::Nothing);
+    let snapshot = known(Work::Ended(Err(refused())), Place::Free);
+    assert_eq!(
+        plan(&backup, &snapshot, at(59)).action,
+        Action::StartTransfer
+    );
+    let late = plan(&backup, &snapshot, at(60));
+    assert_eq!(late.action, Action::Nothing);
     let failed = after(backup.clone(), &late, at(61));
     let condition = find(failed.conditions(), &ConditionType::Failed)
         .unwrap()
@@ -277,23 +284,23 @@ fn fails_at_the_deadline_and_says_what_was_wrong() {
     assert!(said.is_some_and(|said| said.contains("403")), "{said:?}");
     // And stays failed, until the spec is changed.
     assert_eq!(
-        plan(&failed, &Observed::default(), at(99)).verdict,
+        plan(&failed, &Snapshot::default(), at(99)).verdict,
         Verdict::Settled
     );
     let mut changed = failed;
     changed.metadata.generation = Some(2);
     assert_eq!(
-        plan(&changed, &Observed::default(), at(99)).step,
-        Step::RecordIntent
+        plan(&changed, &Snapshot::default(), at(99)).action,
+        Action::RecordIntent
     );
 }
 
 #[test]
 fn a_transfer_that_takes_too_long_is_given_up() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
-    let observed = known(Work::Running(Moved::default()), Place::NotAsked);
-    let late = plan(&backup, &observed, at(61));
-    assert_eq!(late.step, Step::Abandon);
+    let snapshot = known(Work::Running(Moved::default()), Place::NotAsked);
+    let late = plan(&backup, &snapshot, at(61));
+    assert_eq!(late.action, Action::AbandonTransfer);
     assert!(matches!(late.verdict, Verdict::Failed(_)));
 }
 
@@ -303,24 +310,33 @@ fn the_time_allowed_grows_with_the_database_and_can_be_unlimited() {
         bytes: 1,
         total: Some(4 << 30),
     };
-    let observed = known(Work::Running(moved), Place::NotAsked);
+    let snapshot = known(Work::Running(moved), Place::NotAsked);
     let minutes = |minutes| at(SignedDuration::from_mins(minutes).as_secs());
     let default = begun(|_| ());
-    assert_eq!(plan(&default, &observed, minutes(60)).step, Step::Nothing);
-    assert_eq!(plan(&default, &observed, minutes(90)).step, Step::Abandon);
+    assert_eq!(
+        plan(&default, &snapshot, minutes(60)).action,
+        Action::Nothing
+    );
+    assert_eq!(
+        plan(&default, &snapshot, minutes(90)).action,
+        Action::AbandonTransfer
+    );
     // The size is remembered in the status: a restart does not shorten the time.
     let shown = after(
         default.clone(),
-        &plan(&default, &observed, minutes(1)),
+        &plan(&default, &snapshot, minutes(1)),
         minutes(1),
     );
     let again = known(Work::Idle, Place::Free);
-    assert_eq!(plan(&shown, &again, minutes(60)).step, Step::Begin);
+    assert_eq!(
+        plan(&shown, &again, minutes(60)).action,
+        Action::StartTransfer
+    );
     let unlimited =
         begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 }));
     assert_eq!(
-        plan(&unlimited, &observed, minutes(100_000)).step,
-        Step::Nothing
+        plan(&unlimited, &snapshot, minutes(100_000)).action,
+        Action::Nothing
     );
 }
 
@@ -340,10 +356,13 @@ fn a_deleted_backup_gives_its_transfer_up() {
     let mut backup = begun(|_| ());
     backup.metadata.deletion_timestamp = Some(at(1).into());
     let running = known(Work::Running(Moved::default()), Place::NotAsked);
-    assert_eq!(plan(&backup, &running, at(1)).step, Step::Abandon);
     assert_eq!(
-        plan(&backup, &known(Work::Idle, Place::Free), at(1)).step,
-        Step::Nothing
+        plan(&backup, &running, at(1)).action,
+        Action::AbandonTransfer
+    );
+    assert_eq!(
+        plan(&backup, &known(Work::Idle, Place::Free), at(1)).action,
+        Action::Nothing
     );
 }
 
@@ -353,7 +372,7 @@ fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
     backup.metadata.generation = Some(2);
     let running = known(Work::Running(Moved::default()), Place::NotAsked);
     let first = plan(&backup, &running, at(10));
-    assert_eq!(first.step, Step::Abandon);
+    assert_eq!(first.action, Action::AbandonTransfer);
     // Giving up is not yet the record: that comes when nothing runs any more.
     let unchanged = after(backup, &first, at(10));
     assert_eq!(
@@ -362,7 +381,7 @@ fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
     );
     let idle = known(Work::Ended(Ok(stored())), Place::NotAsked);
     let second = plan(&unchanged, &idle, at(11));
-    assert_eq!(second.step, Step::RecordIntent);
+    assert_eq!(second.action, Action::RecordIntent);
     let recorded = after(unchanged, &second, at(11));
     assert_eq!(super::intent(&recorded), Some(at(11)));
 }
@@ -409,10 +428,10 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
     ];
     for (change, reason, fragments) in cases {
         let backup = with(change);
-        let observed = known(Work::Idle, Place::Free);
-        assert!(!needs_place(&backup, &observed, at(0)), "{fragments:?}");
-        let plan = plan(&backup, &observed, at(0));
-        assert_eq!(plan.step, Step::Nothing, "{fragments:?}");
+        let snapshot = known(Work::Idle, Place::Free);
+        assert!(!needs_place(&backup, &snapshot, at(0)), "{fragments:?}");
+        let plan = plan(&backup, &snapshot, at(0));
+        assert_eq!(plan.action, Action::Nothing, "{fragments:?}");
         let told = notices(&backup, &plan);
         let after = after(backup, &plan, at(0));
         let failed = find(after.conditions(), &ConditionType::Failed).unwrap();
@@ -438,8 +457,8 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
         let mut mended = fresh();
         mended.metadata.generation = Some(2);
         mended.status = after.status;
-        let plan = super::plan(&mended, &Observed::default(), at(5));
-        assert_eq!(plan.step, Step::RecordIntent);
+        let plan = super::plan(&mended, &Snapshot::default(), at(5));
+        assert_eq!(plan.action, Action::RecordIntent);
         let status = status(&mended, &plan, at(5));
         assert!(!is_true(&status.conditions, &ConditionType::Failed));
         assert_eq!(status.reason, None);
@@ -453,14 +472,14 @@ fn a_refusal_is_judged_anew_by_a_later_release() {
     });
     let refused = after(
         backup.clone(),
-        &plan(&backup, &Observed::default(), at(0)),
+        &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
     // The same spec as a release sees it that has no objection.
     let mut accepted = fresh();
     accepted.status = refused.status;
     assert_eq!(
-        plan(&accepted, &Observed::default(), at(1)).step,
-        Step::RecordIntent
+        plan(&accepted, &Snapshot::default(), at(1)).action,
+        Action::RecordIntent
     );
 }

@@ -9,7 +9,8 @@ use store::{Object, Store};
 
 use super::reading::is_described_still;
 use super::{Name, in_store, stored};
-use crate::observed::{Stored, Trouble};
+use crate::reason::Trouble;
+use crate::snapshot::Stored;
 
 /// What the store holds of a backup that was under way when its operator died.
 #[derive(Clone, Debug, PartialEq, Eq)]

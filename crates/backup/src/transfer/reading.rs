@@ -10,7 +10,7 @@ use store::compression::{Decompressor, ZSTD};
 use store::{ObjectStream, Store};
 
 use super::{in_store, manifest_of};
-use crate::observed::Trouble;
+use crate::reason::Trouble;
 
 /// Whether what lies under the key is what the manifest says. Nothing there is not.
 pub(super) async fn is_described(

@@ -11,14 +11,13 @@
 
 use std::time::Duration;
 
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
 use store::{Committed, Store};
 use tokio_util::sync::CancellationToken;
 
 use super::reading::{is_described, is_described_still};
 use super::{given_up, in_store, manifest_of};
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 /// How long the manifest of what is committed may still take when the transfer is given up: without it nobody would
 /// know whose the data is, and `deletionPolicy: Delete` would leave it behind.

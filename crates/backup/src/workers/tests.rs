@@ -8,7 +8,7 @@ use etcd::fake::FakeEtcd;
 use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
 
 use super::*;
-use crate::observed::Stored;
+use crate::snapshot::Stored;
 use crate::transfer::{Name, Transfer};
 
 const LIMITS: Limits = Limits {
@@ -64,11 +64,11 @@ impl Store for Gated {
 /// A transfer that runs as soon as it is its turn.
 struct Uncounted(Transfer);
 
-impl Job for Uncounted {
+impl Worker for Uncounted {
     type Product = Stored;
 
     fn store(&self) -> String {
-        Job::store(&self.0)
+        Worker::store(&self.0)
     }
 
     fn run<'a>(
@@ -76,7 +76,7 @@ impl Job for Uncounted {
         meter: &'a Meter,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<Stored, Trouble>> {
-        Job::run(&self.0, meter, cancelled)
+        Worker::run(&self.0, meter, cancelled)
     }
 }
 
@@ -232,7 +232,7 @@ async fn the_time_in_the_queue_is_told_and_added_up_until_it_is_forgotten() {
 /// A pod beside a claim, as far as it matters here: one that does not start.
 struct Elsewhere(String);
 
-impl Job for Elsewhere {
+impl Worker for Elsewhere {
     type Product = Stored;
 
     fn store(&self) -> String {

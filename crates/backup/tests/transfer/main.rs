@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
-use backup::observed::{Stored, Trouble};
+use backup::reason::{Reason, Trouble};
+use backup::snapshot::Stored;
 use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;

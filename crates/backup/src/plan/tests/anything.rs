@@ -125,8 +125,8 @@ proptest! {
         };
         let total = Some(u64::MAX);
         let moved = Moved { bytes: u64::MAX, total };
-        let mut observed = match work {
-            0 => Observed::default(),
+        let mut snapshot = match work {
+            0 => Snapshot::default(),
             1 => known(Work::Running(moved), Place::NotAsked),
             2 => known(Work::Ended(Ok(stored())), Place::NotAsked),
             3 => known(Work::Ended(Err(refused())), Place::Unknown(refused())),
@@ -135,18 +135,18 @@ proptest! {
             _ => known(Work::Idle, Place::Written(stored())),
         };
         if second > 0 {
-            observed.removal.work = Work::Ended(Err(refused()));
+            snapshot.removal.work = Work::Ended(Err(refused()));
         }
-        need(&backup, &observed, at(second));
-        let plan = plan(&backup, &observed, at(second));
+        need(&backup, &snapshot, at(second));
+        let plan = plan(&backup, &snapshot, at(second));
         notices(&backup, &plan);
         let next = after(backup, &plan, at(second));
         // What was written can be read, and planned again.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
-        super::plan(&read, &Observed::default(), at(second + 1));
+        super::plan(&read, &Snapshot::default(), at(second + 1));
         // Invariant 15: what is wrong is said, and nothing is begun for it.
         if crate::plan::refusal(&read).is_some() {
-            prop_assert!(!matches!(plan.step, Step::Begin | Step::RecordIntent), "{plan:?}");
+            prop_assert!(!matches!(plan.action, Action::StartTransfer | Action::RecordIntent), "{plan:?}");
         }
     }
 }

@@ -3,10 +3,10 @@
 use super::*;
 use crate::plan::attempts::MOST;
 
-fn called(counted: Option<i32>) -> Observed {
-    let mut observed = known(Work::Called, Place::NotAsked);
-    observed.transfer.counted = counted;
-    observed
+fn called(counted: Option<i32>) -> Snapshot {
+    let mut snapshot = known(Work::Called, Place::NotAsked);
+    snapshot.transfer.counted = counted;
+    snapshot
 }
 
 fn unfinished(backup: &EtcdBackup) -> Option<i32> {
@@ -18,7 +18,7 @@ fn cut_off(times: i32) -> EtcdBackup {
     let mut backup = begun(|_| ());
     for time in 1..=times {
         let plan = plan(&backup, &called(None), at(i64::from(time)));
-        assert_eq!(plan.step, Step::RecordAttempts(time));
+        assert_eq!(plan.action, Action::RecordAttempts(time));
         backup = after(backup, &plan, at(i64::from(time)));
     }
     backup
@@ -48,12 +48,12 @@ fn invariant_10_an_attempt_is_counted_before_it_runs_and_until_it_was_seen_to_en
     // The next attempt of the same process counts once, whether or not the end of the last was written.
     for backup in [&waiting, &cut_off(4)] {
         let next = plan(backup, &called(Some(4)), at(20));
-        assert_eq!(next.step, Step::RecordAttempts(4));
+        assert_eq!(next.action, Action::RecordAttempts(4));
     }
     // One that ran alone and has ended leaves nothing.
     let alone = plan(
         &cut_off(1),
-        &Observed {
+        &Snapshot {
             transfer: Pace {
                 counted: Some(1),
                 ..failed.transfer
@@ -68,10 +68,13 @@ fn invariant_10_an_attempt_is_counted_before_it_runs_and_until_it_was_seen_to_en
 #[test]
 fn a_backup_whose_attempts_end_with_their_operator_fails_and_says_what_to_do() {
     let few = known(Work::Idle, Place::Free);
-    assert_eq!(plan(&cut_off(MOST - 1), &few, at(30)).step, Step::Begin);
+    assert_eq!(
+        plan(&cut_off(MOST - 1), &few, at(30)).action,
+        Action::StartTransfer
+    );
     let backup = cut_off(MOST);
     let gives_up = plan(&backup, &few, at(30));
-    assert_eq!(gives_up.step, Step::Nothing);
+    assert_eq!(gives_up.action, Action::Nothing);
     let told = notices(&backup, &gives_up);
     assert!(
         told.iter()
@@ -110,8 +113,8 @@ fn a_backup_whose_attempts_end_with_their_operator_fails_and_says_what_to_do() {
     // Another spec begins anew.
     let mut changed = failed;
     changed.metadata.generation = Some(2);
-    let anew = plan(&changed, &Observed::default(), at(40));
-    assert_eq!(anew.step, Step::RecordIntent);
+    let anew = plan(&changed, &Snapshot::default(), at(40));
+    assert_eq!(anew.action, Action::RecordIntent);
 }
 
 /// Operators that are replaced while a store is away for weeks are no crash loop.
@@ -122,7 +125,7 @@ fn attempts_that_fail_by_themselves_are_not_counted_against_a_backup() {
     for process in 0..i64::from(MOST) * 2 {
         let now = at(process * 100);
         let idle = known(Work::Idle, Place::Free);
-        assert_eq!(plan(&backup, &idle, now).step, Step::Begin);
+        assert_eq!(plan(&backup, &idle, now).action, Action::StartTransfer);
         let begins = plan(&backup, &called(None), now);
         backup = after(backup, &begins, now);
         assert_eq!(unfinished(&backup), Some(1));
@@ -152,7 +155,7 @@ fn the_time_a_large_database_was_given_is_known_in_the_next_attempt() {
     let mut backup = after(backup, &large, at(1));
     for second in [3000, 3001] {
         let next = plan(&backup, &moved(None), at(second));
-        assert_eq!(next.step, Step::Nothing, "{next:?}");
+        assert_eq!(next.action, Action::Nothing, "{next:?}");
         backup = after(backup, &next, at(second));
     }
 }

@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 
 use api::EtcdBackup;
 use api::backup::name::{self, Numbered};
-use api::conditions::{ConditionType, Reason, find, is_true};
+use api::conditions::{ConditionType, find, is_true};
 use api::manifest::manifest_key;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::observed::{Kept, Listed, Moved, Observed, Pace, Place, Stored, Trouble, Work};
 use crate::plan::attempts::MOST;
-use crate::plan::{Need, Step, Verdict, intent, need, plan, rules};
+use crate::plan::{Action, Need, Verdict, intent, need, plan, rules};
+use crate::reason::{Reason, Trouble};
 use crate::retention::{read, surplus};
+use crate::snapshot::{Kept, Listed, Moved, Pace, Place, Snapshot, Stored, Work};
 use crate::status::status;
 
 const PATH: &str = "key";
@@ -144,32 +145,32 @@ impl World {
         } else {
             self.object.clone()
         };
-        let mut observed = Observed {
+        let mut snapshot = Snapshot {
             transfer: self.process.transfer.clone(),
             removal: self.process.removal.clone(),
             since: self.process.since,
-            ..Observed::default()
+            ..Snapshot::default()
         };
         let missing = || Trouble::new(Reason::SecretMissing, "missing");
-        match need(&seen, &observed, self.now) {
+        match need(&seen, &snapshot, self.now) {
             Need::Nothing => {}
             Need::Place if fault == Fault::InputMissing => {
-                observed.place = Place::Unknown(missing());
+                snapshot.place = Place::Unknown(missing());
             }
             Need::Place => {
                 let begun = intent(&seen).unwrap();
-                (observed.place, self.process.left) = self.place(begun);
+                (snapshot.place, self.process.left) = self.place(begun);
                 self.process.begun = Some(begun);
             }
-            Need::Tidy | Need::Purge => {
-                observed.obstacle = (fault == Fault::InputMissing).then(missing);
+            Need::RemoveSurplus | Need::RemoveAll => {
+                snapshot.obstacle = (fault == Fault::InputMissing).then(missing);
             }
         }
-        let plan = plan(&seen, &observed, self.now);
+        let plan = plan(&seen, &snapshot, self.now);
         if fault == Fault::CrashBeforeAct {
             return self.crash();
         }
-        self.act(&seen, plan.step);
+        self.act(&seen, plan.action);
         let desired = status(&seen, &plan, self.now);
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
@@ -188,7 +189,7 @@ impl World {
             if told {
                 self.forget();
             }
-            if let Step::RecordAttempts(count) = plan.step {
+            if let Action::RecordAttempts(count) = plan.action {
                 self.start(count);
             }
         }
@@ -221,23 +222,25 @@ impl World {
         self.process.transfer.work = Work::Running(Moved::default());
     }
 
-    fn act(&mut self, seen: &EtcdBackup, step: Step) {
-        match step {
-            Step::Nothing | Step::RecordAttempts(_) => {}
-            Step::RecordIntent => self.forget(),
-            Step::Begin => {
+    fn act(&mut self, seen: &EtcdBackup, action: Action) {
+        match action {
+            Action::Nothing | Action::RecordAttempts(_) => {}
+            Action::RecordIntent => self.forget(),
+            Action::StartTransfer => {
                 // Invariant 10: the API server holds the intent before the first byte moves.
                 let recorded = self.object.status.as_ref().unwrap();
                 assert!(intent(&self.object).is_some() || recorded.completion_time.is_some());
                 assert!(intent(seen).is_some());
                 self.process.transfer.work = Work::Called;
             }
-            Step::Abandon => {
+            Action::AbandonTransfer => {
                 self.process.transfer.work =
                     Work::Ended(Err(Trouble::new(Reason::StepFailed, "given up")));
             }
-            Step::Tidy => self.begin_removal(seen),
-            Step::Guard(_) | Step::Purge | Step::Expire => unreachable!("not asked for here"),
+            Action::RemoveSurplus => self.begin_removal(seen),
+            Action::SetFinalizer(_) | Action::RemoveAll | Action::DeleteBackup => {
+                unreachable!("not asked for here")
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use api::backup::name;
 
 use super::*;
-use crate::observed::{Kept, Listed};
+use crate::snapshot::{Kept, Listed};
 
 fn periodic(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     with(|object| {
@@ -23,8 +23,8 @@ fn location(second: i64) -> String {
 /// One backup was complete at second 5, and what it left to do is not done yet.
 fn once(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
-    let first = plan(&backup, &Observed::default(), at(0));
-    assert_eq!(first.step, Step::RecordIntent);
+    let first = plan(&backup, &Snapshot::default(), at(0));
+    assert_eq!(first.action, Action::RecordIntent);
     let backup = after(backup, &first, at(0));
     let stored = Stored {
         location: location(0),
@@ -60,9 +60,9 @@ fn tidied(backup: EtcdBackup) -> EtcdBackup {
         deleted: 1,
         everything: false,
     };
-    let mut observed = Observed::default();
-    observed.removal.work = Work::Ended(Ok(kept));
-    let done = plan(&backup, &observed, at(8));
+    let mut snapshot = Snapshot::default();
+    snapshot.removal.work = Work::Ended(Ok(kept));
+    let done = plan(&backup, &snapshot, at(8));
     assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
     assert!(
         notices(&backup, &done)
@@ -77,8 +77,8 @@ fn the_next_of_a_periodic_backup_is_due_after_the_interval_whatever_process_look
     let backup = tidied(once(|_| ()));
     assert!(backup.status.as_ref().unwrap().succeeded);
     for second in [9, 600, 3599] {
-        let resting = plan(&backup, &Observed::default(), at(second));
-        assert_eq!(resting.step, Step::Nothing);
+        let resting = plan(&backup, &Snapshot::default(), at(second));
+        assert_eq!(resting.action, Action::Nothing);
         assert!(
             matches!(resting.verdict, Verdict::Scheduled(Some(time)) if time >= at(3600) && time <= at(3631)),
             "{resting:?}"
@@ -87,31 +87,31 @@ fn the_next_of_a_periodic_backup_is_due_after_the_interval_whatever_process_look
     }
     // However many were missed, one is made up.
     for second in [3640, 1_000_000] {
-        let due = plan(&backup, &Observed::default(), at(second));
-        assert_eq!(due.step, Step::RecordIntent);
+        let due = plan(&backup, &Snapshot::default(), at(second));
+        assert_eq!(due.action, Action::RecordIntent);
         let again = after(backup.clone(), &due, at(second));
         // While it runs, the conditions say how the last one went.
         assert!(is_true(again.conditions(), &ConditionType::Complete));
         assert!(is_true(again.conditions(), &ConditionType::Progressing));
         assert!(again.status.as_ref().unwrap().succeeded);
         assert_eq!(crate::plan::intent(&again), Some(at(second)));
-        assert!(needs_place(&again, &Observed::default(), at(second + 1)));
+        assert!(needs_place(&again, &Snapshot::default(), at(second + 1)));
     }
 }
 
 #[test]
 fn backups_do_not_overlap() {
     let backup = tidied(once(|_| ()));
-    let due = plan(&backup, &Observed::default(), at(4000));
+    let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
     // Longer than the interval, without a limit.
     let mut slow = running;
     slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
-    let observed = known(Work::Running(Moved::default()), Place::NotAsked);
-    let plan = plan(&slow, &observed, at(100_000));
+    let snapshot = known(Work::Running(Moved::default()), Place::NotAsked);
+    let plan = plan(&slow, &snapshot, at(100_000));
     assert_eq!(
-        (plan.step, plan.verdict),
-        (Step::Nothing, Verdict::Running(Moved::default()))
+        (plan.action, plan.verdict),
+        (Action::Nothing, Verdict::Running(Moved::default()))
     );
 }
 
@@ -119,8 +119,8 @@ fn backups_do_not_overlap() {
 #[test]
 fn one_that_failed_is_shown_until_the_next_has_ended() {
     let begin = |backup: EtcdBackup, second| {
-        let due = plan(&backup, &Observed::default(), at(second));
-        assert_eq!(due.step, Step::RecordIntent);
+        let due = plan(&backup, &Snapshot::default(), at(second));
+        assert_eq!(due.action, Action::RecordIntent);
         after(backup, &due, at(second))
     };
     let failing = known(Work::Ended(Err(refused())), Place::Free);
@@ -149,7 +149,7 @@ fn one_that_failed_is_shown_until_the_next_has_ended() {
 #[test]
 fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed() {
     let backup = tidied(once(|_| ()));
-    let due = plan(&backup, &Observed::default(), at(4000));
+    let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
     let late = plan(
         &running,
@@ -165,18 +165,18 @@ fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed(
         Some(at(5))
     );
     assert_eq!(
-        plan(&failed, &Observed::default(), at(5001)).step,
-        Step::Nothing
+        plan(&failed, &Snapshot::default(), at(5001)).action,
+        Action::Nothing
     );
     assert_eq!(
-        plan(&failed, &Observed::default(), at(7700)).step,
-        Step::RecordIntent
+        plan(&failed, &Snapshot::default(), at(7700)).action,
+        Action::RecordIntent
     );
     let mut changed = failed;
     changed.metadata.generation = Some(2);
     assert_eq!(
-        plan(&changed, &Observed::default(), at(5001)).step,
-        Step::RecordIntent
+        plan(&changed, &Snapshot::default(), at(5001)).action,
+        Action::RecordIntent
     );
 }
 
@@ -186,10 +186,10 @@ fn a_suspended_backup_makes_no_new_one_and_says_so() {
         with(|object| object["spec"]["backupPolicy"] = json!({ "suspend": true })),
         periodic(|object| object["spec"]["backupPolicy"]["suspend"] = json!(true)),
     ] {
-        let resting = plan(&suspended, &Observed::default(), at(0));
+        let resting = plan(&suspended, &Snapshot::default(), at(0));
         assert_eq!(
-            (resting.step, &resting.verdict),
-            (Step::Nothing, &Verdict::Suspended)
+            (resting.action, &resting.verdict),
+            (Action::Nothing, &Verdict::Suspended)
         );
         let told = after(suspended, &resting, at(0));
         let progressing = find(told.conditions(), &ConditionType::Progressing).unwrap();
@@ -197,8 +197,8 @@ fn a_suspended_backup_makes_no_new_one_and_says_so() {
         let mut resumed = told;
         resumed.spec.backup_policy.as_mut().unwrap().suspend = false;
         resumed.metadata.generation = Some(2);
-        let begun = plan(&resumed, &Observed::default(), at(9));
-        assert_eq!(begun.step, Step::RecordIntent);
+        let begun = plan(&resumed, &Snapshot::default(), at(9));
+        assert_eq!(begun.action, Action::RecordIntent);
         assert!(is_true(
             after(resumed, &begun, at(9)).conditions(),
             &ConditionType::Progressing
@@ -211,25 +211,28 @@ fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
     let mut backup = periodic(|_| ());
     backup = after(
         backup.clone(),
-        &plan(&backup, &Observed::default(), at(0)),
+        &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
     backup.metadata.generation = Some(2);
     backup.spec.backup_policy.as_mut().unwrap().suspend = true;
     let running = known(Work::Running(Moved::default()), Place::NotAsked);
-    assert_eq!(plan(&backup, &running, at(1)).step, Step::Abandon);
-    let resting = plan(&backup, &Observed::default(), at(2));
-    backup = after(backup, &resting, at(2));
-    assert_eq!(need(&backup, &Observed::default(), at(3)), Need::Nothing);
     assert_eq!(
-        plan(&backup, &Observed::default(), at(3)).verdict,
+        plan(&backup, &running, at(1)).action,
+        Action::AbandonTransfer
+    );
+    let resting = plan(&backup, &Snapshot::default(), at(2));
+    backup = after(backup, &resting, at(2));
+    assert_eq!(need(&backup, &Snapshot::default(), at(3)), Need::Nothing);
+    assert_eq!(
+        plan(&backup, &Snapshot::default(), at(3)).verdict,
         Verdict::Suspended
     );
     backup.metadata.generation = Some(3);
     backup.spec.backup_policy.as_mut().unwrap().suspend = false;
     assert_eq!(
-        plan(&backup, &Observed::default(), at(9)).step,
-        Step::RecordIntent
+        plan(&backup, &Snapshot::default(), at(9)).action,
+        Action::RecordIntent
     );
 }
 
@@ -237,14 +240,14 @@ fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
 #[test]
 fn invariant_9_old_backups_go_only_after_the_status_says_that_a_newer_one_is_complete() {
     let backup = periodic(|_| ());
-    let idle = Observed::default();
-    assert_ne!(need(&backup, &idle, at(0)), Need::Tidy);
+    let idle = Snapshot::default();
+    assert_ne!(need(&backup, &idle, at(0)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(0));
     let running = after(backup, &first, at(0));
     assert_eq!(need(&running, &idle, at(1)), Need::Place);
     let complete = once(|_| ());
-    assert_eq!(need(&complete, &idle, at(6)), Need::Tidy);
-    assert_eq!(plan(&complete, &idle, at(6)).step, Step::Tidy);
+    assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
+    assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
     // Once done, not again: not by this process and not by another.
     let done = tidied(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
@@ -265,14 +268,14 @@ fn invariant_9_old_backups_go_only_after_the_status_says_that_a_newer_one_is_com
 #[test]
 fn a_removal_that_fails_is_told_and_repeated_and_the_backup_stays_a_success() {
     let complete = once(|_| ());
-    let mut failed = Observed::default();
+    let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));
     failed.removal.not_before = Some(at(30));
     assert_eq!(need(&complete, &failed, at(10)), Need::Nothing);
     let waits = plan(&complete, &failed, at(10));
     assert_eq!(
-        (waits.step, &waits.verdict),
-        (Step::Nothing, &Verdict::Untidy(refused()))
+        (waits.action, &waits.verdict),
+        (Action::Nothing, &Verdict::Untidy(refused()))
     );
     assert!(
         notices(&complete, &waits)
@@ -287,16 +290,16 @@ fn a_removal_that_fails_is_told_and_repeated_and_the_backup_stays_a_success() {
         (applied.status.as_str(), applied.reason.as_str()),
         ("False", "AccessDenied")
     );
-    assert_eq!(need(&told, &failed, at(30)), Need::Tidy);
-    assert_eq!(plan(&told, &failed, at(30)).step, Step::Tidy);
+    assert_eq!(need(&told, &failed, at(30)), Need::RemoveSurplus);
+    assert_eq!(plan(&told, &failed, at(30)).action, Action::RemoveSurplus);
     // The next backup does not wait for it.
-    assert_eq!(plan(&told, &failed, at(4000)).step, Step::RecordIntent);
+    assert_eq!(plan(&told, &failed, at(4000)).action, Action::RecordIntent);
 }
 
 #[test]
 fn without_rules_nothing_is_removed_and_the_newest_are_listed() {
     let complete = once(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
-    assert_eq!(need(&complete, &Observed::default(), at(6)), Need::Nothing);
+    assert_eq!(need(&complete, &Snapshot::default(), at(6)), Need::Nothing);
     assert_eq!(complete.status.unwrap().backups.len(), 1);
 }
 
@@ -313,7 +316,7 @@ fn schedules_and_time_zones_that_cannot_be_read_are_refused() {
         ),
     ] {
         let backup = with(|object| object["spec"]["backupPolicy"] = policy);
-        let refused = plan(&backup, &Observed::default(), at(0));
+        let refused = plan(&backup, &Snapshot::default(), at(0));
         assert!(
             matches!(&refused.verdict, Verdict::Refused(trouble) if trouble.message.contains(field)),
             "{refused:?}"
@@ -328,12 +331,12 @@ fn what_v1beta2s_operator_recorded_is_where_the_next_interval_begins() {
             json!({ "succeeded": true, "lastSuccessDate": at(0).to_string(), "etcdRevision": 3 });
     });
     assert_eq!(
-        plan(&backup, &Observed::default(), at(60)).step,
-        Step::Nothing
+        plan(&backup, &Snapshot::default(), at(60)).action,
+        Action::Nothing
     );
     assert_eq!(
-        plan(&backup, &Observed::default(), at(3640)).step,
-        Step::RecordIntent
+        plan(&backup, &Snapshot::default(), at(3640)).action,
+        Action::RecordIntent
     );
 }
 
@@ -346,33 +349,33 @@ fn a_finished_object_goes_after_its_time() {
         at(9),
     );
     let backup = after(backup, &done, at(9));
-    let early = plan(&backup, &Observed::default(), at(60));
+    let early = plan(&backup, &Snapshot::default(), at(60));
     assert_eq!(
-        (early.step, early.requeue),
-        (Step::Nothing, Some(std::time::Duration::from_secs(9)))
+        (early.action, early.requeue),
+        (Action::Nothing, Some(std::time::Duration::from_secs(9)))
     );
     assert_eq!(
-        plan(&backup, &Observed::default(), at(69)).step,
-        Step::Expire
+        plan(&backup, &Snapshot::default(), at(69)).action,
+        Action::DeleteBackup
     );
     // One that goes on never finishes.
     let periodic = tidied(once(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(60);
     }));
     assert_eq!(
-        plan(&periodic, &Observed::default(), at(100)).step,
-        Step::Nothing
+        plan(&periodic, &Snapshot::default(), at(100)).action,
+        Action::Nothing
     );
     // Nor does one whose spec can be put right.
     let refused = with(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(0);
         object["spec"]["s3"] = Value::Null;
     });
-    let verdict = plan(&refused, &Observed::default(), at(0));
+    let verdict = plan(&refused, &Snapshot::default(), at(0));
     let refused = after(refused, &verdict, at(0));
     assert_eq!(
-        plan(&refused, &Observed::default(), at(100)).step,
-        Step::Nothing
+        plan(&refused, &Snapshot::default(), at(100)).action,
+        Action::Nothing
     );
 }
 
@@ -381,49 +384,67 @@ fn the_finalizer_is_there_only_when_stored_backups_go_with_the_object() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
     // Before anything is stored.
     let fresh = with(delete);
-    let observed = Observed::default();
-    assert_eq!(plan(&fresh, &observed, at(0)).step, Step::Guard(true));
+    let snapshot = Snapshot::default();
+    assert_eq!(
+        plan(&fresh, &snapshot, at(0)).action,
+        Action::SetFinalizer(true)
+    );
     let mut guarded = fresh;
     guarded.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
-    assert_eq!(plan(&guarded, &observed, at(0)).step, Step::RecordIntent);
+    assert_eq!(
+        plan(&guarded, &snapshot, at(0)).action,
+        Action::RecordIntent
+    );
     let mut retained = guarded.clone();
     retained.spec.deletion_policy = None;
-    assert_eq!(plan(&retained, &observed, at(0)).step, Step::Guard(false));
+    assert_eq!(
+        plan(&retained, &snapshot, at(0)).action,
+        Action::SetFinalizer(false)
+    );
 
     // On deletion: first what runs, then what is stored, then the object.
     guarded.metadata.deletion_timestamp = Some(at(10).into());
     let running = known(Work::Running(Moved::default()), Place::NotAsked);
-    assert_eq!(plan(&guarded, &running, at(10)).step, Step::Abandon);
+    assert_eq!(
+        plan(&guarded, &running, at(10)).action,
+        Action::AbandonTransfer
+    );
     assert_eq!(need(&guarded, &running, at(10)), Need::Nothing);
-    assert_eq!(need(&guarded, &observed, at(10)), Need::Purge);
-    assert_eq!(plan(&guarded, &observed, at(10)).step, Step::Purge);
-    let mut purged = Observed::default();
+    assert_eq!(need(&guarded, &snapshot, at(10)), Need::RemoveAll);
+    assert_eq!(plan(&guarded, &snapshot, at(10)).action, Action::RemoveAll);
+    let mut purged = Snapshot::default();
     purged.removal.work = Work::Ended(Ok(Kept {
         everything: true,
         ..Kept::default()
     }));
     assert_eq!(need(&guarded, &purged, at(11)), Need::Nothing);
-    assert_eq!(plan(&guarded, &purged, at(11)).step, Step::Guard(false));
+    assert_eq!(
+        plan(&guarded, &purged, at(11)).action,
+        Action::SetFinalizer(false)
+    );
     // What cannot be removed keeps the object, and the user is told how to let it go.
-    let denied = Observed {
+    let denied = Snapshot {
         obstacle: Some(refused()),
-        ..Observed::default()
+        ..Snapshot::default()
     };
     let waits = plan(&guarded, &denied, at(1000));
     assert_eq!(
-        (waits.step, &waits.verdict),
-        (Step::Nothing, &Verdict::Ending(refused()))
+        (waits.action, &waits.verdict),
+        (Action::Nothing, &Verdict::Ending(refused()))
     );
     let told = status(&guarded, &waits, at(1000));
     let applied = find(&told.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
     // A namespace that goes takes the Secret with it.
-    let gone = Observed {
+    let gone = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "gone")),
-        ..Observed::default()
+        ..Snapshot::default()
     };
-    assert_eq!(plan(&guarded, &gone, at(20)).step, Step::Nothing);
-    assert_eq!(plan(&guarded, &gone, at(400)).step, Step::Guard(false));
+    assert_eq!(plan(&guarded, &gone, at(20)).action, Action::Nothing);
+    assert_eq!(
+        plan(&guarded, &gone, at(400)).action,
+        Action::SetFinalizer(false)
+    );
 }
 
 /// A removal that is slower than the next backup was done after the one before: it is done again.
@@ -441,13 +462,16 @@ fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
         deleted: 1,
         everything: false,
     };
-    let mut observed = Observed::default();
-    observed.removal.work = Work::Ended(Ok(of(&location(-3600))));
-    assert_eq!(need(&backup, &observed, at(8)), Need::Tidy);
-    assert_eq!(plan(&backup, &observed, at(8)).step, Step::Tidy);
-    observed.removal.work = Work::Ended(Ok(of(&location(0))));
-    assert_eq!(need(&backup, &observed, at(8)), Need::Nothing);
-    let done = plan(&backup, &observed, at(8));
+    let mut snapshot = Snapshot::default();
+    snapshot.removal.work = Work::Ended(Ok(of(&location(-3600))));
+    assert_eq!(need(&backup, &snapshot, at(8)), Need::RemoveSurplus);
+    assert_eq!(
+        plan(&backup, &snapshot, at(8)).action,
+        Action::RemoveSurplus
+    );
+    snapshot.removal.work = Work::Ended(Ok(of(&location(0))));
+    assert_eq!(need(&backup, &snapshot, at(8)), Need::Nothing);
+    let done = plan(&backup, &snapshot, at(8));
     assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
 }
 
@@ -456,34 +480,34 @@ fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
 fn old_backups_go_also_when_the_next_one_is_due_at_once() {
     // It began at 0 and was complete at 5; the next was due at 7.
     let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
-    let idle = Observed::default();
-    assert_eq!(need(&backup, &idle, at(8)), Need::Tidy);
+    let idle = Snapshot::default();
+    assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
-    assert_eq!(first.step, Step::Tidy);
+    assert_eq!(first.action, Action::RemoveSurplus);
     // What the status says meanwhile is when the next begins at the latest.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
-    let mut removing = Observed::default();
+    let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
-    assert_eq!(plan(&backup, &removing, at(20)).step, Step::Nothing);
+    assert_eq!(plan(&backup, &removing, at(20)).action, Action::Nothing);
     assert_eq!(need(&backup, &removing, at(20)), Need::Nothing);
     let done = tidied(backup);
-    assert_eq!(plan(&done, &idle, at(9)).step, Step::RecordIntent);
+    assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
 /// The backup is worth more than the room it takes.
 #[test]
 fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
     let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
-    let mut hangs = Observed::default();
+    let mut hangs = Snapshot::default();
     hangs.removal.work = Work::Running(Moved::default());
-    assert_eq!(plan(&backup, &hangs, at(64)).step, Step::Nothing);
-    assert_eq!(plan(&backup, &hangs, at(65)).step, Step::RecordIntent);
-    let mut failed = Observed::default();
+    assert_eq!(plan(&backup, &hangs, at(64)).action, Action::Nothing);
+    assert_eq!(plan(&backup, &hangs, at(65)).action, Action::RecordIntent);
+    let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));
     failed.removal.not_before = Some(at(9));
-    let unseen = Observed {
+    let unseen = Snapshot {
         obstacle: Some(refused()),
-        ..Observed::default()
+        ..Snapshot::default()
     };
     assert_eq!(need(&backup, &failed, at(8)), Need::Nothing);
     for fails in [&failed, &unseen] {
@@ -493,7 +517,7 @@ fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
         let told = after(backup.clone(), &told, at(8));
         let applied = find(told.conditions(), &ConditionType::RetentionApplied).unwrap();
         assert_eq!(applied.status, "False");
-        assert_eq!(plan(&told, fails, at(8)).step, Step::RecordIntent);
+        assert_eq!(plan(&told, fails, at(8)).action, Action::RecordIntent);
     }
     let running = after(backup.clone(), &plan(&backup, &hangs, at(65)), at(65));
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
@@ -506,13 +530,13 @@ fn what_a_policy_did_not_keep_is_not_all_that_was_stored() {
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
     backup.metadata.deletion_timestamp = Some(at(10).into());
-    let mut observed = Observed::default();
-    observed.removal.work = Work::Ended(Ok(Kept {
+    let mut snapshot = Snapshot::default();
+    snapshot.removal.work = Work::Ended(Ok(Kept {
         deleted: 1,
         ..Kept::default()
     }));
-    assert_eq!(need(&backup, &observed, at(11)), Need::Purge);
-    assert_eq!(plan(&backup, &observed, at(11)).step, Step::Purge);
+    assert_eq!(need(&backup, &snapshot, at(11)), Need::RemoveAll);
+    assert_eq!(plan(&backup, &snapshot, at(11)).action, Action::RemoveAll);
 }
 
 /// A clock that was a year ahead for a moment is no reason for a year without backups.
@@ -527,7 +551,7 @@ fn a_run_of_a_clock_that_was_ahead_does_not_count() {
             object["spec"]["backupPolicy"] = policy.clone();
             object["metadata"]["creationTimestamp"] = json!("2020-01-01T00:00:00Z");
         });
-        let first = plan(&backup, &Observed::default(), at(YEAR));
+        let first = plan(&backup, &Snapshot::default(), at(YEAR));
         backup = after(backup, &first, at(YEAR));
         let ahead = Stored {
             created_at: at(YEAR + 5),
@@ -539,8 +563,8 @@ fn a_run_of_a_clock_that_was_ahead_does_not_count() {
             at(YEAR + 5),
         );
         let backup = after(backup, &done, at(YEAR + 5));
-        let next = plan(&backup, &Observed::default(), at(60));
-        assert_eq!(next.step, Step::RecordIntent, "{policy}");
+        let next = plan(&backup, &Snapshot::default(), at(60));
+        assert_eq!(next.action, Action::RecordIntent, "{policy}");
         // From here on it goes by the clock there is now.
         let backup = after(backup, &next, at(60));
         let now = Stored {
@@ -553,7 +577,7 @@ fn a_run_of_a_clock_that_was_ahead_does_not_count() {
             at(65),
         );
         let backup = after(backup, &done, at(65));
-        let rest = plan(&backup, &Observed::default(), at(70));
+        let rest = plan(&backup, &Snapshot::default(), at(70));
         assert!(
             matches!(rest.verdict, Verdict::Scheduled(Some(time)) if time <= at(2 * 3600 + 60)),
             "{policy}: {rest:?}"

@@ -1,31 +1,16 @@
-//! What is known before a decision: plain data, no client.
+//! The types that observe returns: plain data, no client.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use api::backup::name::Numbered;
-use api::conditions::Reason;
+use api::manifest::ManifestCluster;
 use jiff::Timestamp;
+use runtime::member::OperatorImage;
 pub use runtime::progress::Moved;
 use serde::{Deserialize, Serialize};
 
-/// Something that stands in the way, for people and for the condition.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// The condition's reason.
-    pub reason: Reason,
-    /// What, and where a person can do something, how.
-    pub message: String,
-}
-
-impl Trouble {
-    /// A trouble.
-    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-        }
-    }
-}
+use crate::reason::Trouble;
 
 /// A backup that the store has acknowledged, manifest included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,17 +124,78 @@ pub enum Place {
     Written(Stored),
 }
 
+/// Where the backups of the spec lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// In a store that this process has opened.
+    Store {
+        /// The key that the spec names.
+        key: String,
+    },
+    /// On a PersistentVolumeClaim, which only a pod that mounts it can read.
+    Volume {
+        /// The name of the PersistentVolumeClaim.
+        claim: String,
+        /// The path below the root of the volume.
+        path: String,
+        /// The image of the pod.
+        image: OperatorImage,
+    },
+}
+
+/// The etcd cluster that is backed up.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// The endpoints of the spec.
+    Endpoints(Vec<String>),
+    /// An EtcdCluster.
+    Cluster {
+        /// The client URLs of its members and of its Service.
+        endpoints: Vec<String>,
+        /// What the manifest records of it.
+        recorded: Box<ManifestCluster>,
+        /// A restore owns it.
+        restoring: bool,
+    },
+}
+
+/// What the plan builds a transfer or a removal from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Inputs {
+    /// Not needed now, or not readable.
+    #[default]
+    NotRead,
+    /// Of a transfer.
+    Transfer {
+        /// Where the backup is stored.
+        site: Site,
+        /// The key that an earlier attempt left in the store without a manifest.
+        left: Option<String>,
+        /// The etcd cluster.
+        source: Source,
+    },
+    /// Of a removal.
+    Removal {
+        /// Where the backups are stored.
+        site: Site,
+        /// The UIDs of the other EtcdBackups that number their backups at the same path.
+        others: BTreeSet<String>,
+    },
+}
+
 /// Everything a plan is made from, besides the EtcdBackup itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
     /// The transfer.
     pub transfer: Pace<Stored>,
     /// The removal of what is not kept.
     pub removal: Pace<Kept>,
     /// What the store holds.
     pub place: Place,
-    /// Why what was to be removed cannot even be looked at.
+    /// What the next transfer or removal is built from.
+    pub inputs: Inputs,
+    /// Why what was to be removed cannot even be read.
     pub obstacle: Option<Trouble>,
-    /// From when on this process has looked after backups, if that is known.
+    /// Since when this process has run, if that is known.
     pub since: Option<Timestamp>,
 }

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::conditions::Reason;
 use clap::Args;
 use etcd::{Access, Credentials, EtcdClient};
 use jiff::Timestamp;
@@ -14,9 +13,8 @@ use runtime::{progress, tls};
 use store::{LocalStore, Store};
 use tokio_util::sync::CancellationToken;
 
-use super::order::{Order, Reach, Report, Snapshot, Task};
-use super::pod::{AUTH, ROOT, TLS};
-use crate::observed::Trouble;
+use super::order::{AUTH, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
+use crate::reason::{Reason, Trouble};
 use crate::removal::{Removal, What};
 use crate::transfer::{Meter, Name, Transfer, Whose, Written, written};
 
@@ -139,11 +137,11 @@ fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
 
 async fn stored(
     order: &Order,
-    snapshot: Snapshot,
+    snapshot: SnapshotTask,
     store: Arc<dyn Store>,
     meter: &Meter,
 ) -> Result<Report, Trouble> {
-    let Snapshot {
+    let SnapshotTask {
         endpoints,
         begun,
         numbered,
@@ -151,15 +149,7 @@ async fn stored(
         cluster,
         reach,
     } = snapshot;
-    let name = if numbered {
-        Name::Numbered {
-            path: order.path.clone(),
-            time: begun,
-            left: None,
-        }
-    } else {
-        Name::Exact(order.path.clone())
-    };
+    let name = Name::of(order.path.clone(), numbered.then_some(begun));
     // A pod before this one may have done it all.
     let whose = Whose {
         uid: &order.uid,

@@ -1,15 +1,22 @@
-//! What a pod beside a claim is told to do, and what it reports: plain data.
+//! The order that a pod on a PersistentVolumeClaim receives, and its report: plain data.
 
 use std::collections::BTreeSet;
 
 use api::backup::name::{self, Numbered};
-use api::conditions::Reason;
 use api::manifest::ManifestCluster;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Kept, Listed, Stored, Trouble};
+use crate::reason::{Reason, Trouble};
 use crate::retention::Rules;
+use crate::snapshot::{Kept, Listed, Stored};
+
+/// Where the pod mounts the volume.
+pub(crate) const ROOT: &str = "/backups";
+/// Where the pod mounts the Secret with the client certificate.
+pub(crate) const TLS: &str = "/run/backup/tls";
+/// Where the pod mounts the Secret with user and password.
+pub(crate) const AUTH: &str = "/run/backup/auth";
 
 /// How many of the kept backups are reported: as many as a status lists.
 const LISTED: usize = 10;
@@ -19,23 +26,23 @@ const LONGEST: usize = 2048;
 /// A piece of work. It holds no credentials: it stands in the pod's arguments (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Order {
+pub struct Order {
     /// The claim's name.
-    pub(crate) claim: String,
+    pub claim: String,
     /// The path of the spec, below the root of the volume.
-    pub(crate) path: String,
+    pub path: String,
     /// The EtcdBackup's UID.
-    pub(crate) uid: String,
+    pub uid: String,
     /// What is to be done.
-    pub(crate) task: Task,
+    pub task: Task,
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
-pub(crate) enum Task {
+pub enum Task {
     /// A snapshot is stored, unless that was done.
-    Store(Box<Snapshot>),
+    Store(Box<SnapshotTask>),
     /// What the rules do not keep goes.
     Surplus {
         /// The rules.
@@ -52,36 +59,36 @@ pub(crate) enum Task {
 /// The snapshot to take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Snapshot {
+pub struct SnapshotTask {
     /// Client URLs to begin with.
-    pub(crate) endpoints: Vec<String>,
+    pub endpoints: Vec<String>,
     /// When the backup began.
-    pub(crate) begun: Timestamp,
+    pub begun: Timestamp,
     /// Whether it is one of many.
-    pub(crate) numbered: bool,
+    pub numbered: bool,
     /// Whether it is compressed.
-    pub(crate) compress: bool,
+    pub compress: bool,
     /// For the manifest.
-    pub(crate) cluster: Option<ManifestCluster>,
+    pub cluster: Option<ManifestCluster>,
     /// The Secrets etcd is reached with.
-    pub(crate) reach: Reach,
+    pub reach: Reach,
 }
 
 /// The names of the Secrets etcd is reached with; they are mounted into the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Reach {
+pub struct Reach {
     /// With the client certificate.
-    pub(crate) tls: Option<String>,
+    pub tls: Option<String>,
     /// Whether its keys are those of an EtcdCluster's operator Secret, and not of an EtcdBackup's own.
-    pub(crate) operators: bool,
+    pub operators: bool,
     /// With user and password.
-    pub(crate) auth: Option<String>,
+    pub auth: Option<String>,
 }
 
 impl Order {
     /// What the same work has in common, and no other work of this EtcdBackup has.
-    pub(crate) fn occasion(&self) -> String {
+    pub fn occasion(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => format!("store {}", snapshot.begun),
             Task::Surplus { newest, .. } => format!("surplus {newest}"),
@@ -99,7 +106,7 @@ impl Order {
     }
 
     /// The place, as locations begin.
-    pub(crate) fn store(&self) -> String {
+    pub fn store(&self) -> String {
         format!("pvc://{}", self.claim)
     }
 }
@@ -107,7 +114,7 @@ impl Order {
 /// The termination message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
-pub(crate) enum Report {
+pub enum Report {
     /// The backup is there.
     Stored(Stored),
     /// What was removed, and the newest of what is kept.
@@ -129,7 +136,7 @@ pub(crate) enum Report {
 
 impl Report {
     /// Of a removal.
-    pub(crate) fn removed(kept: &Kept) -> Self {
+    pub fn removed(kept: &Kept) -> Self {
         let newest = kept.backups.iter().take(LISTED);
         Self::Removed {
             deleted: kept.deleted,
@@ -138,7 +145,7 @@ impl Report {
     }
 
     /// Of a failure.
-    pub(crate) fn failed(trouble: Trouble) -> Self {
+    pub fn failed(trouble: Trouble) -> Self {
         let mut message = trouble.message;
         message.truncate(message.floor_char_boundary(LONGEST));
         Self::Failed {
@@ -148,7 +155,7 @@ impl Report {
     }
 
     /// What it says of a backup, in the terms of the order.
-    pub(crate) fn into_stored(self, _: &Order) -> Result<Stored, Trouble> {
+    pub fn into_stored(self, _: &Order) -> Result<Stored, Trouble> {
         match self {
             Self::Stored(stored) => Ok(stored),
             other => Err(other.into_trouble()),
@@ -156,7 +163,7 @@ impl Report {
     }
 
     /// What it says of a removal.
-    pub(crate) fn into_kept(self, order: &Order) -> Result<Kept, Trouble> {
+    pub fn into_kept(self, order: &Order) -> Result<Kept, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
                 // The one it was done after is always kept.
@@ -181,9 +188,10 @@ impl Report {
 
     fn into_trouble(self) -> Trouble {
         match self {
-            Self::Failed { reason, message } => {
-                Trouble::new(Reason::from(reason.as_str()), message)
-            }
+            Self::Failed { reason, message } => Trouble::new(
+                Reason::parse(&reason).unwrap_or(Reason::StepFailed),
+                message,
+            ),
             _ => Trouble::new(
                 Reason::StepFailed,
                 "the pod beside the claim reported other work than it was given",
@@ -250,7 +258,7 @@ mod tests {
     #[test]
     fn each_run_and_each_removal_is_an_occasion_of_its_own() {
         let store = |second| {
-            order(Task::Store(Box::new(Snapshot {
+            order(Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),
                 begun: Timestamp::from_second(second).unwrap(),
                 numbered: true,

@@ -1,141 +1,41 @@
-//! The EtcdBackup that `EtcdCluster.spec.backup` asks for, and `EtcdCluster.status.lastBackup`.
-//!
-//! The EtcdBackup belongs to its EtcdCluster and goes with it; what it has stored stays, since that is what is needed
-//! when a cluster is gone. A cluster that is made again under its name goes on with the same path.
-
-use std::sync::Arc;
+//! What becomes of the EtcdBackup of an EtcdCluster, and of `status.lastBackup`. Pure.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
-use api::cluster::{ClusterBackup, EtcdClusterStatus, LastBackup};
-use api::names::{ANNOTATION_SCOPE, APP, LABEL_APP, LABEL_CLUSTER, MANAGER_BACKUP};
+use api::cluster::{ClusterBackup, LastBackup};
+use api::names::{ANNOTATION_SCOPE, APP, LABEL_APP, LABEL_CLUSTER};
 use api::{EtcdBackup, EtcdCluster};
-use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource, ResourceExt};
-use runtime::controller::Guarded;
-use runtime::{Done, Notice, Reconcile, apply};
+use kube::{Resource, ResourceExt};
+use runtime::Notice;
+use runtime::apply::is_owned;
 
-/// What a reconcile works with.
-pub(crate) struct ClusterBackups {
-    pub(crate) client: Client,
-    pub(crate) backups: Store<Guarded<EtcdBackup>>,
-}
+use crate::reason::Reason;
 
-/// What is to be done about the EtcdBackup of an EtcdCluster.
+/// The change of the EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
-    /// It is as it should be, or none is wanted and none is there.
+pub(super) enum Action {
+    /// The EtcdBackup is as desired, or none is desired and none exists.
     Nothing,
-    /// It is made or changed.
+    /// Create or change it.
     Apply(Box<EtcdBackup>),
-    /// It is not wanted any more.
+    /// Delete it: `spec.backup` was removed.
     Delete(Box<EtcdBackup>),
-    /// The name is somebody else's.
+    /// An EtcdBackup of another owner has the name.
     Taken,
 }
 
-impl Reconcile for ClusterBackups {
-    type Object = EtcdCluster;
-    type Error = apply::Error;
-
-    async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
-        let namespace = cluster.namespace().unwrap_or_default();
-        let known: Vec<EtcdBackup> = self
-            .backups
-            .state()
-            .iter()
-            .filter_map(|backup| backup.0.clone().ok())
-            .collect();
-        let ours: Vec<&EtcdBackup> = known
-            .iter()
-            .filter(|backup| backup.namespace().as_ref() == Some(&namespace))
-            .collect();
-        let backups = Api::<EtcdBackup>::namespaced(self.client.clone(), &namespace);
-        let name = cluster.name_any();
-        let watched = ours
-            .iter()
-            .copied()
-            .find(|backup| backup.name_any() == name);
-        let mut notices = Vec::new();
-        // The watch may not have seen yet what has this name, and it may be somebody's: what is changed is asked for.
-        let step = match plan(&cluster, watched) {
-            Step::Apply(_) | Step::Delete(_) => {
-                let live = backups.get_opt(&name).await;
-                let live = live.map_err(|source| unread(&name, source))?;
-                plan(&cluster, live.as_ref())
-            }
-            step => step,
-        };
-        match step {
-            Step::Nothing => {}
-            Step::Apply(backup) => {
-                apply::apply(&backups, MANAGER_BACKUP, backup.as_ref()).await?;
-            }
-            Step::Delete(backup) => {
-                apply::delete(&backups, backup.as_ref(), None).await?;
-            }
-            Step::Taken => notices.push(taken(&cluster)),
-        }
-        self.report(&cluster, last_backup(&cluster, &ours)).await?;
-        Ok(Done {
-            requeue: None,
-            notices,
-        })
-    }
-}
-
-impl ClusterBackups {
-    /// The rest of the status is the cluster operator's, and stays as it is.
-    async fn report(
-        &self,
-        cluster: &EtcdCluster,
-        last: Option<LastBackup>,
-    ) -> Result<(), apply::Error> {
-        let current = cluster
-            .status
-            .as_ref()
-            .and_then(|status| status.last_backup.as_ref());
-        // The EtcdBackup it came from may be gone by now; the backup is still there.
-        if last.is_none() || last.as_ref() == current {
-            return Ok(());
-        }
-        let clusters = Api::<EtcdCluster>::namespaced(
-            self.client.clone(),
-            &cluster.namespace().unwrap_or_default(),
-        );
-        let desired = EtcdClusterStatus {
-            last_backup: last,
-            ..EtcdClusterStatus::default()
-        };
-        apply::status(&clusters, MANAGER_BACKUP, cluster, None, &desired).await?;
-        Ok(())
-    }
-}
-
-fn unread(name: &str, source: kube::Error) -> apply::Error {
-    apply::Error::Api {
-        verb: "read",
-        kind: EtcdBackup::kind(&()).into_owned(),
-        name: name.to_owned(),
-        source: Box::new(source),
-    }
-}
-
-fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Step {
+/// Compares the EtcdBackup of the cluster's name with what `spec.backup` asks for.
+pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
-        return Step::Nothing;
+        return Action::Nothing;
     }
-    let owned = |backup: &EtcdBackup| {
-        let owners = backup.owner_references();
-        owners
-            .iter()
-            .any(|owner| Some(&owner.uid) == cluster.meta().uid.as_ref())
-    };
+    let uid = cluster.meta().uid.as_deref();
+    let owned = |backup: &EtcdBackup| uid.is_some_and(|uid| is_owned(&backup.metadata, uid));
     match (&cluster.spec.backup, existing) {
         (None, Some(backup)) if owned(backup) && backup.meta().deletion_timestamp.is_none() => {
-            Step::Delete(Box::new(backup.clone()))
+            Action::Delete(Box::new(backup.clone()))
         }
-        (None, _) => Step::Nothing,
-        (Some(_), Some(backup)) if !owned(backup) => Step::Taken,
+        (None, _) => Action::Nothing,
+        (Some(_), Some(backup)) if !owned(backup) => Action::Taken,
         (Some(wanted), existing) => {
             let desired = desired(cluster, wanted);
             let same = existing.is_some_and(|backup| {
@@ -144,9 +44,9 @@ fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Step {
                         == desired.annotations().get(ANNOTATION_SCOPE)
             });
             if same {
-                Step::Nothing
+                Action::Nothing
             } else {
-                Step::Apply(Box::new(desired))
+                Action::Apply(Box::new(desired))
             }
         }
     }
@@ -190,7 +90,7 @@ fn desired(cluster: &EtcdCluster, wanted: &ClusterBackup) -> EtcdBackup {
 }
 
 /// The newest backup of the cluster that any EtcdBackup tells of.
-fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
+pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let name = cluster.name_any();
     let of_it = backups.iter().filter(|backup| {
         let reference = backup.spec.etcd_cluster.as_ref();
@@ -213,10 +113,11 @@ fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBac
         .max_by_key(|told| told.time.as_ref().map(|time| time.0))
 }
 
-fn taken(cluster: &EtcdCluster) -> Notice {
+/// The Event of [`Action::Taken`].
+pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
     let name = cluster.name_any();
     Notice::warning(
-        "NameTaken",
+        Reason::NameTaken.as_str(),
         "Backup",
         format!(
             "spec.backup is not in effect: an EtcdBackup {name} exists that does not belong to this EtcdCluster; \
@@ -227,6 +128,7 @@ fn taken(cluster: &EtcdCluster) -> Notice {
 
 #[cfg(test)]
 mod tests {
+    use api::cluster::EtcdClusterStatus;
     use serde_json::{Value, json};
 
     use super::*;
@@ -249,7 +151,7 @@ mod tests {
 
     fn made(cluster: &EtcdCluster) -> EtcdBackup {
         match plan(cluster, None) {
-            Step::Apply(backup) => *backup,
+            Action::Apply(backup) => *backup,
             other => panic!("{other:?}"),
         }
     }
@@ -269,7 +171,7 @@ mod tests {
             "what is stored outlives the cluster"
         );
         assert_eq!(api::backup::validate(&backup), []);
-        assert_eq!(plan(&cluster, Some(&backup)), Step::Nothing);
+        assert_eq!(plan(&cluster, Some(&backup)), Action::Nothing);
     }
 
     #[test]
@@ -281,7 +183,7 @@ mod tests {
         ] {
             let changed = cluster(|object| *object.pointer_mut(field).unwrap() = value);
             assert!(
-                matches!(plan(&changed, Some(&backup)), Step::Apply(_)),
+                matches!(plan(&changed, Some(&backup)), Action::Apply(_)),
                 "{field}"
             );
         }
@@ -298,19 +200,19 @@ mod tests {
     fn it_goes_when_it_is_not_wanted_and_only_if_it_is_the_clusters_own() {
         let backup = made(&cluster(|_| ()));
         let without = cluster(|object| object["spec"] = json!({}));
-        assert!(matches!(plan(&without, Some(&backup)), Step::Delete(_)));
+        assert!(matches!(plan(&without, Some(&backup)), Action::Delete(_)));
         let mut somebodys = backup.clone();
         somebodys.metadata.owner_references = None;
-        assert_eq!(plan(&without, Some(&somebodys)), Step::Nothing);
-        assert_eq!(plan(&cluster(|_| ()), Some(&somebodys)), Step::Taken);
+        assert_eq!(plan(&without, Some(&somebodys)), Action::Nothing);
+        assert_eq!(plan(&cluster(|_| ()), Some(&somebodys)), Action::Taken);
         // Of a cluster of the same name that was there before.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
-        assert_eq!(plan(&cluster(|_| ()), Some(&former)), Step::Taken);
+        assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
         let ending = cluster(|object| {
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         });
-        assert_eq!(plan(&ending, None), Step::Nothing);
+        assert_eq!(plan(&ending, None), Action::Nothing);
     }
 
     #[test]

@@ -1,52 +1,47 @@
-//! The operator's side: it makes the pod, or finds it, waits for its report, and removes it.
+//! The worker of a pod: creates the pod or finds it, waits for its report, and deletes it.
 
 use std::time::{Duration, Instant};
 
-use api::EtcdBackup;
-use api::conditions::Reason;
 use api::names::MANAGER_BACKUP;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
-use runtime::member::OperatorImage;
 use runtime::{apply, progress};
 use tokio_util::sync::CancellationToken;
 
 use super::order::{Order, Report};
-use super::pod::{Standing, build, name, standing};
-use crate::observed::Trouble;
+use super::pod_state::{PodState, pod_state};
+use crate::reason::{Reason, Trouble};
 use crate::transfer::Meter;
-use crate::workers::Job;
+use crate::workers::Worker;
 
-/// How often the pod is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the pod is read.
+const POLL: Duration = Duration::from_secs(1);
 /// How long a pod may not start before the attempt counts as failed: volumes and images come late.
 const UNSTARTED: Duration = Duration::from_mins(1);
 /// How long the API server may be silent.
 const SILENT: Duration = Duration::from_mins(1);
 
-/// Work in a pod beside the claim.
-pub(crate) struct InPod<T> {
+/// Waits for the work of a pod on a PersistentVolumeClaim.
+pub(crate) struct PodWorker<T> {
     /// Talks to the API server.
     pub(crate) client: Client,
-    /// Whose work it is.
-    pub(crate) backup: EtcdBackup,
-    /// What is to be done.
+    /// The pod, in the namespace of the EtcdBackup.
+    pub(crate) pod: Pod,
+    /// The order that the pod carries.
     pub(crate) order: Order,
-    /// What the pod runs.
-    pub(crate) image: OperatorImage,
     /// The end of this process, which is not the end of the work: the next one waits for the same pod.
     pub(crate) shutdown: CancellationToken,
     /// What a report means.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
 }
 
-impl<T: Clone + Send + 'static> Job for InPod<T> {
+impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
     type Product = T;
 
     fn store(&self) -> String {
-        let namespace = self.backup.namespace().unwrap_or_default();
+        let namespace = self.pod.namespace().unwrap_or_default();
         format!("pvc://{namespace}/{}", self.order.claim)
     }
 
@@ -74,15 +69,15 @@ impl<T: Clone + Send + 'static> Job for InPod<T> {
     }
 }
 
-impl<T> InPod<T> {
+impl<T> PodWorker<T> {
     fn pods(&self) -> Api<Pod> {
-        let namespace = self.backup.namespace().unwrap_or_default();
+        let namespace = self.pod.namespace().unwrap_or_default();
         Api::namespaced(self.client.clone(), &namespace)
     }
 
     /// Waits for the report of the pod, which is made if it is not there.
     async fn attend(&self, meter: &Meter) -> Result<Report, Trouble> {
-        let (pods, name) = (self.pods(), name(&self.order));
+        let (pods, name) = (self.pods(), self.pod.name_any());
         let (mut answered, mut began, mut made) = (Instant::now(), None, false);
         loop {
             match pods.get_opt(&name).await {
@@ -100,30 +95,29 @@ impl<T> InPod<T> {
                 }
                 Ok(Some(pod)) => {
                     answered = Instant::now();
-                    match standing(&pod, &self.order) {
-                        Standing::Ended(report) => return Ok(*report),
-                        Standing::Foreign => return Err(foreign(&name)),
-                        Standing::Ending => made = false,
-                        Standing::Stuck(trouble) => {
+                    match pod_state(&pod, &self.order) {
+                        PodState::Ended(report) => return Ok(*report),
+                        PodState::Foreign => return Err(foreign(&name)),
+                        PodState::Ending => made = false,
+                        PodState::Stuck(trouble) => {
                             let began = *began.get_or_insert_with(Instant::now);
                             if began.elapsed() > UNSTARTED {
                                 return Err(trouble);
                             }
                         }
-                        Standing::Working => {
+                        PodState::Working => {
                             began = None;
                             tell(&pod, meter).await;
                         }
                     }
                 }
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
     async fn create(&self, pods: &Api<Pod>) -> Result<(), Trouble> {
-        let pod = build(&self.backup, &self.order, &self.image);
-        let made = apply::create(pods, MANAGER_BACKUP, &pod).await;
+        let made = apply::create(pods, MANAGER_BACKUP, &self.pod).await;
         made.map(drop).map_err(|error| {
             let cause = runtime::outcome::Chain(&error).to_string();
             Trouble::new(
@@ -136,9 +130,9 @@ impl<T> InPod<T> {
     /// Exactly the pod of this work. What cannot be removed goes with its EtcdBackup.
     async fn remove(&self) {
         let pods = self.pods();
-        let found = pods.get_opt(&name(&self.order)).await;
+        let found = pods.get_opt(&self.pod.name_any()).await;
         if let Ok(Some(pod)) = found
-            && standing(&pod, &self.order) != Standing::Foreign
+            && pod_state(&pod, &self.order) != PodState::Foreign
             && let Err(error) = apply::delete(&pods, &pod, None).await
         {
             tracing::warn!(error = %runtime::outcome::Chain(&error), "the pod beside the claim stays");

@@ -31,7 +31,7 @@ fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
 }
 
 /// The UIDs of those that make backups again and again at the same place. One that this release cannot read may.
-pub(crate) fn neighbours<'a>(
+pub(super) fn others<'a>(
     backup: &EtcdBackup,
     all: impl Iterator<Item = &'a Guarded<EtcdBackup>>,
 ) -> BTreeSet<String> {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_those_that_number_their_backups_at_the_same_path() {
+    fn others_are_those_that_number_their_backups_at_the_same_path() {
         let claim = |name: &str, namespace: &str| {
             let name = name.to_owned();
             let namespace = namespace.to_owned();
@@ -94,7 +94,7 @@ mod tests {
         ];
         let all = all.map(|one| Guarded(Ok(one)));
         let found = |uid: &str, change: &dyn Fn(&mut Value)| -> Vec<String> {
-            neighbours(&backup(uid, |object| change(object)), all.iter())
+            others(&backup(uid, |object| change(object)), all.iter())
                 .into_iter()
                 .collect()
         };
@@ -116,7 +116,7 @@ mod tests {
             }),
         ];
         let all = all.map(|one| Guarded(Ok(one)));
-        let found = neighbours(&backup("new", |_| ()), all.iter());
+        let found = others(&backup("new", |_| ()), all.iter());
         assert_eq!(found.into_iter().collect::<Vec<_>>(), ["suspended"]);
     }
 
@@ -129,7 +129,7 @@ mod tests {
         });
         let later: Guarded<EtcdBackup> = serde_json::from_value(later).unwrap();
         assert!(later.0.is_err());
-        let found = neighbours(&backup("new", |_| ()), std::iter::once(&later));
+        let found = others(&backup("new", |_| ()), std::iter::once(&later));
         assert_eq!(found.into_iter().collect::<Vec<_>>(), ["later"]);
     }
 }

@@ -1,10 +1,9 @@
-//! The pod beside a claim: built from values, read from values. Pure.
+//! The pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups there. Pure.
 
 use api::EtcdBackup;
-use api::conditions::Reason;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, PersistentVolumeClaimVolumeSource, Pod, PodSpec,
-    ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
+    Container, PersistentVolumeClaimVolumeSource, Pod, PodSpec, ResourceRequirements,
+    SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -13,11 +12,8 @@ use kube::{Resource, ResourceExt};
 use runtime::member::{BESIDE_A_CLAIM, OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
-use super::order::{Order, Report, Task};
-use crate::observed::Trouble;
+use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
 
-/// Where the claim is mounted.
-pub(crate) const ROOT: &str = "/backups";
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
 /// Of the digest that tells one piece of work from another.
@@ -25,17 +21,13 @@ const DIGITS: usize = 20;
 /// A transfer is never held whole in memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod that does this work. It is fixed: whoever comes second finds the first (invariant 11).
-pub(crate) fn name(order: &Order) -> String {
+/// The name of the pod of this work. It is fixed, so that a second operator finds the pod of the first (invariant 11).
+fn name(order: &Order) -> String {
     let digest = Sha256::digest(format!("{}\n{}", order.uid, order.occasion()));
     let digest = hex::encode(digest);
     format!("etcd-backup-{}", &digest[..DIGITS])
 }
 
-/// Where the Secret with the client certificate is mounted.
-pub(crate) const TLS: &str = "/run/backup/tls";
-/// Where the Secret with user and password is mounted.
-pub(crate) const AUTH: &str = "/run/backup/auth";
 /// Read-only for the pod's group.
 const SECRET_MODE: i32 = 0o440;
 
@@ -55,7 +47,7 @@ fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
 }
 
 /// The pod that does the work of an EtcdBackup.
-pub(crate) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
+pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
     let secrets = secrets(order).into_iter().map(|(name, _, secret)| Volume {
         name: name.to_owned(),
         secret: Some(SecretVolumeSource {
@@ -143,115 +135,12 @@ fn container(order: &Order, image: &OperatorImage) -> Container {
     }
 }
 
-/// How a pod stands.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Standing {
-    /// An earlier one of the name, on its way out.
-    Ending,
-    /// Somebody else's.
-    Foreign,
-    /// It runs or is about to.
-    Working,
-    /// It has not started, and this is why.
-    Stuck(Trouble),
-    /// It has ended.
-    Ended(Box<Report>),
-}
-
-/// How a pod of the work's name stands.
-pub(crate) fn standing(pod: &Pod, order: &Order) -> Standing {
-    if !pod
-        .owner_references()
-        .iter()
-        .any(|owner| owner.uid == order.uid)
-    {
-        return Standing::Foreign;
-    }
-    let status = pod.status.clone().unwrap_or_default();
-    let containers = status.container_statuses.unwrap_or_default();
-    let state = containers
-        .first()
-        .and_then(|container| container.state.clone());
-    let gone = pod.metadata.deletion_timestamp.is_some();
-    match state.as_ref().and_then(ended) {
-        // An attempt that failed was reported, and another one is wanted. What was done counts.
-        Some(report) if !gone || !matches!(report, Report::Failed { .. }) => {
-            return Standing::Ended(Box::new(report));
-        }
-        _ if gone => return Standing::Ending,
-        _ => {}
-    }
-    if matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
-        let why = status.message.or(status.reason).unwrap_or_default();
-        let trouble = Trouble::new(
-            Reason::PodNotStarting,
-            format!("the pod beside the claim has ended before its time: {why}"),
-        );
-        return Standing::Ended(Box::new(Report::failed(trouble)));
-    }
-    let waiting = state.and_then(|state| state.waiting).map(|waiting| {
-        let (reason, message) = (
-            waiting.reason.unwrap_or_default(),
-            waiting.message.unwrap_or_default(),
-        );
-        (reason, message)
-    });
-    let unscheduled = status
-        .conditions
-        .unwrap_or_default()
-        .into_iter()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    match (waiting, unscheduled) {
-        (Some((reason, message)), _)
-            if reason.starts_with("ErrImage") || reason.starts_with("ImagePull") =>
-        {
-            Standing::Stuck(Trouble::new(
-                Reason::ImageNotFound,
-                format!("the operator's image cannot be had beside the claim: {message}"),
-            ))
-        }
-        (Some((reason, message)), _) if reason.starts_with("Create") => {
-            Standing::Stuck(Trouble::new(
-                Reason::PodNotStarting,
-                format!("the pod beside the claim cannot start: {message}"),
-            ))
-        }
-        (_, Some(condition)) => Standing::Stuck(Trouble::new(
-            Reason::PodNotStarting,
-            format!(
-                "spec.pvc.claimName: no node can run a pod with the claim {}: {}",
-                order.claim,
-                condition.message.unwrap_or_default()
-            ),
-        )),
-        _ => Standing::Working,
-    }
-}
-
-fn ended(state: &ContainerState) -> Option<Report> {
-    let ended = state.terminated.as_ref()?;
-    let report = ended
-        .message
-        .as_deref()
-        .and_then(|text| serde_json::from_str(text).ok());
-    Some(report.unwrap_or_else(|| {
-        Report::failed(Trouble::new(
-            Reason::StepFailed,
-            format!(
-                "the pod beside the claim ended with {} ({}) and said nothing",
-                ended.exit_code,
-                ended.reason.as_deref().unwrap_or_default()
-            ),
-        ))
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::claim::order::{Reach, Snapshot};
+    use crate::pvc::{Reach, SnapshotTask};
 
     fn order() -> Order {
         Order {
@@ -312,7 +201,7 @@ mod tests {
     #[test]
     fn secrets_are_mounted_only_where_etcd_is_asked() {
         let order = Order {
-            task: Task::Store(Box::new(Snapshot {
+            task: Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),
                 begun: jiff::Timestamp::UNIX_EPOCH,
                 numbered: false,
@@ -341,78 +230,5 @@ mod tests {
                 .iter()
                 .all(|mount| mount.read_only == Some(true))
         );
-    }
-
-    fn standing_of(status: serde_json::Value, deleted: bool) -> Standing {
-        let mut pod = built();
-        pod.status = Some(serde_json::from_value(status).unwrap());
-        if deleted {
-            pod.metadata.deletion_timestamp =
-                Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-        }
-        standing(&pod, &order())
-    }
-
-    fn with_state(state: &serde_json::Value) -> serde_json::Value {
-        json!({ "containerStatuses": [{ "name": "backups", "image": "", "imageID": "", "ready": false,
-                "restartCount": 0, "state": state }] })
-    }
-
-    #[test]
-    fn what_a_pod_reports_counts_also_when_it_goes() {
-        let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
-        let report = Report::Removed {
-            deleted: 2,
-            kept: Vec::new(),
-        };
-        for deleted in [false, true] {
-            assert_eq!(
-                standing_of(with_state(&done), deleted),
-                Standing::Ended(Box::new(report.clone()))
-            );
-        }
-        assert_eq!(
-            standing_of(json!({ "phase": "Running" }), true),
-            Standing::Ending
-        );
-        assert_eq!(
-            standing_of(json!({ "phase": "Running" }), false),
-            Standing::Working
-        );
-        let killed = json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } });
-        let Standing::Ended(report) = standing_of(with_state(&killed), false) else {
-            panic!("not ended")
-        };
-        assert!(format!("{report:?}").contains("OOMKilled"));
-        let Standing::Ended(_) =
-            standing_of(json!({ "phase": "Failed", "reason": "Evicted" }), false)
-        else {
-            panic!("not ended")
-        };
-    }
-
-    #[test]
-    fn what_keeps_a_pod_from_starting_is_said() {
-        let missing = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
-            "message": "persistentvolumeclaim \"backups\" not found" }] });
-        let Standing::Stuck(trouble) = standing_of(missing, false) else {
-            panic!("not stuck")
-        };
-        assert!(
-            trouble.message.contains("spec.pvc.claimName") && trouble.message.contains("not found")
-        );
-        let pull =
-            with_state(&json!({ "waiting": { "reason": "ImagePullBackOff", "message": "m" } }));
-        let Standing::Stuck(trouble) = standing_of(pull, false) else {
-            panic!("not stuck")
-        };
-        assert_eq!(trouble.reason, Reason::ImageNotFound);
-    }
-
-    #[test]
-    fn a_pod_of_the_name_that_is_somebody_elses_is_left_alone() {
-        let mut pod = built();
-        pod.metadata.owner_references = None;
-        assert_eq!(standing(&pod, &order()), Standing::Foreign);
     }
 }

@@ -2,28 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use api::conditions::Reason;
 use etcd::{ClusterId, MemberId, Members, Status};
 
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 /// A follower that is further behind than this many raft entries is taken only when there is nothing better.
 const NEAR: u64 = 1000;
 
 /// A member that answered, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub(super) struct Candidate {
     /// Its client URL.
-    pub url: String,
+    pub(super) url: String,
     /// What it says of itself.
-    pub status: Status,
+    pub(super) status: Status,
 }
 
 /// What answered, put right by what the cluster says of its members. A URL that only the cluster knows may lead
 /// elsewhere from here, as `http://localhost:2379` does: it counts where the member answers that it is said to be of.
 /// A member's own URLs come first: behind that of a Service another member may send the snapshot than the one that was
 /// judged by its status.
-pub fn known(
+pub(super) fn known(
     answers: Vec<Candidate>,
     given: &[String],
     listed: Option<&Members>,
@@ -45,7 +44,7 @@ pub fn known(
 }
 
 /// The members to try, best first. Learners may be behind and are left out.
-pub fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
+pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
         .map(|answer| (answer.status.cluster_id, answer.url.clone()))

@@ -1,16 +1,16 @@
-//! Whose rights were not enough: a store says that it denies access, and not which field names who asked. Pure.
+//! Names the field and the Secret in a store's denial of access: the store itself names neither. Pure.
 
 use api::EtcdBackup;
-use api::conditions::Reason;
 use store::secrets_of;
 
-use crate::observed::{Observed, Pace, Place, Trouble, Work};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Pace, Place, Snapshot, Work};
 
 /// What a store's refusal begins with; etcd's begins otherwise.
 const REFUSED: &str = "access denied: ";
 
-/// What was found, with the field and the Secret in what stores have refused.
-pub(crate) fn named(backup: &EtcdBackup, observed: Observed) -> Observed {
+/// The snapshot, with the field and the Secret in every denial of a store.
+pub(super) fn with_its_secret(backup: &EtcdBackup, snapshot: Snapshot) -> Snapshot {
     let who = who(backup);
     let say = |trouble: Trouble| match &who {
         Some(who)
@@ -20,15 +20,15 @@ pub(crate) fn named(backup: &EtcdBackup, observed: Observed) -> Observed {
         }
         _ => trouble,
     };
-    Observed {
-        transfer: in_pace(observed.transfer, &say),
-        removal: in_pace(observed.removal, &say),
-        place: match observed.place {
+    Snapshot {
+        transfer: in_pace(snapshot.transfer, &say),
+        removal: in_pace(snapshot.removal, &say),
+        place: match snapshot.place {
             Place::Unknown(trouble) => Place::Unknown(say(trouble)),
             place => place,
         },
-        obstacle: observed.obstacle.map(&say),
-        since: observed.since,
+        obstacle: snapshot.obstacle.map(&say),
+        ..snapshot
     }
 }
 
@@ -66,7 +66,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::observed::Stored;
+    use crate::snapshot::Stored;
 
     fn backup(spec: &Value) -> EtcdBackup {
         EtcdBackup::new("b", serde_json::from_value(spec.clone()).unwrap())
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_refusal_of_a_store_names_the_secret_and_its_field() {
         let denied = || Trouble::new(Reason::AccessDenied, "access denied: 403 Forbidden");
-        let observed = Observed {
+        let snapshot = Snapshot {
             transfer: Pace::<Stored> {
                 work: Work::Ended(Err(denied())),
                 before: Some(denied()),
@@ -83,10 +83,10 @@ mod tests {
             },
             place: Place::Unknown(denied()),
             obstacle: Some(denied()),
-            ..Observed::default()
+            ..Snapshot::default()
         };
         let s3 = json!({ "storageType": "S3", "s3": { "path": "b/k", "awsSecret": "aws" } });
-        let said = named(&backup(&s3), observed.clone());
+        let said = with_its_secret(&backup(&s3), snapshot.clone());
         let expected = "spec.s3.awsSecret: Secret aws: access denied: 403 Forbidden";
         let Work::Ended(Err(trouble)) = &said.transfer.work else {
             panic!("{said:?}")
@@ -95,7 +95,8 @@ mod tests {
         assert_eq!(said.transfer.before.unwrap().message, expected);
         assert_eq!(said.obstacle.unwrap().message, expected);
         let ambient = json!({ "storageType": "GCS", "gcs": { "path": "b/k" } });
-        let Place::Unknown(trouble) = named(&backup(&ambient), observed.clone()).place else {
+        let Place::Unknown(trouble) = with_its_secret(&backup(&ambient), snapshot.clone()).place
+        else {
             panic!("not unknown")
         };
         assert!(
@@ -104,15 +105,15 @@ mod tests {
         );
         // A directory has no Secret, and etcd's refusal names its own.
         let local = json!({ "storageType": "Local", "local": { "path": "k" } });
-        assert_eq!(named(&backup(&local), observed.clone()), observed);
+        assert_eq!(with_its_secret(&backup(&local), snapshot.clone()), snapshot);
         let etcd = Trouble::new(
             Reason::AccessDenied,
             "no snapshot from etcd: permission denied",
         );
-        let of_etcd = Observed {
+        let of_etcd = Snapshot {
             place: Place::Unknown(etcd),
-            ..Observed::default()
+            ..Snapshot::default()
         };
-        assert_eq!(named(&backup(&s3), of_etcd.clone()), of_etcd);
+        assert_eq!(with_its_secret(&backup(&s3), of_etcd.clone()), of_etcd);
     }
 }

@@ -6,11 +6,12 @@
 //! comes after finds it and waits for the same one; when it is gone, the work is done again and finds on the claim
 //! what was complete before.
 
-mod job;
 mod order;
-mod pod;
-mod work;
+mod pod_state;
+mod program;
+mod worker;
 
-pub(crate) use job::InPod;
-pub(crate) use order::{Order, Reach, Report, Snapshot, Task};
-pub use work::{Volume, run};
+pub(crate) use order::{AUTH, ROOT, TLS};
+pub use order::{Order, Reach, Report, SnapshotTask, Task};
+pub use program::{Volume, run};
+pub(crate) use worker::PodWorker;

@@ -1,0 +1,308 @@
+//! Sends what was planned: starts and cancels workers, changes the EtcdBackup, writes its status. It decides nothing.
+
+use std::sync::Arc;
+
+use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
+use api::{EtcdBackup, EtcdBackupStatus};
+use jiff::Timestamp;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, Resource, ResourceExt};
+use runtime::apply;
+use runtime::controller::Guarded;
+use tokio_util::sync::CancellationToken;
+
+use crate::observe::Connections;
+use crate::plan::{Action, Job, Plan};
+use crate::pvc::{PodWorker, Report};
+use crate::removal::Removal;
+use crate::snapshot::{Kept, Snapshot, Stored};
+use crate::transfer::Transfer;
+use crate::workers::Workers;
+
+/// The client that sends, and the workers that run beside the reconciles.
+pub(crate) struct ExecuteContext {
+    /// The API server.
+    pub(crate) client: Client,
+    /// Transfers.
+    pub(crate) transfers: Arc<Workers<Stored>>,
+    /// Removals.
+    pub(crate) removals: Arc<Workers<Kept>>,
+    /// All EtcdBackups, from the watch.
+    pub(crate) objects: Store<Guarded<EtcdBackup>>,
+    /// When this process started.
+    pub(crate) since: Timestamp,
+    /// The end of this process.
+    pub(crate) shutdown: CancellationToken,
+}
+
+impl ExecuteContext {
+    /// What this process does for an EtcdBackup.
+    pub(crate) fn running(&self, backup: &EtcdBackup) -> Snapshot {
+        let uid = backup.uid().unwrap_or_default();
+        Snapshot {
+            transfer: self.transfers.observe(&uid),
+            removal: self.removals.observe(&uid),
+            since: Some(self.since),
+            ..Snapshot::default()
+        }
+    }
+
+    /// Waits until the workers have ended, which the shutdown brings about.
+    pub(crate) async fn ended(&self) {
+        tokio::join!(self.transfers.ended(), self.removals.ended());
+    }
+
+    fn api(&self, backup: &EtcdBackup) -> Api<EtcdBackup> {
+        let namespace = backup.namespace().unwrap_or_default();
+        Api::namespaced(self.client.clone(), &namespace)
+    }
+
+    /// Forgets work that has ended and was reported.
+    fn forget(&self, uid: &str) {
+        self.transfers.forget(uid);
+        self.removals.forget(uid);
+    }
+
+    fn start_transfer(&self, backup: &EtcdBackup, job: Job, connections: Connections) {
+        let uid = backup.uid().unwrap_or_default();
+        let wanted = self.exists(backup, false);
+        match (job, connections) {
+            (
+                Job::Transfer {
+                    endpoints,
+                    name,
+                    compress,
+                    cluster,
+                },
+                Connections {
+                    store: Some(store),
+                    etcd: Some(etcd),
+                },
+            ) => {
+                let transfer = Transfer {
+                    etcd,
+                    endpoints,
+                    store,
+                    name,
+                    compress,
+                    uid: uid.clone(),
+                    cluster: cluster.map(|cluster| *cluster),
+                    since: self.since,
+                };
+                self.transfers.begin(&uid, transfer, wanted);
+            }
+            (Job::InPod { pod, order }, _) => {
+                let worker = PodWorker {
+                    client: self.client.clone(),
+                    pod: *pod,
+                    order,
+                    shutdown: self.shutdown.clone(),
+                    read: Report::into_stored,
+                };
+                self.transfers.begin(&uid, worker, wanted);
+            }
+            (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
+        }
+    }
+
+    /// A removal of everything goes on while the EtcdBackup is being deleted.
+    fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
+        let uid = backup.uid().unwrap_or_default();
+        let wanted = self.exists(backup, plan.action == Action::RemoveAll);
+        match (job, connections.store) {
+            (Job::Removal { path, what, now }, Some(store)) => {
+                let removal = Removal {
+                    store,
+                    path,
+                    uid: uid.clone(),
+                    what,
+                    now,
+                };
+                self.removals.begin(&uid, removal, wanted);
+            }
+            (Job::InPod { pod, order }, _) => {
+                let worker = PodWorker {
+                    client: self.client.clone(),
+                    pod: *pod,
+                    order,
+                    shutdown: self.shutdown.clone(),
+                    read: Report::into_kept,
+                };
+                self.removals.begin(&uid, worker, wanted);
+            }
+            (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
+        }
+    }
+
+    /// Whether the EtcdBackup still exists. A later object of the same name is another backup.
+    fn exists(
+        &self,
+        backup: &EtcdBackup,
+        deletion_counts: bool,
+    ) -> impl Fn() -> bool + Send + Sync + use<> {
+        let reference = ObjectRef::<Guarded<EtcdBackup>>::new(&backup.name_any())
+            .within(&backup.namespace().unwrap_or_default());
+        let (objects, uid) = (self.objects.clone(), backup.uid());
+        move || {
+            objects.get(&reference).is_some_and(|object| {
+                object.uid() == uid
+                    && (deletion_counts || object.meta().deletion_timestamp.is_none())
+            })
+        }
+    }
+}
+
+/// Carries out the planned action. Records are written with the status.
+pub(crate) async fn execute(
+    context: &ExecuteContext,
+    backup: &EtcdBackup,
+    plan: &Plan,
+    connections: Connections,
+) -> Result<(), apply::Error> {
+    let uid = backup.uid().unwrap_or_default();
+    match (plan.action, plan.job.clone()) {
+        (Action::StartTransfer, Some(job)) => context.start_transfer(backup, job, connections),
+        (Action::RemoveSurplus | Action::RemoveAll, Some(job)) => {
+            context.start_removal(backup, plan, job, connections);
+        }
+        (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
+        // The outcome of a transfer for an earlier spec says nothing of this one.
+        (Action::RecordIntent, _) => context.forget(&uid),
+        (Action::SetFinalizer(set), _) => {
+            let api = context.api(backup);
+            apply::set_finalizer(&api, MANAGER_BACKUP, backup, FINALIZER_STORED, set).await?;
+            if !set {
+                context.forget(&uid);
+            }
+        }
+        (Action::DeleteBackup, _) => {
+            apply::delete(&context.api(backup), backup, None).await?;
+        }
+        (
+            Action::StartTransfer
+            | Action::RemoveSurplus
+            | Action::RemoveAll
+            | Action::RecordAttempts(_)
+            | Action::Nothing,
+            _,
+        ) => {}
+    }
+    Ok(())
+}
+
+/// Writes the status. Once it is written, the transfer whose attempt it counts runs, and reported work is forgotten.
+pub(crate) async fn report(
+    context: &ExecuteContext,
+    backup: &EtcdBackup,
+    plan: &Plan,
+    desired: EtcdBackupStatus,
+) -> Result<(), apply::Error> {
+    fail::fail_point!("backup-before-status");
+    write_over(&context.api(backup), backup, desired).await?;
+    let uid = backup.uid().unwrap_or_default();
+    if let Action::RecordAttempts(count) = plan.action {
+        context.transfers.start(&uid, count);
+    }
+    if plan.verdict.is_final() {
+        context.forget(&uid);
+    }
+    Ok(())
+}
+
+/// A status is written only over the one it was made from: what is read here may be out of date, and must not take back
+/// what was said since (invariant 11). Where the definition is of an earlier release and knows no count of attempts,
+/// none is kept: no backup is left out for it.
+async fn write_over(
+    api: &Api<EtcdBackup>,
+    backup: &EtcdBackup,
+    desired: EtcdBackupStatus,
+) -> Result<(), apply::Error> {
+    let (manager, current) = (MANAGER_BACKUP, backup.status.as_ref());
+    let written = apply::status_if_unchanged(api, manager, backup, current, &desired).await;
+    match written {
+        Err(apply::Error::Definition { .. }) if desired.unfinished_attempts.is_some() => {
+            let uncounted = EtcdBackupStatus {
+                unfinished_attempts: None,
+                ..desired
+            };
+            apply::status_if_unchanged(api, manager, backup, current, &uncounted)
+                .await
+                .map(drop)
+        }
+        written => written.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    /// An API server whose definition may be of a release that did not count attempts, and the statuses it was sent.
+    fn server(counts: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
+        let sent = Arc::<Mutex<Vec<Value>>>::default();
+        let kept = sent.clone();
+        let service = service_fn(move |request: Request<Body>| {
+            let kept = kept.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let object: Value = serde_json::from_slice(&body).unwrap();
+                let status = object["status"].clone();
+                let refused = !counts && status.get("unfinishedAttempts").is_some();
+                kept.lock().unwrap().push(status);
+                let (code, answer) = if refused {
+                    let message = "failed to create typed patch object (n/b; etcd.database.coreos.com/v1beta2, \
+                                   Kind=EtcdBackup): .status.unfinishedAttempts: field not declared in schema";
+                    let answer = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500,
+                                         "reason": "InternalError", "message": message });
+                    (500, answer)
+                } else {
+                    (200, json!(object_of(&object["status"])))
+                };
+                let body = Body::from(serde_json::to_vec(&answer).unwrap());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        (Client::new(service, "n"), sent)
+    }
+
+    fn object_of(status: &Value) -> EtcdBackup {
+        serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+            "metadata": { "name": "b", "namespace": "n", "uid": "u", "resourceVersion": "1" },
+            "spec": { "etcdCluster": { "name": "c" }, "storageType": "S3", "s3": { "path": "bucket/etcd" } },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn no_backup_is_left_out_where_the_definition_knows_no_count_of_attempts() {
+        for counts in [true, false] {
+            let (client, sent) = server(counts);
+            let api = Api::<EtcdBackup>::namespaced(client, "n");
+            let desired = EtcdBackupStatus {
+                reason: Some("why".to_owned()),
+                unfinished_attempts: Some(1),
+                ..EtcdBackupStatus::default()
+            };
+            write_over(&api, &object_of(&json!({})), desired)
+                .await
+                .unwrap();
+            let sent = sent.lock().unwrap();
+            assert_eq!(sent[0]["unfinishedAttempts"], 1);
+            assert_eq!(sent.len(), if counts { 1 } else { 2 });
+            if let Some(uncounted) = sent.get(1) {
+                assert_eq!(uncounted["Reason"], "why");
+                assert_eq!(uncounted.get("unfinishedAttempts"), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The store that the spec names: opened with its Secrets, or the PersistentVolumeClaim. No content of a Secret leaves
+//! this module but inside the store that it opens (invariant 14).
+
+use api::EtcdBackup;
+use api::storage::{PvcSource, StorageSource};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use kube::core::Status;
+use kube::{Api, Client, ResourceExt};
+use store::{SecretData, SecretName, Secrets, Target, secrets_of};
+
+use super::ObserveContext;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::Site;
+use crate::transfer::in_store;
+
+/// The block of the spec that names the store.
+pub(super) fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
+    let spec = &backup.spec;
+    spec.blocks()
+        .select(&spec.storage_type, "spec", "storageType")
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))
+}
+
+/// Opens the store of the spec.
+pub(super) async fn open(
+    context: &ObserveContext,
+    backup: &EtcdBackup,
+    source: &StorageSource<'_>,
+) -> Result<Target, Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let ambient = store::ambient(source).is_some();
+    let allowed = context.grants.check(&namespace, source, ambient);
+    allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
+    let (credentials, ca) = secrets(&context.client, &namespace, source).await?;
+    let secrets = Secrets {
+        credentials: credentials.as_ref(),
+        ca: ca.as_ref(),
+    };
+    let opened = store::open(source, secrets, &context.directories).await;
+    opened.map_err(|error| in_store(&error))
+}
+
+/// The PersistentVolumeClaim of the spec, and the image of the pod that mounts it.
+pub(super) async fn volume(
+    context: &ObserveContext,
+    backup: &EtcdBackup,
+    pvc: &PvcSource,
+) -> Result<Site, Trouble> {
+    let namespace = backup.namespace().unwrap_or_default();
+    claimed(&context.client, &namespace, pvc).await?;
+    let image = context.image.get().await;
+    Ok(Site::Volume {
+        claim: pvc.claim_name.clone(),
+        path: pvc.path.clone(),
+        image: image
+            .map_err(|why| Trouble::new(Reason::StepFailed, why))?
+            .clone(),
+    })
+}
+
+/// A pod would wait in vain for a claim that is not there. Only that is said: an operator that may not read claims makes
+/// the pod, and the pod tells what it lacks.
+async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
+    let name = &pvc.claim_name;
+    let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    match claims.get(name).await {
+        Err(kube::Error::Api(status)) if is_missing(&status, name) => Err(Trouble::new(
+            Reason::BucketMissing,
+            format!(
+                "spec.pvc.claimName: there is no PersistentVolumeClaim {name} in this namespace: create it or correct the name"
+            ),
+        )),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Whether the API server says that there is no object of this name. What a claim holds is given up for that
+/// (`deletionPolicy: Delete`), so not for the 404 of a proxy that knows no way to the API server.
+fn is_missing(status: &Status, name: &str) -> bool {
+    let named = status.details.as_ref().map(|details| details.name.as_str());
+    status.reason == "NotFound" && named == Some(name)
+}
+
+type Held = Option<SecretData>;
+
+async fn secrets(
+    client: &Client,
+    namespace: &str,
+    source: &StorageSource<'_>,
+) -> Result<(Held, Held), Trouble> {
+    let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
+    let names = secrets_of(source);
+    Ok((
+        secret(&secrets, names.credentials).await?,
+        secret(&secrets, names.ca).await?,
+    ))
+}
+
+async fn secret(secrets: &Api<Secret>, named: Option<SecretName<'_>>) -> Result<Held, Trouble> {
+    let Some(SecretName { field, name }) = named else {
+        return Ok(None);
+    };
+    match secrets.get_opt(name).await {
+        Ok(Some(secret)) => {
+            let data = secret.data.unwrap_or_default().into_iter();
+            Ok(Some(data.map(|(key, value)| (key, value.0)).collect()))
+        }
+        Ok(None) => Err(Trouble::new(
+            Reason::SecretMissing,
+            format!(
+                "{field}: there is no Secret {name} in this namespace: create it or correct the name"
+            ),
+        )),
+        Err(error) => Err(Trouble::new(
+            Reason::StepFailed,
+            format!("{field}: Secret {name} cannot be read: {error}"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    /// Of an API server that gives this answer.
+    async fn looked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
+        let answer = answer.to_string();
+        let service = service_fn(move |request: Request<Body>| {
+            let answer = answer.clone();
+            async move {
+                let path = "/api/v1/namespaces/prod/persistentvolumeclaims/backups";
+                assert_eq!(
+                    (request.method().as_str(), request.uri().path()),
+                    ("GET", path)
+                );
+                let body = Body::from(answer.into_bytes());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        });
+        let pvc = json!({ "claimName": "backups", "path": "etcd/main" });
+        let pvc = serde_json::from_value(pvc).unwrap();
+        claimed(&Client::new(service, "prod"), "prod", &pvc).await
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_is_missing_is_named_with_the_remedy_before_a_pod_waits_for_it() {
+        let refusal = |code: u16, reason: &str, named: Value| {
+            json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+                    "message": "no", "details": named })
+        };
+        let named = json!({ "name": "backups", "kind": "persistentvolumeclaims" });
+        let missing = refusal(404, "NotFound", named.clone());
+        let trouble = looked(404, missing).await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::BucketMissing);
+        for part in [
+            "spec.pvc.claimName",
+            "PersistentVolumeClaim backups",
+            "create it",
+        ] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+        let claim = json!({ "metadata": { "name": "backups" } });
+        looked(200, claim).await.unwrap();
+        // Invariant 1: nobody has said that there is none.
+        for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
+            let refused = refusal(code, reason, named.clone());
+            looked(code, refused).await.unwrap();
+        }
+        looked(404, refusal(404, "NotFound", json!({})))
+            .await
+            .unwrap();
+        looked(404, "404 page not found").await.unwrap();
+    }
+}

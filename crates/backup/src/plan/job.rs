@@ -1,0 +1,347 @@
+//! The transfer or the removal that an action starts, in every detail: endpoints, names in the store, pods. Pure.
+
+use std::collections::BTreeSet;
+
+use api::EtcdBackup;
+use api::backup::Compression;
+use api::manifest::ManifestCluster;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use runtime::member::OperatorImage;
+
+use super::{pod, rules};
+use crate::pvc::{Order, Reach, SnapshotTask, Task};
+use crate::reason::{Reason, Trouble};
+use crate::removal::What;
+use crate::snapshot::{Inputs, Site, Snapshot, Source};
+use crate::transfer::Name;
+
+/// A transfer or a removal.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Job {
+    /// A transfer in this process, between the etcd cluster and the store that observe has opened.
+    Transfer {
+        /// Client URLs to start with.
+        endpoints: Vec<String>,
+        /// The object to write.
+        name: Name,
+        /// Whether it is compressed.
+        compress: bool,
+        /// What the manifest records of the EtcdCluster.
+        cluster: Option<Box<ManifestCluster>>,
+    },
+    /// A removal in this process, from the store that observe has opened.
+    Removal {
+        /// The key that the spec names.
+        path: String,
+        /// Which backups are removed.
+        what: What,
+        /// The time by which the age of a backup is known.
+        now: Timestamp,
+    },
+    /// Either of them in a pod that mounts the PersistentVolumeClaim.
+    InPod {
+        /// The pod.
+        pod: Box<Pod>,
+        /// The order that it carries.
+        order: Order,
+    },
+}
+
+/// The transfer of a backup that began at this time; `None` without inputs.
+pub(super) fn transfer(
+    backup: &EtcdBackup,
+    inputs: &Inputs,
+    begun: Timestamp,
+) -> Result<Option<Job>, Trouble> {
+    let Inputs::Transfer { site, left, source } = inputs else {
+        return Ok(None);
+    };
+    let (endpoints, cluster) = match source {
+        Source::Endpoints(endpoints) => (endpoints.clone(), None),
+        Source::Cluster {
+            endpoints,
+            recorded,
+            restoring,
+        } => {
+            check(recorded, *restoring)?;
+            (endpoints.clone(), Some(recorded.clone()))
+        }
+    };
+    let numbered = backup.spec.is_periodic();
+    let compress = backup.spec.compression == Some(Compression::Zstd);
+    Ok(Some(match site {
+        Site::Store { key } => Job::Transfer {
+            endpoints,
+            name: Name::of(key.clone(), numbered.then_some(begun)).replacing(left.clone()),
+            compress,
+            cluster,
+        },
+        Site::Volume { claim, path, image } => {
+            let task = Task::Store(Box::new(SnapshotTask {
+                endpoints,
+                begun,
+                numbered,
+                compress,
+                reach: reach(backup, cluster.as_deref()),
+                cluster: cluster.map(|cluster| *cluster),
+            }));
+            in_pod(backup, (claim, path), task, image)
+        }
+    }))
+}
+
+/// Whether an EtcdCluster may be backed up now.
+fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
+    let name = &cluster.name;
+    if restoring {
+        // What is in it now is nobody's data yet, and would push older backups out.
+        return Err(Trouble::new(
+            Reason::Restoring,
+            format!("EtcdCluster {name} is being restored: it is backed up when that is done"),
+        ));
+    }
+    if cluster.spec.hibernate {
+        return Err(Trouble::new(
+            Reason::Hibernated,
+            format!(
+                "EtcdCluster {name} hibernates (spec.hibernate): it is backed up when it has come back"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The Secrets that a pod needs to reach etcd.
+fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
+    match cluster {
+        Some(cluster) => Reach {
+            tls: cluster
+                .spec
+                .tls
+                .as_ref()
+                .and_then(|tls| tls.operator_secret_of(&cluster.name)),
+            operators: true,
+            auth: cluster.spec.auth.as_ref().map(|auth| auth.secret.clone()),
+        },
+        None => Reach {
+            tls: backup.spec.client_tls_secret().map(str::to_owned),
+            operators: false,
+            auth: backup.spec.auth_secret.clone(),
+        },
+    }
+}
+
+/// The removal of the backups that the retention rules do not keep.
+pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
+    let status = backup.status.as_ref();
+    let newest = status.and_then(|status| status.location.clone());
+    let what = |others: &BTreeSet<String>| What::Surplus {
+        rules: rules(backup).unwrap_or_default(),
+        newest: newest.clone().unwrap_or_default(),
+        others: others.clone(),
+    };
+    removal(backup, &snapshot.inputs, what, now)
+}
+
+/// The removal of everything that the EtcdBackup has stored.
+pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
+    removal(backup, &snapshot.inputs, |_| What::Everything, now)
+}
+
+fn removal(
+    backup: &EtcdBackup,
+    inputs: &Inputs,
+    what: impl FnOnce(&BTreeSet<String>) -> What,
+    now: Timestamp,
+) -> Option<Job> {
+    let Inputs::Removal { site, others } = inputs else {
+        return None;
+    };
+    let what = what(others);
+    Some(match site {
+        Site::Store { key } => Job::Removal {
+            path: key.clone(),
+            what,
+            now,
+        },
+        Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(what), image),
+    })
+}
+
+fn task(what: What) -> Task {
+    match what {
+        What::Surplus {
+            rules,
+            newest,
+            others,
+        } => Task::Surplus {
+            rules,
+            newest,
+            others,
+        },
+        What::Everything => Task::Everything,
+    }
+}
+
+fn in_pod(
+    backup: &EtcdBackup,
+    (claim, path): (&str, &str),
+    task: Task,
+    image: &OperatorImage,
+) -> Job {
+    let order = Order {
+        claim: claim.to_owned(),
+        path: path.to_owned(),
+        uid: backup.uid().unwrap_or_default(),
+        task,
+    };
+    Job::InPod {
+        pod: Box::new(pod::build(backup, &order, image)),
+        order,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn backup(spec: &Value) -> EtcdBackup {
+        let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec.clone()).unwrap());
+        backup.metadata.uid = Some("backup-uid".to_owned());
+        backup.metadata.namespace = Some("prod".to_owned());
+        backup
+    }
+
+    fn of_cluster(site: Site, restoring: bool, hibernate: bool) -> Inputs {
+        let recorded = json!({ "name": "main", "namespace": "prod", "spec": {
+            "size": 3, "hibernate": hibernate, "TLS": { "generated": {} }, "auth": { "secret": "root" },
+        } });
+        Inputs::Transfer {
+            site,
+            left: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
+            source: Source::Cluster {
+                endpoints: vec!["https://main-client.prod.svc:2379".to_owned()],
+                recorded: Box::new(serde_json::from_value(recorded).unwrap()),
+                restoring,
+            },
+        }
+    }
+
+    fn store() -> Site {
+        Site::Store {
+            key: "etcd".to_owned(),
+        }
+    }
+
+    fn volume() -> Site {
+        Site::Volume {
+            claim: "backups".to_owned(),
+            path: "etcd".to_owned(),
+            image: OperatorImage {
+                image: "operator:1".to_owned(),
+                pull_policy: None,
+            },
+        }
+    }
+
+    fn periodic() -> EtcdBackup {
+        backup(&json!({
+            "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": { "path": "b/etcd" },
+            "backupPolicy": { "schedule": "@daily", "maxBackups": 2 }, "compression": "zstd",
+        }))
+    }
+
+    #[test]
+    fn cluster_in_restore_or_hibernation_is_not_backed_up() {
+        let planned = |restoring, hibernate| {
+            let inputs = of_cluster(store(), restoring, hibernate);
+            transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).map_err(|trouble| trouble.reason)
+        };
+        assert_eq!(planned(true, false), Err(Reason::Restoring));
+        assert_eq!(planned(false, true), Err(Reason::Hibernated));
+        assert!(planned(false, false).is_ok_and(|job| job.is_some()));
+    }
+
+    #[test]
+    fn transfer_in_this_process_replaces_what_an_attempt_left() {
+        let inputs = of_cluster(store(), false, false);
+        let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
+        let Some(Job::Transfer {
+            name,
+            compress,
+            cluster,
+            ..
+        }) = planned
+        else {
+            panic!("{planned:?}")
+        };
+        assert_eq!(
+            name,
+            Name::Numbered {
+                path: "etcd".to_owned(),
+                time: Timestamp::UNIX_EPOCH,
+                left: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
+            }
+        );
+        assert!(compress && cluster.is_some());
+    }
+
+    #[test]
+    fn pod_carries_the_order_and_mounts_the_secrets_of_the_cluster() {
+        let inputs = of_cluster(volume(), false, false);
+        let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
+        let Some(Job::InPod { pod, order }) = planned else {
+            panic!("{planned:?}")
+        };
+        assert_eq!(
+            (order.claim.as_str(), order.uid.as_str()),
+            ("backups", "backup-uid")
+        );
+        let Task::Store(task) = &order.task else {
+            panic!("{order:?}")
+        };
+        assert!(task.numbered && task.reach.operators);
+        assert_eq!(task.reach.auth.as_deref(), Some("root"));
+        assert_eq!(pod.namespace().as_deref(), Some("prod"));
+        let arguments = pod.spec.unwrap().containers[0].args.clone().unwrap();
+        let carried = arguments[1].strip_prefix("--order=").unwrap();
+        assert_eq!(serde_json::from_str::<Order>(carried).unwrap(), order);
+    }
+
+    #[test]
+    fn removal_names_the_newest_backup_and_the_other_owners() {
+        let mut backup = periodic();
+        backup.status.get_or_insert_default().location = Some("s3://b/newest".to_owned());
+        let others = BTreeSet::from(["another".to_owned()]);
+        let of = |site| Snapshot {
+            inputs: Inputs::Removal {
+                site,
+                others: others.clone(),
+            },
+            ..Snapshot::default()
+        };
+        let planned = surplus(&backup, &of(store()), Timestamp::UNIX_EPOCH);
+        let Some(Job::Removal {
+            what: What::Surplus { newest, others, .. },
+            ..
+        }) = planned
+        else {
+            panic!("{planned:?}")
+        };
+        assert_eq!(newest, "s3://b/newest");
+        assert!(others.contains("another"));
+        let planned = everything(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        let Some(Job::InPod { order, .. }) = planned else {
+            panic!("{planned:?}")
+        };
+        assert_eq!(order.task, Task::Everything);
+        assert_eq!(
+            everything(&backup, &Snapshot::default(), Timestamp::UNIX_EPOCH),
+            None
+        );
+    }
+}

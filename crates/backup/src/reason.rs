@@ -1,0 +1,89 @@
+//! The reasons of conditions and Events of EtcdBackups.
+
+/// A problem of an EtcdBackup.
+pub type Trouble = runtime::Trouble<Reason>;
+
+runtime::reasons! {
+    /// Reason of a condition or an Event.
+    pub enum Reason {
+        /// The store or etcd denies access.
+        AccessDenied,
+        /// Every field of the spec is in effect.
+        AllInEffect,
+        /// The retention rules are applied; nothing is under way.
+        AsDesired,
+        /// Attempt after attempt ended together with the operator that made it.
+        AttemptsCutOff,
+        /// A transfer starts.
+        BackupBegun,
+        /// The newest backup is not in the store as it was written.
+        BackupMissing,
+        /// A backup is complete.
+        BackupSucceeded,
+        /// The retention rules have removed backups.
+        BackupsRemoved,
+        /// The bucket, the container or the PersistentVolumeClaim does not exist.
+        BucketMissing,
+        /// The certificate of the store is not verified.
+        CertificateNotChecked,
+        /// The stored bytes differ from those that were sent.
+        ChecksumMismatch,
+        /// The EtcdCluster does not exist or cannot be read.
+        ClusterMissing,
+        /// The deadline passed before the backup was complete.
+        DeadlineExceeded,
+        /// No member of the etcd cluster answers.
+        EtcdUnreachable,
+        /// The EtcdCluster hibernates.
+        Hibernated,
+        /// The image of the pod cannot be pulled.
+        ImageNotFound,
+        /// A backup is being made.
+        InProgress,
+        /// The spec is refused.
+        InvalidSpec,
+        /// An EtcdBackup of another owner has the name.
+        NameTaken,
+        /// The spec uses a field that has no effect in this release and must not be ignored.
+        NotSupported,
+        /// The spec uses fields that have no effect in this release.
+        NotYetInEffect,
+        /// The backup has not started.
+        Pending,
+        /// The pod that mounts the PersistentVolumeClaim does not start.
+        PodNotStarting,
+        /// Stored backups cannot be removed.
+        RemovalFailed,
+        /// The EtcdCluster belongs to a restore.
+        Restoring,
+        /// The next backup has its time.
+        Scheduled,
+        /// A Secret or one of its keys is missing.
+        SecretMissing,
+        /// The snapshot cannot be read.
+        SnapshotUnreadable,
+        /// A step failed; the message names the cause.
+        StepFailed,
+        /// The store does not answer.
+        StoreUnreachable,
+        /// The backup is complete.
+        Succeeded,
+        /// `spec.backupPolicy.suspend` is true.
+        Suspended,
+    }
+}
+
+impl Reason {
+    /// The reason of the Event that reports this reason of a condition.
+    pub(crate) fn of_event(self) -> Self {
+        match self {
+            Self::Hibernated | Self::ImageNotFound | Self::PodNotStarting => Self::StepFailed,
+            reason => reason,
+        }
+    }
+
+    /// Whether the spec was refused.
+    pub(crate) fn is_refusal(self) -> bool {
+        matches!(self, Self::InvalidSpec | Self::NotSupported)
+    }
+}

@@ -1,0 +1,59 @@
+//! The reconcile of one EtcdBackup: observe, plan, execute, status.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::EtcdBackup;
+use jiff::Timestamp;
+use runtime::{Done, Reconcile, apply};
+
+use crate::execute::{ExecuteContext, execute, report};
+use crate::observe::{ObserveContext, observe};
+use crate::plan::{Plan, need, plan};
+use crate::status::{notices, status};
+
+/// The shortest pause until the next reconcile.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(300);
+
+/// The clients, caches and workers of all reconciles.
+pub(crate) struct ReconcileContext {
+    pub(crate) observe: ObserveContext,
+    pub(crate) execute: ExecuteContext,
+}
+
+impl Reconcile for ReconcileContext {
+    type Object = EtcdBackup;
+    type Error = apply::Error;
+
+    async fn reconcile(&self, backup: Arc<EtcdBackup>) -> Result<Done, apply::Error> {
+        let now = Timestamp::now();
+        let running = self.execute.running(&backup);
+        let need = need(&backup, &running, now);
+        let (snapshot, connections) = observe(&self.observe, &backup, running, need).await;
+        let plan = plan(&backup, &snapshot, now);
+        let mut done = execute(&self.execute, &backup, &plan, connections).await;
+        if done.is_ok() && !plan.action.changes_object() {
+            done = report(&self.execute, &backup, &plan, status(&backup, &plan, now)).await;
+        }
+        outcome(done, &backup, &plan)
+    }
+}
+
+/// A conflict means that the object has changed since it was read, and is no failure. A status that was just written
+/// triggers the next reconcile by the watch.
+fn outcome(
+    done: Result<(), apply::Error>,
+    backup: &EtcdBackup,
+    plan: &Plan,
+) -> Result<Done, apply::Error> {
+    match done {
+        Err(error) if error.is_conflict() => Ok(Done {
+            requeue: Some(SHORTEST_PAUSE),
+            notices: Vec::new(),
+        }),
+        done => done.map(|()| Done {
+            requeue: plan.requeue.map(|after| after.max(SHORTEST_PAUSE)),
+            notices: notices(backup, plan),
+        }),
+    }
+}
