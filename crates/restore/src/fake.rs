@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex};
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
+use prometheus_client::registry::Registry;
+use runtime::Operator;
+use runtime::controller::Scope;
+use runtime::image::OwnImage;
 use serde_json::{Value, json};
 use tower::service_fn;
 
@@ -50,6 +54,18 @@ fn serve(
         }
     });
     (Client::new(service, "prod"), asked)
+}
+
+/// An image that is configured.
+pub(crate) fn image(client: &Client) -> OwnImage {
+    let operator = Operator::new(
+        ("etcd-restore-operator", "restore"),
+        (client.clone(), client.clone()),
+        Scope::Cluster,
+        ("prod".into(), "pod".into()),
+        &mut Registry::default(),
+    );
+    OwnImage::new(&operator, Some("operator".to_owned()))
 }
 
 /// What a deletion is answered with.

@@ -5,21 +5,18 @@
 //! never changes or deletes a cluster that is not its own, and it serves nobody's backup to anybody: the seed
 //! fetches with its own credentials.
 
-pub mod act;
-pub mod choice;
-pub mod controller;
+pub mod app;
+pub mod execute;
 #[cfg(test)]
 mod fake;
-pub mod made_of;
 mod metrics;
 pub mod naming;
 pub mod observe;
-pub mod observed;
-mod ownership;
+pub mod outcome;
 pub mod plan;
-pub mod pod;
+pub mod reason;
+mod reconcile;
 pub mod seed;
+pub mod snapshot;
 pub mod source;
-pub mod started;
 pub mod status;
-pub mod step;

@@ -7,7 +7,7 @@ use api::EtcdRestore;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
-use restore::{controller, seed};
+use restore::{app, seed};
 use runtime::cli::{self, Common};
 use runtime::grants::Grant;
 use runtime::process::{self, Definition};
@@ -58,7 +58,7 @@ fn main() -> Result<ExitCode> {
     let image = arguments.operator_image;
     let ambient = arguments.ambient_identity;
     process::run(definition, arguments.common, |operator| {
-        controller::run(operator, image, ambient)
+        app::run(operator, image, ambient)
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,122 +1,112 @@
-//! Reads the world into one value: Kubernetes objects, the backup's metadata, etcd's answer. Reads only, each with
+//! Reads Kubernetes objects, the backup's metadata and etcd's answer into one observation. It reads only, each time with
 //! a deadline; what could not be read is `Unknown`.
 
 mod backup;
 pub(crate) mod members;
+mod pod;
+pub(crate) mod provenance;
 mod reach;
-mod target;
 mod tls;
 
 use std::time::Duration;
 
 use api::cluster::{self, EtcdClusterSpec};
-use api::conditions::{self, ConditionType, Reason};
+use api::conditions::{self, ConditionType};
 use api::names::ANNOTATION_RESTORE;
 use api::restore::ChosenBackup;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::grants::Grants;
+use runtime::image::OwnImage;
 use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::observed::{Another, Cluster, ClusterFacts, Observed, Pod, Serving, Source, Trouble};
-use crate::plan::in_place;
-use crate::{choice, made_of, naming, plan, started};
+use crate::plan::{choice, effective, in_place};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{
+    Another, Cluster, ClusterFacts, Objects, Observation, Pod, SeedObjects, Serving, Snapshot,
+    Source,
+};
+use crate::{naming, plan};
 
 /// No single read of Kubernetes may take longer.
 const READ: Duration = Duration::from_secs(10);
 /// Nor may all that is asked of the store.
 const STORE: Duration = Duration::from_secs(30);
 
-/// What was seen: the facts a plan is made from, and the objects a step is made with.
-pub struct Seen {
-    /// The facts.
-    pub observed: Observed,
-    /// The EtcdCluster as it was read.
-    pub cluster: Option<EtcdCluster>,
-    /// The backup: what was recorded, or what the spec names now.
-    pub backup: Result<ChosenBackup, Trouble>,
-    /// The seed's objects as they were read, where they are the seed's.
-    pub children: Children,
-}
-
-/// The seed's objects.
-#[derive(Default)]
-pub struct Children {
-    /// Its pod.
-    pub pod: Option<KubePod>,
-    /// Its volume claim.
-    pub claim: Option<PersistentVolumeClaim>,
-    /// Its Service.
-    pub service: Option<Service>,
-}
-
-/// Where to look.
-pub struct Eyes<'a> {
-    /// Kubernetes, in the restore's namespace.
+/// The clients and settings that are read with.
+pub struct ObserveContext<'a> {
+    /// The API server.
     pub client: &'a Client,
     /// etcd.
     pub etcd: &'a dyn Etcd,
-    /// Who may use the operator's own identity.
+    /// Which namespaces may use the identity of the operator.
     pub grants: &'a Grants,
-    /// Why its members cannot be asked as the cluster's spec says.
+    /// The image of seed members.
+    pub image: &'a OwnImage,
+    /// Why the members of the cluster cannot be reached as its spec says.
     pub fault: Option<&'a str>,
 }
 
 /// Looks at what matters for this restore now.
-pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
-    let mut seen = Seen {
-        observed: Observed::not_asked(),
-        cluster: None,
-        backup: Err(Trouble::new(
-            Reason::Unknown_,
-            "the backup was not looked for",
-        )),
-        children: Children::default(),
+pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
+    let mut seen = Observation {
+        snapshot: Snapshot::not_asked(),
+        objects: Objects {
+            cluster: None,
+            effective: None,
+            backup: Err(Trouble::new(
+                Reason::Unknown,
+                "the backup was not looked for",
+            )),
+            image: Err("the image was not looked for".to_owned()),
+            seed: SeedObjects::default(),
+        },
     };
     if plan::settled(restore).is_some() {
         return seen;
     }
     let namespace = restore.namespace().unwrap_or_default();
-    match read::<EtcdCluster>(eyes.client, &namespace, naming::target(restore)).await {
-        Err(why) => seen.observed.cluster = Cluster::Unknown(why),
+    match read::<EtcdCluster>(context.client, &namespace, naming::target(restore)).await {
+        Err(why) => seen.snapshot.cluster = Cluster::Unknown(why),
         Ok(None) => {
             if in_place::gives_up(restore) {
                 return seen;
             }
-            seen.backup = backup::choose(eyes, restore, &namespace, false).await;
+            seen.objects.backup = backup::choose(context, restore, &namespace, false).await;
             if restore
                 .status
                 .as_ref()
                 .is_some_and(|status| status.seed.is_some())
             {
                 let there = None;
-                look_at_backup(eyes, restore, there, &mut seen).await;
+                look_at_backup(context, restore, there, &mut seen).await;
             }
         }
-        Ok(Some(mut cluster)) => {
+        Ok(Some(cluster)) => {
             let claim = cluster.annotations().get(ANNOTATION_RESTORE);
             let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
-            let named = members::named(eyes, restore, &namespace, (&cluster, claimed)).await;
+            let named = members::named(context, restore, &namespace, (&cluster, claimed)).await;
             // Where the pod cannot be read, what is recorded is the best there is.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
-            // What its members are started with, which is not always what its spec says by now.
-            cluster.spec.tls = started::policy(&cluster, pod, claimed);
-            let certificates = tls::read(eyes.client, &namespace, &mut cluster).await;
-            let mut facts = facts(&cluster);
+            let effective = effective::as_started(&cluster, pod, claimed);
+            let certificates = tls::read(context.client, &namespace, &effective).await;
+            let effective = effective::as_addressed(effective, &namespace, &certificates);
+            let mut facts = facts(&effective);
             facts
                 .problems
-                .extend(tls::problems(&cluster, &certificates));
-            let around = look_around(eyes, restore, (&cluster, &facts), named, &mut seen);
+                .extend(tls::problems(&effective, &certificates));
+            let around = look_around(context, restore, (&effective, &facts), named, &mut seen);
             Box::pin(around).await;
-            seen.observed.cluster = match cluster.metadata.deletion_timestamp {
+            seen.snapshot.cluster = match cluster.metadata.deletion_timestamp {
                 Some(_) => Cluster::Ending,
                 None => Cluster::Present(Box::new(facts)),
             };
-            seen.cluster = Some(cluster);
+            seen.objects.image = context.image.get().await.cloned();
+            seen.objects.effective = Some(effective.spec);
+            seen.objects.cluster = Some(cluster);
         }
     }
     seen
@@ -124,15 +114,15 @@ pub async fn observe(eyes: &Eyes<'_>, restore: &EtcdRestore) -> Seen {
 
 /// What is to be known around an EtcdCluster that is there.
 async fn look_around(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     (cluster, facts): (&EtcdCluster, &ClusterFacts),
     named: members::Named,
-    seen: &mut Seen,
+    seen: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    let reached = reach::client(eyes, cluster).await;
-    let eyes = &reached.eyes(eyes);
+    let reached = reach::client(context, cluster).await;
+    let context = &reached.context(context);
     let (turned, in_place) = (
         in_place::has_turned(restore, facts),
         in_place::replaces(restore).is_some(),
@@ -142,51 +132,54 @@ async fn look_around(
             return;
         }
         if !in_place::gives_up(restore) || turned {
-            seen.backup = backup::choose(eyes, restore, &namespace, true).await;
+            seen.objects.backup = backup::choose(context, restore, &namespace, true).await;
         }
         if turned {
-            seen.observed.former = members::former(eyes.client, restore, &namespace, cluster).await;
+            seen.snapshot.former =
+                members::former(context.client, restore, &namespace, cluster).await;
         }
-        let former = &seen.observed.former;
-        seen.observed.seed = members::seed(named, cluster, former, &mut seen.children);
-        if let Pod::Present(facts) = &mut seen.observed.seed.pod {
+        let former = &seen.snapshot.former;
+        seen.snapshot.seed = members::seed(named, cluster, former, &mut seen.objects.seed);
+        if let Pod::Present(facts) = &mut seen.snapshot.seed.pod {
             choice::name_in(restore, facts);
-            if let Some(pod) = &seen.children.pod {
-                made_of::compare(restore, pod, facts);
+            if let Some(pod) = &seen.objects.seed.pod {
+                provenance::compare(restore, pod, facts);
             }
         }
-        seen.observed.found = seen.backup.clone().ok();
-        members::look_at_storage(eyes.client, &mut seen.observed.seed, &seen.children).await;
-        members::look_at_progress(&mut seen.observed.seed, seen.children.pod.as_ref()).await;
-        let pod = seen.children.pod.as_ref();
+        seen.snapshot.found = seen.objects.backup.clone().ok();
+        members::look_at_storage(context.client, &mut seen.snapshot.seed, &seen.objects.seed).await;
+        members::look_at_progress(&mut seen.snapshot.seed, seen.objects.seed.pod.as_ref()).await;
+        let pod = seen.objects.seed.pod.as_ref();
         // Who gives it up asks nothing: what is slow to answer would make its steps too old, over and over.
         let asked = if turned {
-            members::is_asked(restore, &seen.observed)
+            members::is_asked(restore, &seen.snapshot)
         } else {
             !in_place::gives_up(restore)
         };
         if asked {
-            seen.observed.serving =
-                members::seed_serving(eyes, (&namespace, cluster), &seen.observed.seed, pod).await;
+            seen.snapshot.serving =
+                members::seed_serving(context, (&namespace, cluster), &seen.snapshot.seed, pod)
+                    .await;
         }
-        if asked && !turned && !plan::is_verified(restore) && !holds_another(&seen.observed) {
-            let serving = std::mem::replace(&mut seen.observed.serving, Serving::NotAsked);
+        if asked && !turned && !plan::is_verified(restore) && !holds_another(&seen.snapshot) {
+            let serving = std::mem::replace(&mut seen.snapshot.serving, Serving::NotAsked);
             let at = members::seed_url(&namespace, cluster, pod);
-            seen.observed.serving = members::compared(eyes, &seen.observed.seed, at, serving).await;
+            seen.snapshot.serving =
+                members::compared(context, &seen.snapshot.seed, at, serving).await;
         }
     } else if facts.claim.is_none() && turned {
         if facts.available {
-            seen.observed.serving = members::cluster_serving(eyes, &namespace, cluster).await;
+            seen.snapshot.serving = members::cluster_serving(context, &namespace, cluster).await;
         }
     } else if facts.claim.is_none() && restore.spec.overwrite && !in_place::gives_up(restore) {
-        seen.backup = backup::choose(eyes, restore, &namespace, false).await;
-        look_at_backup(eyes, restore, Some(&cluster.spec), seen).await;
+        seen.objects.backup = backup::choose(context, restore, &namespace, false).await;
+        look_at_backup(context, restore, Some(&cluster.spec), seen).await;
     }
 }
 
 /// The seed goes, whatever it answers.
-fn holds_another(observed: &Observed) -> bool {
-    let Pod::Present(facts) = &observed.seed.pod else {
+fn holds_another(snapshot: &Snapshot) -> bool {
+    let Pod::Present(facts) = &snapshot.seed.pod else {
         return false;
     };
     matches!(facts.another, Some(Another::Holds(_)))
@@ -194,15 +187,22 @@ fn holds_another(observed: &Observed) -> bool {
 
 /// Before anything is made of it.
 async fn look_at_backup(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     there: Option<&EtcdClusterSpec>,
-    seen: &mut Seen,
+    seen: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    seen.observed.source = backup::look(eyes, restore, &namespace, there, &mut seen.backup).await;
-    if let (Source::Ready(_), Ok(backup)) = (&seen.observed.source, &seen.backup) {
-        seen.observed.found = Some(backup.clone());
+    seen.snapshot.source = backup::look(
+        context,
+        restore,
+        &namespace,
+        there,
+        &mut seen.objects.backup,
+    )
+    .await;
+    if let (Source::Ready(_), Ok(backup)) = (&seen.snapshot.source, &seen.objects.backup) {
+        seen.snapshot.found = Some(backup.clone());
     }
 }
 

@@ -1,4 +1,4 @@
-//! The decision: from the EtcdRestore and what was observed to one step and what to tell the user.
+//! The decision: from the EtcdRestore and the snapshot to one action and what to tell the user.
 //!
 //! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is told
 //! apart from the API alone, in this order: the restore's own intent, the EtcdCluster with our claim, the
@@ -8,28 +8,38 @@
 use std::time::Duration;
 
 use api::EtcdRestore;
-use api::conditions::{self, ConditionType, Reason};
+use api::conditions::{self, ConditionType};
 use api::problem;
 use api::restore;
 use k8s_openapi::jiff::Timestamp;
 use runtime::progress::Moved;
 
-use crate::observed::{
-    Child, Cluster, ClusterFacts, Life, Observed, Pod, PodFacts, Serving, Source, Trouble,
+use crate::naming;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{
+    Child, Cluster, ClusterFacts, Life, Pod, PodFacts, Serving, Snapshot, Source,
 };
-use crate::step::SOON;
-pub use crate::step::{Outlook, Plan, Step};
-use crate::{choice, naming};
 
 mod abandoned;
+pub mod action;
+pub mod choice;
+pub mod effective;
 mod ended;
 pub mod expiry;
 pub mod in_place;
 pub mod joining;
+pub mod pod;
 pub mod refused;
+pub mod target;
 #[cfg(test)]
 mod tests;
 mod unfit;
+pub mod write;
+
+use action::SOON;
+pub use action::{Action, Outlook, Plan};
+pub(crate) use write::released;
+pub use write::{Check, Object, Request};
 
 /// How soon to look again while nobody serves.
 const PROMPTLY: Duration = Duration::from_millis(200);
@@ -40,36 +50,36 @@ const IN_THE_WAY: &str = "the pod that has the seed's name to be gone; if its no
                           Node";
 
 /// Decides what to do next.
-pub fn plan(restore: &EtcdRestore, observed: &Observed) -> Plan {
+pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if let Some(settled) = settled(restore) {
         return settled;
     }
     let gives_up = in_place::gives_up(restore);
-    match &observed.cluster {
+    match &snapshot.cluster {
         // Invariant 1.
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
         Cluster::Ending | Cluster::Absent if gives_up => let_go(),
         Cluster::Ending => Plan::wait_for("the old EtcdCluster of this name to be gone"),
-        Cluster::Absent => without_cluster(restore, observed),
+        Cluster::Absent => without_cluster(restore, snapshot),
         Cluster::Present(cluster) => match &cluster.claim {
-            Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, observed),
+            Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, snapshot),
             _ if gives_up => let_go(),
             Some(_) => let_go_of_refused(restore, too_late(restore)),
-            None if is_ours(restore, cluster) => handed_over(restore, cluster, &observed.serving),
-            None => let_go_of_refused(restore, in_place::begin(restore, cluster, observed)),
+            None if is_ours(restore, cluster) => handed_over(restore, cluster, &snapshot.serving),
+            None => let_go_of_refused(restore, in_place::begin(restore, cluster, snapshot)),
         },
     }
 }
 
 /// The same, with what depends on the time, which is passed in.
-pub fn plan_at(restore: &EtcdRestore, observed: &Observed, now: Timestamp) -> Plan {
-    let plan = expiry::expire(plan(restore, observed), restore, now);
-    refused::lasting(plan, restore, observed, now)
+pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let plan = expiry::expire(plan(restore, snapshot), restore, now);
+    refused::lasting(plan, restore, snapshot, now)
 }
 
 /// Nothing of the restore is left to settle.
 fn let_go() -> Plan {
-    Plan::step(Step::Guard(false), "letting the EtcdRestore go")
+    Plan::act(Action::Guard(false), "letting the EtcdRestore go")
 }
 
 /// What is refused has nothing to carry through: it goes whenever it is deleted, also without an operator.
@@ -88,7 +98,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
         return None;
     }
     if let Some(abandoned) = status.and_then(|status| status.abandoned.as_ref()) {
-        let reason = Reason::from(abandoned.reason.as_str());
+        let reason = Reason::parse(&abandoned.reason).unwrap_or(Reason::SeedFailed);
         return Some(Plan::halt(reason, abandoned.message.clone()));
     }
     if in_place::is_deleted(restore) {
@@ -104,7 +114,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
-            && failed.reason == Reason::ClusterExists.as_str()
+            && Reason::parse(&failed.reason) == Some(Reason::ClusterExists)
             && failed.observed_generation == generation
     });
     if let Some(refused) = refused {
@@ -176,7 +186,7 @@ fn too_late(restore: &EtcdRestore) -> Plan {
     Plan::halt(Reason::ClusterExists, message)
 }
 
-fn without_cluster(restore: &EtcdRestore, observed: &Observed) -> Plan {
+fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if verified(restore).is_some() {
         let name = naming::target(restore);
         let message = format!(
@@ -188,21 +198,21 @@ fn without_cluster(restore: &EtcdRestore, observed: &Observed) -> Plan {
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
-    let spec = match &observed.source {
+    let spec = match &snapshot.source {
         Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(spec) => spec.clone(),
     };
-    choice::to_record(restore, observed, false)
-        .unwrap_or_else(|| Plan::step(Step::CreateCluster(spec), "creating the EtcdCluster"))
+    choice::to_record(restore, snapshot, false)
+        .unwrap_or_else(|| Plan::act(Action::CreateCluster(spec), "creating the EtcdCluster"))
 }
 
 fn record_intent(restore: &EtcdRestore) -> Plan {
-    let step = Step::RecordIntent {
+    let action = Action::RecordIntent {
         seed: naming::seed(restore),
         replaces: None,
     };
-    Plan::step(step, "recording the seed member")
+    Plan::act(action, "recording the seed member")
 }
 
 fn seed_is_recorded(restore: &EtcdRestore) -> bool {
@@ -210,21 +220,21 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
     status.is_some_and(|status| status.seed.is_some())
 }
 
-fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
     // The seed was recorded: only the handover is left, also when the restore is deleted by now. For a cluster that
     // was made for it nothing is created any more, for from here on clients may have written.
     if in_place::has_turned(restore, cluster) {
         return if in_place {
-            in_place::replace(restore, observed, cluster.durable)
+            in_place::replace(restore, snapshot, cluster.durable)
         } else {
-            Plan::step(Step::ReleaseClaim, "handing the cluster over")
+            Plan::act(Action::ReleaseClaim, "handing the cluster over")
         };
     }
     if in_place::gives_up(restore) {
         // A cluster that was made for the restore belongs to it and goes with it.
         return if in_place {
-            in_place::withdraw(observed)
+            in_place::withdraw(snapshot)
         } else {
             let_go()
         };
@@ -233,11 +243,11 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
         return record_intent(restore);
     }
     // Somebody has taken the record out of the status.
-    if let Some(plan) = choice::to_record(restore, observed, true) {
+    if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }
     if in_place {
-        return in_place::prepare(restore, cluster, observed);
+        return in_place::prepare(restore, cluster, snapshot);
     }
     match (&cluster.cluster_id, verified(restore)) {
         (Some(recorded), _) => Plan::halt(
@@ -247,44 +257,47 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed
                  delete the EtcdCluster and create a new EtcdRestore"
             ),
         ),
-        (None, known) => guarded(restore, prepare_seed(cluster, known, observed)),
+        (None, known) => guarded(restore, prepare_seed(cluster, known, snapshot)),
     }
 }
 
 /// A deletion of the restore is held back only while it must not end halfway: until then its cluster goes with it.
 fn guarded(restore: &EtcdRestore, plan: Plan) -> Plan {
-    if matches!(plan.step, Step::RecordFormed { .. }) && !in_place::is_held(restore) {
-        return Plan::step(Step::Guard(true), "guarding the handover with a finalizer");
+    if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::is_held(restore) {
+        return Plan::act(
+            Action::Guard(true),
+            "guarding the handover with a finalizer",
+        );
     }
     plan
 }
 
 /// Nobody can have written to the seed yet: whatever of it is missing is made again.
-fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, observed: &Observed) -> Plan {
+fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &Snapshot) -> Plan {
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
         return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
     }
-    if let Some(plan) = missing(&observed.seed.service, "Service", Step::CreateService) {
+    if let Some(plan) = missing(&snapshot.seed.service, "Service", Action::CreateService) {
         return plan;
     }
     if cluster.durable
-        && let Some(plan) = missing(&observed.seed.claim, "volume claim", Step::CreateClaim)
+        && let Some(plan) = missing(&snapshot.seed.claim, "volume claim", Action::CreateClaim)
     {
         return plan;
     }
-    match &observed.seed.pod {
+    match &snapshot.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
-        Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
-        Pod::Present(pod) => await_seed(pod, known, &observed.serving),
+        Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
+        Pod::Present(pod) => await_seed(pod, known, &snapshot.serving),
     }
 }
 
-fn missing(child: &Child, what: &str, create: Step) -> Option<Plan> {
+fn missing(child: &Child, what: &str, create: Action) -> Option<Plan> {
     match child {
         Child::Present => None,
-        Child::Absent => Some(Plan::step(create, &format!("creating the seed's {what}"))),
+        Child::Absent => Some(Plan::act(create, &format!("creating the seed's {what}"))),
         Child::InTheWay => Some(Plan::wait_for(format!(
             "an older {what} of the seed's name to be gone"
         ))),
@@ -330,18 +343,18 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
         )),
         Serving::Serves { cluster_id, .. } if is_known(known, cluster_id, restored) => {
             let cluster_id = cluster_id.clone();
-            Plan::step(
-                Step::RecordFormed { cluster_id },
+            Plan::act(
+                Action::RecordFormed { cluster_id },
                 "recording the cluster ID",
             )
         }
         Serving::Serves { cluster_id, .. } => {
-            let step = Step::RecordRestored {
+            let action = Action::RecordRestored {
                 cluster_id: cluster_id.clone(),
                 revision: restored,
                 sha256: pod.sha256.clone(),
             };
-            Plan::step(step, "the seed member serves")
+            Plan::act(action, "the seed member serves")
         }
     }
 }

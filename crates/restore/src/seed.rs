@@ -10,14 +10,13 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use api::conditions::Reason;
 use clap::{Args, Subcommand};
 pub use runtime::member::{Contents, Report};
 use runtime::progress;
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 mod fetch;
 mod forget;

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use api::conditions::Reason;
 use api::manifest::{BackupManifest, manifest_key};
 use api::storage::StorageBlock;
 use bytes::Bytes;
@@ -12,7 +11,7 @@ pub use store::SecretData;
 use store::compression::ZSTD;
 use store::{Directories, Secrets, Target};
 
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 /// More than any manifest has: what is larger is something else.
 const MANIFEST_LIMIT: u64 = 4 << 20;

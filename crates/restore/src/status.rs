@@ -2,13 +2,14 @@
 
 use api::EtcdRestore;
 use api::backup::Progress;
-use api::conditions::{self, ConditionStatus, ConditionType, Finding, Reason};
+use api::conditions::{self, ConditionStatus, ConditionType, Finding};
 use api::restore::{self, AbandonedStatus, EtcdRestoreStatus, RestorePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::observed::{Pod, PodFacts, Trouble};
-use crate::plan::{Outlook, Plan, Step};
+use crate::plan::{Action, Outlook, Plan};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Pod, PodFacts};
 
 /// The status after a plan and, if its step failed, that failure.
 pub fn compute(
@@ -20,7 +21,7 @@ pub fn compute(
     let mut status = restore.status.clone().unwrap_or_default();
     let generation = restore.metadata.generation;
     if failure.is_none() {
-        record(&mut status, &plan.step, now);
+        record(&mut status, &plan.action, now);
     }
     let outlook = match failure {
         Some(trouble) => Outlook::Working(trouble.clone()),
@@ -78,15 +79,15 @@ pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     }
 }
 
-fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
-    match step {
-        Step::RecordIntent { seed, replaces } => {
+fn record(status: &mut EtcdRestoreStatus, action: &Action, now: &Time) {
+    match action {
+        Action::RecordIntent { seed, replaces } => {
             status.seed = Some(seed.clone());
             status.replaces.clone_from(replaces);
             status.start_time.get_or_insert_with(|| now.clone());
         }
-        Step::RecordBackup(chosen) => status.backup = Some(chosen.as_ref().clone()),
-        Step::RecordRestored {
+        Action::RecordBackup(chosen) => status.backup = Some(chosen.as_ref().clone()),
+        Action::RecordRestored {
             cluster_id,
             revision,
             sha256,
@@ -97,7 +98,7 @@ fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
             status.cluster_id = Some(cluster_id.clone());
             status.restored_revision = Some(*revision);
         }
-        Step::Abandon(trouble) => {
+        Action::Abandon(trouble) => {
             status.abandoned = Some(AbandonedStatus {
                 reason: trouble.reason.as_str().to_owned(),
                 message: trouble.message.clone(),
@@ -108,8 +109,8 @@ fn record(status: &mut EtcdRestoreStatus, step: &Step, now: &Time) {
 }
 
 fn findings(outlook: &Outlook, status: &EtcdRestoreStatus) -> (Finding, Finding) {
-    let finding = |kind, status: ConditionStatus, reason: &Reason, message: &str| {
-        Finding::new(kind, status, reason.clone(), message)
+    let finding = |kind, status: ConditionStatus, reason: Reason, message: &str| {
+        Finding::new(kind, status, reason.into(), message)
     };
     let (complete, failed) = (ConditionType::Complete, ConditionType::Failed);
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
@@ -117,20 +118,20 @@ fn findings(outlook: &Outlook, status: &EtcdRestoreStatus) -> (Finding, Finding)
         Outlook::Working(trouble) => {
             let waits = format!("waiting for or doing: {}", trouble.message);
             (
-                finding(complete, no, &trouble.reason, &waits),
-                finding(failed, no, &Reason::InProgress, "nothing has failed"),
+                finding(complete, no, trouble.reason, &waits),
+                finding(failed, no, Reason::InProgress, "nothing has failed"),
             )
         }
         Outlook::Stuck(trouble) | Outlook::Halted(trouble) => (
-            finding(complete, no, &trouble.reason, &trouble.message),
-            finding(failed, yes, &trouble.reason, &trouble.message),
+            finding(complete, no, trouble.reason, &trouble.message),
+            finding(failed, yes, trouble.reason, &trouble.message),
         ),
         Outlook::Complete => {
             let revision = status.restored_revision.unwrap_or_default();
             let message = format!("the cluster serves; the backup held revision {revision}");
             (
-                finding(complete, yes, &Reason::Succeeded, &message),
-                finding(failed, no, &Reason::Succeeded, "nothing has failed"),
+                finding(complete, yes, Reason::Succeeded, &message),
+                finding(failed, no, Reason::Succeeded, "nothing has failed"),
             )
         }
     }
@@ -142,7 +143,7 @@ fn in_effect(restore: &EtcdRestore) -> Finding {
         return Finding::new(
             ConditionType::FieldsInEffect,
             true,
-            Reason::AllInEffect,
+            Reason::AllInEffect.into(),
             "every field of the spec is in effect",
         );
     }
@@ -153,7 +154,7 @@ fn in_effect(restore: &EtcdRestore) -> Finding {
     Finding::new(
         ConditionType::FieldsInEffect,
         false,
-        Reason::NotYetInEffect,
+        Reason::NotYetInEffect.into(),
         message,
     )
 }
@@ -178,40 +179,44 @@ fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
 /// What the user is told in Events.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = crate::naming::target(restore);
-    let step = match &plan.step {
-        Step::CreateCluster(_) => Some(Notice::normal(
-            "ClusterCreated",
+    let action = match &plan.action {
+        Action::CreateCluster(_) => Some(Notice::normal(
+            Reason::ClusterCreated.as_str(),
             "Create",
             format!("created the EtcdCluster {target}"),
         )),
-        Step::CreatePod => Some(Notice::normal(
-            "SeedStarted",
+        Action::CreatePod => Some(Notice::normal(
+            Reason::SeedStarted.as_str(),
             "Create",
             "started the seed member's pod",
         )),
-        Step::ClearPod(why) => Some(Notice::warning("SeedEnded", "Delete", why.clone())),
-        Step::RecordRestored { revision, .. } => Some(Notice::normal(
-            "SeedServes",
+        Action::ClearPod(why) => Some(Notice::warning(
+            Reason::SeedEnded.as_str(),
+            "Delete",
+            why.clone(),
+        )),
+        Action::RecordRestored { revision, .. } => Some(Notice::normal(
+            Reason::SeedServes.as_str(),
             "Verify",
             format!("the seed member serves the verified backup of revision {revision}"),
         )),
-        Step::Claim => Some(Notice::normal(
-            "Claimed",
+        Action::Claim => Some(Notice::normal(
+            Reason::Claimed.as_str(),
             "Claim",
             format!("claimed {target}: it serves until the backup is verified beside it"),
         )),
-        Step::Abandon(trouble) => Some(Notice::warning(
-            "GivenUp",
+        Action::Abandon(trouble) => Some(Notice::warning(
+            Reason::GivenUp.as_str(),
             "Restore",
             format!("{target}: {}", trouble.message),
         )),
-        Step::RecordFormed { .. } if restore_in_place(restore) => Some(Notice::normal(
-            "Replacing",
+        Action::RecordFormed { .. } if restore_in_place(restore) => Some(Notice::normal(
+            Reason::Replacing.as_str(),
             "Replace",
             format!("the members of {target} are stopped and replaced by the verified seed"),
         )),
-        Step::ReleaseClaim => Some(Notice::normal(
-            "HandedOver",
+        Action::ReleaseClaim => Some(Notice::normal(
+            Reason::HandedOver.as_str(),
             "HandOver",
             format!("handed {target} over to the cluster operator"),
         )),
@@ -219,13 +224,17 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     };
     let outlook = match &plan.outlook {
         Outlook::Stuck(trouble) | Outlook::Halted(trouble) => Some(Notice::warning(
-            "RestoreFailed",
+            Reason::RestoreFailed.as_str(),
             "Restore",
-            format!("{}: {}", trouble.reason, trouble.message),
+            trouble.to_string(),
         )),
         Outlook::Working(trouble) if trouble.reason != Reason::InProgress => {
-            let note = format!("{}: {}", trouble.reason, trouble.message);
-            Some(Notice::warning("RestoreWaits", "Restore", note))
+            let note = trouble.to_string();
+            Some(Notice::warning(
+                Reason::RestoreWaits.as_str(),
+                "Restore",
+                note,
+            ))
         }
         Outlook::Complete
             if !restore
@@ -234,14 +243,14 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
                 .is_some_and(|status| status.succeeded) =>
         {
             Some(Notice::normal(
-                "RestoreComplete",
+                Reason::RestoreComplete.as_str(),
                 "Restore",
                 format!("the EtcdCluster {target} serves"),
             ))
         }
         _ => None,
     };
-    step.into_iter().chain(outlook).collect()
+    action.into_iter().chain(outlook).collect()
 }
 
 fn restore_in_place(restore: &EtcdRestore) -> bool {
@@ -268,9 +277,9 @@ mod tests {
         Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())
     }
 
-    fn planned(step: Step, outlook: Outlook) -> Plan {
+    fn planned(action: Action, outlook: Outlook) -> Plan {
         Plan {
-            step,
+            action,
             outlook,
             requeue: None,
         }
@@ -282,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_step_that_failed_records_nothing() {
-        let step = Step::RecordRestored {
+        let action = Action::RecordRestored {
             cluster_id: "ab".into(),
             revision: 7,
             sha256: Some("cd".into()),
@@ -291,7 +300,7 @@ mod tests {
         let failure = Trouble::new(Reason::StepFailed, "conflict");
         let status = compute(
             &restore(),
-            &planned(step.clone(), working()),
+            &planned(action.clone(), working()),
             Some(&failure),
             &at(1),
         );
@@ -302,7 +311,7 @@ mod tests {
                 .reason,
             "StepFailed"
         );
-        let status = compute(&restore(), &planned(step, working()), None, &at(1));
+        let status = compute(&restore(), &planned(action, working()), None, &at(1));
         assert_eq!(
             (status.cluster_id.as_deref(), status.restored_revision),
             (Some("ab"), Some(7))
@@ -312,7 +321,12 @@ mod tests {
 
     #[test]
     fn a_refusal_is_seen_in_conditions_reason_and_phase() {
-        let status = compute(&restore(), &planned(Step::Nothing, halted()), None, &at(1));
+        let status = compute(
+            &restore(),
+            &planned(Action::Nothing, halted()),
+            None,
+            &at(1),
+        );
         let failed = conditions::find(&status.conditions, &ConditionType::Failed).unwrap();
         assert_eq!(
             (failed.status.as_str(), failed.reason.as_str()),
@@ -327,7 +341,7 @@ mod tests {
     #[test]
     fn the_same_outcome_again_changes_nothing() {
         let mut restore = restore();
-        let plan = planned(Step::Nothing, halted());
+        let plan = planned(Action::Nothing, halted());
         restore.status = Some(compute(&restore, &plan, None, &at(1)));
         assert_eq!(
             compute(&restore, &plan, None, &at(99)),
@@ -339,7 +353,7 @@ mod tests {
     fn success_is_said_only_for_a_complete_outlook() {
         let status = compute(
             &restore(),
-            &planned(Step::Nothing, Outlook::Complete),
+            &planned(Action::Nothing, Outlook::Complete),
             None,
             &at(5),
         );
@@ -398,29 +412,29 @@ mod tests {
         let fresh = restore();
         let mut over = restore();
         over.status.get_or_insert_default().replaces = Some(ReplacesStatus::default());
-        let formed = || Step::RecordFormed {
+        let formed = || Action::RecordFormed {
             cluster_id: "ab".into(),
         };
-        let restored = Step::RecordRestored {
+        let restored = Action::RecordRestored {
             cluster_id: "ab".into(),
             revision: 7,
             sha256: None,
         };
-        let create = Step::CreateCluster(Box::default());
-        let evicted = Step::ClearPod("evicted".into());
-        let given_up = Step::Abandon(Trouble::new(Reason::BackupMissing, "no such key"));
+        let create = Action::CreateCluster(Box::default());
+        let evicted = Action::ClearPod("evicted".into());
+        let given_up = Action::Abandon(Trouble::new(Reason::BackupMissing, "no such key"));
         let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
-        for (restore, step, reason, says) in [
+        for (restore, action, reason, says) in [
             (&fresh, create, "ClusterCreated", "EtcdCluster main"),
-            (&over, Step::Claim, "Claimed", "main: it serves until"),
-            (&fresh, Step::CreatePod, "SeedStarted", "seed member"),
+            (&over, Action::Claim, "Claimed", "main: it serves until"),
+            (&fresh, Action::CreatePod, "SeedStarted", "seed member"),
             (&fresh, evicted, "SeedEnded", "evicted"),
             (&fresh, restored, "SeedServes", "revision 7"),
             (&over, given_up, "GivenUp", "main: no such key"),
             (&over, formed(), "Replacing", "members of main"),
-            (&over, Step::ReleaseClaim, "HandedOver", "main over to"),
+            (&over, Action::ReleaseClaim, "HandedOver", "main over to"),
         ] {
-            let told = notices(restore, &planned(step, working()));
+            let told = notices(restore, &planned(action, working()));
             let [told] = &told[..] else {
                 panic!("{reason}: {told:?}")
             };
@@ -429,16 +443,16 @@ mod tests {
             assert!(told.note.contains(says), "{told:?}");
         }
         // Where no members are replaced nobody is told that they are.
-        for step in [formed(), Step::Nothing, Step::Guard(true), Step::Join] {
-            let plan = planned(step, working());
+        for action in [formed(), Action::Nothing, Action::Guard(true), Action::Join] {
+            let plan = planned(action, working());
             assert!(notices(&fresh, &plan).is_empty(), "{plan:?}");
         }
     }
 
     #[test]
     fn events_tell_what_it_waits_for_what_failed_and_once_that_it_is_complete() {
-        let told = |restore: &EtcdRestore, step: Step, outlook: Outlook| -> Vec<_> {
-            let told = notices(restore, &planned(step, outlook)).into_iter();
+        let told = |restore: &EtcdRestore, action: Action, outlook: Outlook| -> Vec<_> {
+            let told = notices(restore, &planned(action, outlook)).into_iter();
             told.map(|one| (one.warning, one.reason, one.note))
                 .collect()
         };
@@ -450,20 +464,20 @@ mod tests {
             (Outlook::Stuck(missing()), "RestoreFailed"),
             (Outlook::Halted(missing()), "RestoreFailed"),
         ] {
-            let said = told(&restore, Step::Nothing, outlook);
+            let said = told(&restore, Action::Nothing, outlook);
             assert_eq!(said, [(true, reason, note())]);
         }
         // Both, and the step first.
-        let given_up = Step::Abandon(missing());
+        let given_up = Action::Abandon(missing());
         let said = told(&restore, given_up, Outlook::Halted(missing()));
         let reasons: Vec<_> = said.iter().map(|(_, reason, _)| *reason).collect();
         assert_eq!(reasons, ["GivenUp", "RestoreFailed"]);
 
         let serves = "the EtcdCluster main serves".to_owned();
-        let said = told(&restore, Step::Nothing, Outlook::Complete);
+        let said = told(&restore, Action::Nothing, Outlook::Complete);
         assert_eq!(said, [(false, "RestoreComplete", serves)]);
         restore.status.get_or_insert_default().succeeded = true;
-        let said = told(&restore, Step::Nothing, Outlook::Complete);
+        let said = told(&restore, Action::Nothing, Outlook::Complete);
         assert!(said.is_empty(), "{said:?}");
     }
 
@@ -471,7 +485,7 @@ mod tests {
     fn fields_without_effect_are_named() {
         let mut restore = restore();
         restore.spec.backup_storage_type = Some("Local".into());
-        let status = compute(&restore, &planned(Step::Nothing, halted()), None, &at(1));
+        let status = compute(&restore, &planned(Action::Nothing, halted()), None, &at(1));
         let finding = conditions::find(&status.conditions, &ConditionType::FieldsInEffect).unwrap();
         assert_eq!(
             (finding.status.as_str(), finding.reason.as_str()),

@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::conditions::Reason;
 use api::manifest::manifest_key;
 use bytes::Bytes;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
+use restore::reason::Reason;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
 use runtime::member::{Making, Origin};
 use serde_json::{Value, json};
@@ -190,9 +190,9 @@ impl World {
         self.volume.path().join("data")
     }
 
-    async fn refuses(&self, arguments: &Fetch, reason: &Reason, says: &str) {
+    async fn refuses(&self, arguments: &Fetch, reason: Reason, says: &str) {
         let trouble = fetch(arguments).await.unwrap_err();
-        assert_eq!(trouble.reason, *reason, "{}", trouble.message);
+        assert_eq!(trouble.reason, reason, "{}", trouble.message);
         assert!(trouble.message.contains(says), "{}", trouble.message);
         assert!(!self.data().exists() && !self.volume.path().join("restore/snapshot.db").exists());
     }
@@ -364,7 +364,7 @@ async fn what_a_pod_of_another_backup_has_left_is_not_taken_for_the_recorded_one
 }
 
 fn place_of(fetch: &Fetch) -> String {
-    restore::choice::place(fetch.source.as_ref().unwrap())
+    restore::plan::choice::place(fetch.source.as_ref().unwrap())
 }
 
 #[tokio::test]
@@ -391,32 +391,24 @@ async fn a_damaged_backup_is_refused() {
     damaged[20_000] ^= 1;
     world.put("a/backup", &damaged.into()).await;
     world
-        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "SHA-256")
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "SHA-256")
         .await;
     let cut = world.snapshot.slice(..world.snapshot.len() - 4096);
     world.put("a/backup", &cut).await;
     world
-        .refuses(
-            &world.fetch(),
-            &Reason::SnapshotUnreadable,
-            "another backup",
-        )
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
     // A database copied from a disk has no checksum.
     let bare = world.snapshot.slice(..world.snapshot.len() - 32);
     world.put("a/backup", &bare).await;
     world
-        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "checksum")
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "checksum")
         .await;
     world
         .put("a/backup", &Bytes::from_static(b"not a database"))
         .await;
     world
-        .refuses(
-            &world.fetch(),
-            &Reason::SnapshotUnreadable,
-            "another backup",
-        )
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
 }
 
@@ -446,20 +438,20 @@ async fn a_manifest_that_does_not_fit_is_refused() {
         manifest[field] = value;
         world.put_manifest(&manifest).await;
         world
-            .refuses(&world.fetch(), &Reason::SnapshotUnreadable, says)
+            .refuses(&world.fetch(), Reason::SnapshotUnreadable, says)
             .await;
     }
     let mut compressed = world.manifest();
     compressed["compression"] = json!("lz4");
     world.put_manifest(&compressed).await;
     world
-        .refuses(&world.fetch(), &Reason::NotSupported, "lz4")
+        .refuses(&world.fetch(), Reason::NotSupported, "lz4")
         .await;
     world
         .put(&manifest_key("a/backup"), &Bytes::from_static(b"{garbage"))
         .await;
     world
-        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "manifest")
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "manifest")
         .await;
 }
 
@@ -505,7 +497,7 @@ async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
     let cut = Bytes::copy_from_slice(&stored[..stored.len() / 2]);
     world.put("a/backup", &cut).await;
     world
-        .refuses(&world.fetch(), &Reason::SnapshotUnreadable, "decompressed")
+        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "decompressed")
         .await;
     world.put("a/backup", &stored.into()).await;
     let contents = fetch(&world.fetch()).await.unwrap();
@@ -521,19 +513,19 @@ async fn wrong_places_and_secrets_are_named_with_their_remedy() {
     world
         .refuses(
             &world.fetch_from("bucket/a/other"),
-            &Reason::BackupMissing,
+            Reason::BackupMissing,
             "a/other",
         )
         .await;
     world
         .refuses(
             &world.fetch_from("nowhere/a/backup"),
-            &Reason::BucketMissing,
+            Reason::BucketMissing,
             "nowhere",
         )
         .await;
     world
-        .refuses(&world.fetch_from("bucket"), &Reason::InvalidSpec, "path")
+        .refuses(&world.fetch_from("bucket"), Reason::InvalidSpec, "path")
         .await;
     std::fs::write(
         world.secret.path().join("credentials"),
@@ -543,13 +535,13 @@ async fn wrong_places_and_secrets_are_named_with_their_remedy() {
     world
         .refuses(
             &world.fetch(),
-            &Reason::SecretMissing,
+            Reason::SecretMissing,
             "aws_secret_access_key",
         )
         .await;
     std::fs::remove_file(world.secret.path().join("credentials")).unwrap();
     world
-        .refuses(&world.fetch(), &Reason::SecretMissing, "credentials")
+        .refuses(&world.fetch(), Reason::SecretMissing, "credentials")
         .await;
     let wrong = "[default]\naws_access_key_id = x\naws_secret_access_key = THE-SECRET\n";
     std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
@@ -562,7 +554,7 @@ async fn wrong_places_and_secrets_are_named_with_their_remedy() {
     );
     std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
     world
-        .refuses(&world.fetch(), &Reason::AccessDenied, "credentials")
+        .refuses(&world.fetch(), Reason::AccessDenied, "credentials")
         .await;
 }
 

@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use api::conditions::Reason;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
+use restore::reason::Reason;
 use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
 use runtime::member::Making;
 use tempfile::TempDir;
@@ -80,9 +80,9 @@ impl Loss {
         }
     }
 
-    async fn refuses(&self, arguments: &Fetch, reason: &Reason, says: &str) {
+    async fn refuses(&self, arguments: &Fetch, reason: Reason, says: &str) {
         let trouble = fetch(arguments).await.unwrap_err();
-        assert_eq!(trouble.reason, *reason, "{}", trouble.message);
+        assert_eq!(trouble.reason, reason, "{}", trouble.message);
         assert!(trouble.message.contains(says), "{}", trouble.message);
         assert!(!self.volume.path().join("restore/snapshot.db").exists());
     }
@@ -191,13 +191,13 @@ async fn a_snapshot_of_another_cluster_or_too_old_is_refused() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);
-    loss.refuses(&other, &Reason::SeedFailed, "another one")
+    loss.refuses(&other, Reason::SeedFailed, "another one")
         .await;
     let newer = loss.fetch(ours, revision + 1);
-    loss.refuses(&newer, &Reason::SnapshotUnreadable, "when it was chosen")
+    loss.refuses(&newer, Reason::SnapshotUnreadable, "when it was chosen")
         .await;
     let mut silent = loss.fetch(ours, revision);
     silent.survivor.member = Some(format!("http://127.0.0.1:{}", free_port()));
-    loss.refuses(&silent, &Reason::EtcdUnreachable, "cannot be fetched")
+    loss.refuses(&silent, Reason::EtcdUnreachable, "cannot be fetched")
         .await;
 }

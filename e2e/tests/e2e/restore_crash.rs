@@ -252,7 +252,7 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, living: &Living) -> Result
 #[test]
 fn restore_crashes_cover_every_write() {
     let mut points = BTreeSet::new();
-    for file in ["act.rs", "controller.rs"] {
+    for file in ["plan/action.rs", "execute.rs"] {
         let path = root().join("crates/restore/src").join(file);
         let source = std::fs::read_to_string(path).unwrap_or_default();
         let named = source.split('"').filter(|word| {

@@ -2,7 +2,6 @@
 
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
-use api::conditions::Reason;
 use api::restore::ChosenBackup;
 use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
@@ -11,16 +10,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use tokio::time::timeout;
 
-use super::target::{check_version, cluster_to_make};
-use super::{Eyes, STORE, read};
-use crate::choice;
-use crate::observed::{Source, Trouble};
+use super::{ObserveContext, STORE, read};
+use crate::plan::choice;
+use crate::plan::target::{check_version, cluster_to_make};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
 /// The backup that was recorded, or the one the spec names now. Where the cluster is `claimed` something may be made of
 /// it.
 pub(super) async fn choose(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     claimed: bool,
@@ -28,13 +28,13 @@ pub(super) async fn choose(
     if let Some(chosen) = choice::stands(restore, claimed) {
         return Ok(chosen.clone());
     }
-    let place = place(eyes, restore, namespace).await?;
+    let place = place(context, restore, namespace).await?;
     Ok(choice::at(restore, place))
 }
 
 /// The place of the backup: the restore's own, or that of the EtcdBackup it names.
 async fn place(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
 ) -> Result<StorageBlock, Trouble> {
@@ -49,7 +49,7 @@ async fn place(
             .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
     };
     let name = &reference.name;
-    let backup = read::<EtcdBackup>(eyes.client, namespace, name)
+    let backup = read::<EtcdBackup>(context.client, namespace, name)
         .await
         .map_err(|why| Trouble::new(Reason::StepFailed, why))?
         .ok_or_else(|| {
@@ -134,7 +134,7 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
 
 /// Looks at the backup before anything is created for it, and tells what it saw of it.
 pub(super) async fn look(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     there: Option<&EtcdClusterSpec>,
@@ -145,14 +145,14 @@ pub(super) async fn look(
         let source = &backup.source;
         let place = source.source();
         if let StorageSource::Pvc(pvc) = &place {
-            return on_claim(eyes, restore, namespace, there, pvc).await;
+            return on_claim(context, restore, namespace, there, pvc).await;
         }
         let ambient = store::ambient(&place).is_some();
-        let allowed = eyes.grants.check(namespace, &place, ambient);
+        let allowed = context.grants.check(namespace, &place, ambient);
         allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
         let named = store::secrets_of(&place);
-        let keys = secret(eyes, namespace, named.credentials).await?;
-        let ca = secret(eyes, namespace, named.ca).await?;
+        let keys = secret(context, namespace, named.credentials).await?;
+        let ca = secret(context, namespace, named.ca).await?;
         let place = source::open(source, keys.as_ref(), ca.as_ref(), None).await?;
         // Reading tells more than looking up: an answer to HEAD has no text.
         let manifest = place.manifest().await?;
@@ -183,14 +183,14 @@ pub(super) async fn look(
 
 /// What lies on a claim the seed's pod alone can see: it looks at the backup before anything is touched.
 async fn on_claim(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     there: Option<&EtcdClusterSpec>,
     pvc: &PvcSource,
 ) -> Result<EtcdClusterSpec, Trouble> {
     let name = &pvc.claim_name;
-    let claim = read::<PersistentVolumeClaim>(eyes.client, namespace, name).await;
+    let claim = read::<PersistentVolumeClaim>(context.client, namespace, name).await;
     if claim
         .map_err(|why| Trouble::new(Reason::StepFailed, format!("spec.pvc.claimName: {why}")))?
         .is_none()
@@ -212,14 +212,14 @@ async fn on_claim(
 }
 
 async fn secret(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     namespace: &str,
     named: Option<store::SecretName<'_>>,
 ) -> Result<Option<SecretData>, Trouble> {
     let Some(store::SecretName { field, name }) = named else {
         return Ok(None);
     };
-    let secret = read::<Secret>(eyes.client, namespace, name)
+    let secret = read::<Secret>(context.client, namespace, name)
         .await
         .map_err(|why| Trouble::new(Reason::StepFailed, format!("{field}: {why}")))?;
     let missing = || {

@@ -12,11 +12,11 @@ use runtime::outcome::Chain;
 use runtime::{clock, progress};
 use tokio::time::timeout;
 
-use super::{Children, Eyes, READ, reach, read};
-use crate::observed::{Child, Former, FormerPod, Life, Observed, Pod, PodFacts, Seed, Serving};
-use crate::ownership::is_in_the_way;
+use super::{ObserveContext, READ, pod, reach, read};
+use crate::naming;
 use crate::plan::in_place;
-use crate::{naming, pod};
+use crate::snapshot::is_in_the_way;
+use crate::snapshot::{Child, Former, FormerPod, Life, Pod, PodFacts, Seed, Serving, Snapshot};
 
 /// What has the names of the seed's objects, whosever it is; or why nobody can say.
 pub(super) struct Named {
@@ -28,7 +28,7 @@ pub(super) struct Named {
 
 /// Reads the seed's pod and, where the cluster is `claimed` by the restore, the other objects of it.
 pub(super) async fn named(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
     (cluster, claimed): (&EtcdCluster, bool),
@@ -37,15 +37,15 @@ pub(super) async fn named(
     let (service, pod, claim) = tokio::join!(
         async {
             if claimed {
-                read::<Service>(eyes.client, namespace, &member).await
+                read::<Service>(context.client, namespace, &member).await
             } else {
                 Ok(None)
             }
         },
-        read::<KubePod>(eyes.client, namespace, &member),
+        read::<KubePod>(context.client, namespace, &member),
         async {
             if claimed && cluster.spec.is_durable() {
-                read::<PersistentVolumeClaim>(eyes.client, namespace, &member).await
+                read::<PersistentVolumeClaim>(context.client, namespace, &member).await
             } else {
                 Ok(None)
             }
@@ -63,7 +63,7 @@ pub(super) fn seed(
     named: Named,
     cluster: &EtcdCluster,
     former: &Former,
-    children: &mut Children,
+    children: &mut SeedObjects,
 ) -> Seed {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let (service, pod, claim) = (
@@ -96,7 +96,7 @@ pub(super) fn seed(
 
 /// Whether its volume claim finds no storage. Since when stands on objects, by the control plane's clocks: a clock of ours
 /// that is ahead gives nothing up, and without an answer nothing is said (invariant 1).
-pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: &Children) {
+pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(claim)) =
         (&mut seed.pod, &children.pod, &children.claim)
     else {
@@ -152,7 +152,7 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
 
 /// At the pod's own address: beside members that serve no Service leads to it.
 pub(super) async fn seed_serving(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
     seed: &Seed,
     found: Option<&KubePod>,
@@ -163,18 +163,18 @@ pub(super) async fn seed_serving(
         _ => return Serving::NotAsked,
     }
     match seed_url(namespace, cluster, found) {
-        Some(url) => reach::serving(eyes, &url).await,
+        Some(url) => reach::serving(context, &url).await,
         None => Serving::Unknown("its pod has no address yet".to_owned()),
     }
 }
 
 /// Whether the seed is asked after the turn: before the old members are told to stop, and once more before it joins. In
 /// between nobody serves, and nothing else is waited for than their end.
-pub(super) fn is_asked(restore: &EtcdRestore, observed: &Observed) -> bool {
-    let Former::Known(former) = &observed.former else {
+pub(super) fn is_asked(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
+    let Former::Known(former) = &snapshot.former else {
         return true;
     };
-    let joined = matches!(&observed.seed.pod, Pod::Present(pod) if pod.joined);
+    let joined = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.joined);
     if former.iter().any(|pod| !pod.terminating) {
         return true;
     }
@@ -194,7 +194,7 @@ pub(super) fn seed_url(
 
 /// Before anybody else may use it: whether etcd reads the same keys as the member did that the backup came from.
 pub(super) async fn compared(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     seed: &Seed,
     at: Option<String>,
     serving: Serving,
@@ -210,7 +210,7 @@ pub(super) async fn compared(
     if *revision < restored {
         return serving;
     }
-    match eyes.etcd.hash(&url, restored).await {
+    match context.etcd.hash(&url, restored).await {
         Err(error) => Serving::Unknown(format!("no hash of its keys: {error}")),
         Ok(Some(found)) if found.compacted == expected.compacted && found.hash != expected.hash => {
             Serving::Differs {
@@ -224,7 +224,7 @@ pub(super) async fn compared(
 }
 
 pub(super) async fn cluster_serving(
-    eyes: &Eyes<'_>,
+    context: &ObserveContext<'_>,
     namespace: &str,
     cluster: &EtcdCluster,
 ) -> Serving {
@@ -235,7 +235,7 @@ pub(super) async fn cluster_serving(
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotAsked;
     for url in std::iter::once(addresses.service_url()).chain(members) {
-        answer = reach::serving(eyes, &url).await;
+        answer = reach::serving(context, &url).await;
         if matches!(answer, Serving::Serves { .. }) || !addresses.client_tls {
             break;
         }

@@ -4,8 +4,8 @@
 use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
 
-use super::Eyes;
-use crate::observed::Serving;
+use super::ObserveContext;
+use crate::snapshot::Serving;
 
 /// The client of one cluster.
 #[derive(Default)]
@@ -15,8 +15,8 @@ pub(super) struct Reached {
 }
 
 /// Makes the client a cluster's spec asks for; none of its own where it names no Secrets.
-pub(super) async fn client(eyes: &Eyes<'_>, cluster: &EtcdCluster) -> Reached {
-    match runtime::reach::of_cluster(eyes.client, cluster).await {
+pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) -> Reached {
+    match runtime::reach::of_cluster(context.client, cluster).await {
         Ok(access) if access == Access::default() => Reached::default(),
         Ok(access) => Reached {
             own: Some(EtcdClient::new(access)),
@@ -30,11 +30,11 @@ pub(super) async fn client(eyes: &Eyes<'_>, cluster: &EtcdCluster) -> Reached {
 }
 
 /// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
-pub(super) async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
-    if let Err(error) = eyes.etcd.members(&[url.to_owned()]).await {
-        return Serving::Unknown(eyes.in_words(&error));
+pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving {
+    if let Err(error) = context.etcd.members(&[url.to_owned()]).await {
+        return Serving::Unknown(context.in_words(&error));
     }
-    match eyes.etcd.status(url).await {
+    match context.etcd.status(url).await {
         Err(error) => Serving::Unknown(error.to_string()),
         Ok(status) => Serving::Serves {
             cluster_id: status.cluster_id.to_string(),
@@ -44,18 +44,19 @@ pub(super) async fn serving(eyes: &Eyes<'_>, url: &str) -> Serving {
 }
 
 impl Reached {
-    /// The same eyes, with that client.
-    pub(super) fn eyes<'a>(&'a self, eyes: &Eyes<'a>) -> Eyes<'a> {
-        Eyes {
-            client: eyes.client,
-            etcd: self.own.as_ref().map_or(eyes.etcd, |own| own),
-            grants: eyes.grants,
+    /// The same context, with that client.
+    pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
+        ObserveContext {
+            client: context.client,
+            etcd: self.own.as_ref().map_or(context.etcd, |own| own),
+            grants: context.grants,
+            image: context.image,
             fault: self.fault.as_deref(),
         }
     }
 }
 
-impl Eyes<'_> {
+impl ObserveContext<'_> {
     /// Why there is no answer, with the remedy where there is one.
     pub(super) fn in_words(&self, error: &Error) -> String {
         match (self.fault, error) {
@@ -87,18 +88,20 @@ mod tests {
             .unwrap();
         let _guard = runtime.enter();
         let client = kube::Client::try_from(config).unwrap();
-        let eyes = |fault| Eyes {
+        let image = crate::fake::image(&client);
+        let context = |fault| ObserveContext {
             client: &client,
             etcd: &etcd,
             grants: &grants,
+            image: &image,
             fault,
         };
-        let text = eyes(None).in_words(&denied);
+        let text = context(None).in_words(&denied);
         assert!(
             text.contains("spec.auth.secret") && text.contains("user root"),
             "{text}"
         );
         let fault = "spec.auth.secret: there is no Secret root";
-        assert_eq!(eyes(Some(fault)).in_words(&denied), fault);
+        assert_eq!(context(Some(fault)).in_words(&denied), fault);
     }
 }

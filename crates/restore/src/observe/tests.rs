@@ -8,18 +8,19 @@ use api::EtcdBackup;
 use api::cluster::EtcdClusterSpec;
 use api::manifest::BackupManifest;
 use api::storage::StorageBlock;
+use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::backup::place_of;
 use super::members::{child, former_of};
-use super::target::{check_version, cluster_to_make};
 use super::*;
-use crate::ownership::is_in_the_way;
+use crate::plan::target::{check_version, cluster_to_make};
+use crate::snapshot::is_in_the_way;
 
 mod asked;
 mod clocks;
-use crate::observed::{Child, Former};
+use crate::snapshot::{Child, Former};
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });
@@ -337,13 +338,13 @@ fn a_seed_of_a_long_restore_rests_no_longer_than_a_moment_when_nobody_is_served(
             claim: Ok(None),
             pod: Ok(serde_json::from_value(object(made)).unwrap()),
         };
-        let seed = members::seed(named, &cluster, former, &mut Children::default());
+        let seed = members::seed(named, &cluster, former, &mut SeedObjects::default());
         let Pod::Present(pod) = seed.pod else {
             panic!("{seed:?}")
         };
         pod.young
     };
-    let member = |ready| crate::observed::FormerPod {
+    let member = |ready| crate::snapshot::FormerPod {
         name: "main-a".into(),
         uid: "a".into(),
         terminating: true,

@@ -1,23 +1,17 @@
-//! The certificates of the cluster to restore into: its spec completed by what they tell, and what is wrong with them.
+//! The certificates of the cluster to restore into, and their problems.
 
 use api::EtcdCluster;
 use api::problem::Problem;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use runtime::member::Members;
-use runtime::tls::ClusterTls;
+use runtime::tls::{ClusterTls, FaultKind};
 
-/// Reads the Secrets the cluster names, and settles the form of address of its members.
-pub(super) async fn read(
-    client: &Client,
-    namespace: &str,
-    cluster: &mut EtcdCluster,
-) -> ClusterTls {
+/// Reads the Secrets that the cluster names.
+pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster) -> ClusterTls {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
-    let tls = ClusterTls::read(client, (namespace, &name), policy).await;
-    tls.settle(&mut cluster.spec, (namespace, &name), None);
-    tls
+    ClusterTls::read(client, (namespace, &name), policy).await
 }
 
 /// Invariant 20: no seed is started with material that does not hold.
@@ -31,7 +25,7 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
         .is_some_and(|tls| tls.generated.is_some());
     // A generated certificate is made by the cluster operator when the cluster is there.
     let mut faults = tls.faults(&addresses, Timestamp::now());
-    faults.retain(|fault| !(generated && fault.code == "SecretMissing"));
+    faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: runtime::tls::Fault| {
         let what = fault.message.replacen(fault.purpose.field(), "", 1);
         let what = what.trim_start_matches(": ").to_owned();

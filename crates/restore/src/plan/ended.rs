@@ -5,8 +5,8 @@
 //! over a living cluster until its members stop. On a volume it finds what the one before made, the same claim; without
 //! a volume it makes it from the backup again. From then on the seed is a member, and the cluster operator decides.
 
-use super::{Plan, Step};
-use crate::observed::{Life, PodFacts};
+use super::{Action, Plan};
+use crate::snapshot::{Life, PodFacts};
 
 /// Makes room for another pod. Only for a seed that nobody can have written to, or whose data is on its volume
 /// (invariant 9). Whatever the pod said before: where that was the backup's fault, the next one says it too.
@@ -17,5 +17,5 @@ pub(super) fn clear(pod: &PodFacts) -> Plan {
         return Plan::wait_for(format!("another pod of the seed, a little later: {why}"));
     }
     let text = format!("{why}: another one takes its place");
-    Plan::step(Step::ClearPod(text.clone()), &text)
+    Plan::act(Action::ClearPod(text.clone()), &text)
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use api::EtcdRestore;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Outlook, Plan, Step};
+use super::{Action, Outlook, Plan};
 
 /// The same plan, and what `ttlSecondsAfterFinished` adds to it once the restore has ended.
 #[must_use]
 pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let ended = matches!(plan.outlook, Outlook::Complete | Outlook::Halted(_));
-    if plan.step != Step::Nothing || !ended || super::in_place::is_deleted(restore) {
+    if plan.action != Action::Nothing || !ended || super::in_place::is_deleted(restore) {
         return plan;
     }
     let status = restore.status.as_ref();
@@ -31,7 +31,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
         return Plan { requeue, ..plan };
     }
     Plan {
-        step: Step::Expire,
+        action: Action::Expire,
         requeue: None,
         ..plan
     }
@@ -58,19 +58,19 @@ mod tests {
         restore
     }
 
-    fn planned(restore: &EtcdRestore, now: i64) -> (Step, Option<Duration>) {
+    fn planned(restore: &EtcdRestore, now: i64) -> (Action, Option<Duration>) {
         let plan = expire(Plan::complete(), restore, at(now));
-        (plan.step, plan.requeue)
+        (plan.action, plan.requeue)
     }
 
     #[test]
     fn a_finished_restore_goes_after_its_time() {
         let restore = ended(Some(60), true);
-        let in_time = (Step::Nothing, Some(Duration::from_secs(20)));
+        let in_time = (Action::Nothing, Some(Duration::from_secs(20)));
         assert_eq!(planned(&restore, 1040), in_time);
-        assert_eq!(planned(&restore, 1060), (Step::Expire, None));
-        assert_eq!(planned(&ended(None, true), 9999), (Step::Nothing, None));
-        assert_eq!(planned(&ended(Some(0), true), 1000), (Step::Expire, None));
+        assert_eq!(planned(&restore, 1060), (Action::Expire, None));
+        assert_eq!(planned(&ended(None, true), 9999), (Action::Nothing, None));
+        assert_eq!(planned(&ended(Some(0), true), 1000), (Action::Expire, None));
     }
 
     #[test]
@@ -79,9 +79,9 @@ mod tests {
         let waiting = Plan::wait_for("something");
         assert_eq!(expire(waiting.clone(), &restore, at(9999)), waiting);
         restore.metadata.deletion_timestamp = Some(Time(at(1)));
-        assert_eq!(planned(&restore, 9999), (Step::Nothing, None));
+        assert_eq!(planned(&restore, 9999), (Action::Nothing, None));
         let mut unrecorded = ended(Some(0), true);
         unrecorded.status.get_or_insert_default().completion_time = None;
-        assert_eq!(planned(&unrecorded, 9999), (Step::Nothing, None));
+        assert_eq!(planned(&unrecorded, 9999), (Action::Nothing, None));
     }
 }

@@ -7,21 +7,21 @@
 //! only when they have does the seed get its labels (invariant 17).
 
 use api::EtcdRestore;
-use api::conditions::Reason;
 use api::names::FINALIZER_CLAIM;
 use api::problem;
 use api::restore::ReplacesStatus;
 
 pub use super::abandoned::{gives_up, is_deleted};
+use super::choice;
 use super::{
-    IN_THE_WAY, PROMPTLY, Plan, Step, ended, joining, missing, prepare_seed, refuse,
+    Action, IN_THE_WAY, PROMPTLY, Plan, ended, joining, missing, prepare_seed, refuse,
     seed_is_recorded, unfit, verified,
 };
-use crate::observed::{
-    Another, Child, ClusterFacts, Former, FormerPod, Life, Observed, Pod, PodFacts, Serving,
-    Source, Trouble,
+use crate::naming;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{
+    Another, Child, ClusterFacts, Former, FormerPod, Life, Pod, PodFacts, Serving, Snapshot, Source,
 };
-use crate::{choice, naming};
 
 /// Whether the operator holds the object back from deletion until the claim is settled.
 pub fn is_held(restore: &EtcdRestore) -> bool {
@@ -41,7 +41,7 @@ pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
 }
 
 /// Before the claim: everything that can be known to fail fails here, where nothing has been touched.
-pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
     }
@@ -65,7 +65,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
             "the EtcdCluster's spec.paused is true: nothing of it is changed until it is false";
         return Plan::stuck(Trouble::new(Reason::Paused, message));
     }
-    match &observed.source {
+    match &snapshot.source {
         Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(_) => {}
@@ -76,23 +76,23 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Ob
     };
     // Invariant 10.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&there) {
-        let step = Step::RecordIntent {
+        let action = Action::RecordIntent {
             seed: naming::seed(restore),
             replaces: Some(there),
         };
-        return Plan::step(step, "recording the seed member and what it replaces");
+        return Plan::act(action, "recording the seed member and what it replaces");
     }
-    if let Some(plan) = choice::to_record(restore, observed, false) {
+    if let Some(plan) = choice::to_record(restore, snapshot, false) {
         return plan;
     }
     if !is_held(restore) {
-        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
+        return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
     }
-    Plan::step(Step::Claim, "claiming the EtcdCluster")
+    Plan::act(Action::Claim, "claiming the EtcdCluster")
 }
 
 /// Claimed, and the old cluster serves: the seed is prepared beside it. What does not pass by itself ends it here.
-pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &Observed) -> Plan {
+pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
     if !same {
@@ -102,13 +102,13 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, observed: &
     }
     // Invariant 11: an operator that stood still may have let it go, when another restore had the cluster.
     if !is_held(restore) {
-        return Plan::step(Step::Guard(true), "guarding the claim with a finalizer");
+        return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
     }
-    let plan = prepare_seed(cluster, verified(restore), observed);
+    let plan = prepare_seed(cluster, verified(restore), snapshot);
     // Invariant 9: after the turn the old members stop only for a seed that is ready, and one that answers and never is
     // ready would keep both.
-    let is_ready = matches!(&observed.seed.pod, Pod::Present(pod) if pod.verified);
-    if matches!(plan.step, Step::RecordFormed { .. }) && !is_ready {
+    let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
+    if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
     }
     match plan.outlook {
@@ -124,7 +124,7 @@ pub(super) fn abandon(trouble: Trouble) -> Plan {
         message: format!("{message}; the cluster that was there is left as it was"),
         ..trouble
     };
-    let mut plan = Plan::step(Step::Abandon(trouble), "");
+    let mut plan = Plan::act(Action::Abandon(trouble), "");
     plan.outlook = super::Outlook::Working(Trouble::new(
         Reason::InProgress,
         format!("giving up, the cluster stays as it is: {message}"),
@@ -133,8 +133,8 @@ pub(super) fn abandon(trouble: Trouble) -> Plan {
 }
 
 /// Given up before the turn: the seed goes, then the claim; the cluster operator goes on with what was there.
-pub(super) fn withdraw(observed: &Observed) -> Plan {
-    let seed = &observed.seed;
+pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
+    let seed = &snapshot.seed;
     let unknown = match (&seed.pod, &seed.claim, &seed.service) {
         (Pod::Unknown(why), _, _) | (_, Child::Unknown(why), _) | (_, _, Child::Unknown(why)) => {
             Some(why)
@@ -148,14 +148,14 @@ pub(super) fn withdraw(observed: &Observed) -> Plan {
         || seed.claim == Child::Present
         || seed.service == Child::Present;
     if left {
-        return Plan::step(Step::DiscardSeed, "removing the seed member");
+        return Plan::act(Action::DiscardSeed, "removing the seed member");
     }
-    Plan::step(Step::ReleaseClaim, "handing the cluster back as it was")
+    Plan::act(Action::ReleaseClaim, "handing the cluster back as it was")
 }
 
 /// The turn was made: the old members stop, the seed joins the cluster, the claim goes.
-pub(super) fn replace(restore: &EtcdRestore, observed: &Observed, durable: bool) -> Plan {
-    let pods = match &observed.former {
+pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
+    let pods = match &snapshot.former {
         Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
         Former::Unknown(why) => {
             return Plan::wait_for(format!("an answer about the old members: {why}"));
@@ -168,7 +168,7 @@ pub(super) fn replace(restore: &EtcdRestore, observed: &Observed, durable: bool)
         .cloned()
         .collect();
     if !running.is_empty() {
-        return stop(observed, durable, verified(restore), running);
+        return stop(snapshot, durable, verified(restore), running);
     }
     // Invariant 17: what is ending and not ready is no endpoint any more, however long its node holds it.
     let ready: Vec<&str> = pods
@@ -181,28 +181,29 @@ pub(super) fn replace(restore: &EtcdRestore, observed: &Observed, durable: bool)
         plan.requeue = Some(PROMPTLY);
         return plan;
     }
-    joining::join(restore, observed, durable)
+    joining::join(restore, snapshot, durable)
 }
 
 /// Invariant 9: the old members stop only while the verified seed is there. Nobody can have written to it yet, so one
 /// that was lost since is made again; it is the same cluster, for its ID follows from its name and token.
 fn stop(
-    observed: &Observed,
+    snapshot: &Snapshot,
     durable: bool,
     known: Option<(&str, i64)>,
     running: Vec<FormerPod>,
 ) -> Plan {
-    if let Some(plan) = missing(&observed.seed.service, "Service", Step::CreateService) {
+    if let Some(plan) = missing(&snapshot.seed.service, "Service", Action::CreateService) {
         return plan;
     }
-    if durable && let Some(plan) = missing(&observed.seed.claim, "volume claim", Step::CreateClaim)
+    if durable
+        && let Some(plan) = missing(&snapshot.seed.claim, "volume claim", Action::CreateClaim)
     {
         return plan;
     }
-    match &observed.seed.pod {
+    match &snapshot.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
-        Pod::Absent => Plan::step(Step::CreatePod, "starting the seed member"),
+        Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
         // With the cluster's labels clients may have found it: what they wrote is on its volume, or gone.
         Pod::Present(pod) if pod.life != Life::Lives && (durable || !pod.joined) => {
             ended::clear(pod)
@@ -219,7 +220,7 @@ fn stop(
                 (None, None, false) => {
                     Plan::wait_for("the seed's data directory to be verified again")
                 }
-                (None, None, true) => stop_for(pod, known, &observed.serving, running),
+                (None, None, true) => stop_for(pod, known, &snapshot.serving, running),
             }
         }
     }
@@ -272,7 +273,7 @@ fn stop_for(
             ),
         ));
     }
-    let mut plan = Plan::step(Step::StopFormer(running), "stopping the old members");
+    let mut plan = Plan::act(Action::StopFormer(running), "stopping the old members");
     plan.requeue = Some(PROMPTLY);
     plan
 }

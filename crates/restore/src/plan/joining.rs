@@ -7,25 +7,25 @@
 //! never begins anew (invariant 7), and the restore fails with the remedy.
 
 use api::EtcdRestore;
-use api::conditions::Reason;
 
 use super::abandoned::gives_up;
-use super::{IN_THE_WAY, PROMPTLY, Plan, Step, ended, missing, unfit, verified};
+use super::{Action, IN_THE_WAY, PROMPTLY, Plan, ended, missing, unfit, verified};
 use crate::naming;
-use crate::observed::{Another, Child, Life, Observed, Pod, PodFacts, Seed, Serving, Trouble};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Another, Child, Life, Pod, PodFacts, Seed, Serving, Snapshot};
 
 /// What a person can do when the seed does not come to serve what was verified, and the old members have stopped.
 const REMEDY: &str = "the old members have stopped, and nobody is served: delete this EtcdRestore to go on with what the \
                       seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true";
 
 /// What is done when no old member is an endpoint any more.
-pub(super) fn join(restore: &EtcdRestore, observed: &Observed, durable: bool) -> Plan {
-    let seed = &observed.seed;
+pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
+    let seed = &snapshot.seed;
     match &seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::Present(pod) if pod.life == Life::Lives && !pod.joined => {
-            let waits = hold_back(restore, (pod, durable), observed);
-            waits.unwrap_or_else(|| Plan::step(Step::Join, "the seed joins the cluster"))
+            let waits = hold_back(restore, (pod, durable), snapshot);
+            waits.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
         // A person who deletes the restore takes what there is.
@@ -33,7 +33,7 @@ pub(super) fn join(restore: &EtcdRestore, observed: &Observed, durable: bool) ->
             match &seed.pod {
                 // So that Services and the cluster operator find it.
                 Pod::Present(pod) if !pod.joined => {
-                    Plan::step(Step::Join, "the seed joins the cluster")
+                    Plan::act(Action::Join, "the seed joins the cluster")
                 }
                 _ => hand_over(),
             }
@@ -58,16 +58,16 @@ fn on_its_volume(seed: &Seed) -> Plan {
         Pod::Present(pod) => ended::clear(pod),
         Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
         Pod::Absent | Pod::Unknown(_) => {
-            let service = missing(&seed.service, "Service", Step::CreateService);
+            let service = missing(&seed.service, "Service", Action::CreateService);
             service.unwrap_or_else(|| {
-                Plan::step(Step::CreatePod, "starting the seed member on its volume")
+                Plan::act(Action::CreatePod, "starting the seed member on its volume")
             })
         }
     }
 }
 
 fn hand_over() -> Plan {
-    Plan::step(Step::ReleaseClaim, "handing the cluster over")
+    Plan::act(Action::ReleaseClaim, "handing the cluster over")
 }
 
 /// Invariant 9: one that was made again, before the old members stopped or on its volume since, joins when it serves what
@@ -75,7 +75,7 @@ fn hand_over() -> Plan {
 fn hold_back(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
-    observed: &Observed,
+    snapshot: &Snapshot,
 ) -> Option<Plan> {
     let (cluster, recorded) = verified(restore).filter(|_| !gives_up(restore))?;
     match (pod.restored, &pod.another) {
@@ -87,12 +87,12 @@ fn hold_back(
         }
         (Some(_), _) => {}
         (None, _) => {
-            if let Some(waits) = untold(pod, durable, &observed.seed.claim) {
+            if let Some(waits) = untold(pod, durable, &snapshot.seed.claim) {
                 return Some(waits);
             }
         }
     }
-    match &observed.serving {
+    match &snapshot.serving {
         Serving::Serves {
             cluster_id,
             revision,
@@ -157,8 +157,8 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
 }
 
 /// What keeps a step from being made, as far as somebody has to know more of it by now.
-pub fn told(observed: &Observed, why: &str) -> String {
-    if observed.former.have_stopped() {
+pub fn told(snapshot: &Snapshot, why: &str) -> String {
+    if snapshot.former.have_stopped() {
         with_remedy(why)
     } else {
         why.to_owned()
@@ -185,5 +185,5 @@ fn lost(restore: &EtcdRestore) -> Plan {
          no data: restore a backup over it with a new EtcdRestore and spec.overwrite: true"
     );
     let trouble = Trouble::new(Reason::SeedFailed, message.clone());
-    Plan::step(Step::Abandon(trouble), &message)
+    Plan::act(Action::Abandon(trouble), &message)
 }

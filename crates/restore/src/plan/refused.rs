@@ -10,11 +10,12 @@
 //! under way, as on a node that has just come and whose driver does not run yet; or Kubernetes' controller is being replaced.
 
 use api::EtcdRestore;
-use api::conditions::{self, ConditionType, Reason};
+use api::conditions::{self, ConditionType};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Plan, Step, in_place};
-use crate::observed::{Cluster, Observed, Pod, Trouble};
+use super::{Action, Plan, in_place};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Cluster, Pod, Snapshot};
 
 /// For how long a refusal is told before the restore is given up.
 const REFUSED: SignedDuration = SignedDuration::from_secs(30);
@@ -24,13 +25,13 @@ const SEEN: SignedDuration = SignedDuration::from_mins(3);
 /// What becomes of the plan when the API server refuses the claim.
 pub fn refused(
     restore: &EtcdRestore,
-    observed: &Observed,
+    snapshot: &Snapshot,
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
     // Invariant 9: after the turn nothing is given up, for the old members may stop at any moment.
     let serves = in_place::replaces(restore).is_some()
-        && matches!(&observed.cluster, Cluster::Present(it) if !in_place::has_turned(restore, it));
+        && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_turned(restore, it));
     if !serves {
         return Plan::stuck(trouble);
     }
@@ -42,14 +43,14 @@ pub fn refused(
 
 /// What becomes of a plan that gives the restore up for what was seen.
 #[must_use]
-pub fn lasting(plan: Plan, restore: &EtcdRestore, observed: &Observed, now: Timestamp) -> Plan {
-    let seen = match &observed.seed.pod {
+pub fn lasting(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let seen = match &snapshot.seed.pod {
         Pod::Present(pod) => pod.trouble.as_ref(),
         _ => None,
     };
     let missing = |why: &Trouble| why.reason == Reason::StorageMissing;
-    match (&plan.step, seen.filter(|why| missing(why))) {
-        (Step::Abandon(why), Some(seen)) if missing(why) && !is_told_for(restore, SEEN, now) => {
+    match (&plan.action, seen.filter(|why| missing(why))) {
+        (Action::Abandon(why), Some(seen)) if missing(why) && !is_told_for(restore, SEEN, now) => {
             told(seen.clone())
         }
         _ => plan,
@@ -68,7 +69,7 @@ fn is_told_for(restore: &EtcdRestore, long: SignedDuration, now: Timestamp) -> b
     let failed = conditions::find(restore.conditions(), &ConditionType::Failed);
     failed.is_some_and(|it| {
         it.status == "True"
-            && it.reason == Reason::StorageMissing.as_str()
+            && Reason::parse(&it.reason) == Some(Reason::StorageMissing)
             && now.duration_since(it.last_transition_time.0) >= long
     })
 }

@@ -4,8 +4,8 @@ use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus};
 
 use super::*;
-use crate::observed::FormerPod;
-use crate::step::LATER;
+use crate::plan::action::LATER;
+use crate::snapshot::FormerPod;
 
 mod model;
 mod scenarios;

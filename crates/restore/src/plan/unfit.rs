@@ -5,10 +5,9 @@
 //! A kubelet may lose the message of a container: it is read from a file on the node, once. The container that fetches has
 //! ended well then and is not started again, so nobody would ever say what the pod holds.
 
-use api::conditions::Reason;
-
-use super::{Plan, Step};
-use crate::observed::{Another, PodFacts, Trouble};
+use super::{Action, Plan};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Another, PodFacts};
 
 /// Before the turn, where nobody can have written to it: what is of another backup goes with its volume.
 pub(super) fn before_the_turn(pod: &PodFacts) -> Option<Plan> {
@@ -16,7 +15,7 @@ pub(super) fn before_the_turn(pod: &PodFacts) -> Option<Plan> {
         return another_pod(pod);
     };
     let text = format!("the seed is of {what}: it is removed, and made again of that");
-    Some(replaced(pod, Step::DiscardSeed, text))
+    Some(replaced(pod, Action::DiscardSeed, text))
 }
 
 /// Beside members that run, or on a volume: what lies there stays, and the next pod says what that is.
@@ -30,15 +29,15 @@ pub(super) fn another_pod(pod: &PodFacts) -> Option<Plan> {
             .to_owned(),
         Some(Another::Holds(_)) | None => return None,
     };
-    Some(replaced(pod, Step::ClearPod(text.clone()), text))
+    Some(replaced(pod, Action::ClearPod(text.clone()), text))
 }
 
-fn replaced(pod: &PodFacts, step: Step, text: String) -> Plan {
+fn replaced(pod: &PodFacts, action: Action, text: String) -> Plan {
     let trouble = Trouble::new(Reason::SeedFailed, text);
     if pod.young {
         return Plan::wait(trouble);
     }
-    let mut plan = Plan::step(step, "");
+    let mut plan = Plan::act(action, "");
     plan.outlook = super::Outlook::Working(trouble);
     plan
 }

@@ -6,7 +6,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::storage::StorageBlock;
 use api::version::EtcdVersion;
@@ -22,8 +21,8 @@ use super::intake::Intake;
 use super::prepare::promised;
 use super::snapshot::{fetched_before, unreadable};
 use super::{Contents, Paths, already_restored, volume_trouble, write_json};
-use crate::choice;
-use crate::observed::Trouble;
+use crate::plan::choice;
+use crate::reason::{Reason, Trouble};
 use crate::source::{self, Place, SecretData};
 
 /// Arguments of `seed fetch`.
@@ -264,7 +263,10 @@ fn access(survivor: &Survivor) -> Result<Access, Trouble> {
     let material = tls::material(tls::Purpose::Operator, "mounted here", Some(&data));
     material
         .map(|material| tls::access(&material))
-        .map_err(|fault| Trouble::new(Reason::from(fault.code), fault.message))
+        .map_err(|fault| {
+            let reason = Reason::parse(fault.code.as_str()).unwrap_or(Reason::SecretMissing);
+            Trouble::new(reason, fault.message)
+        })
 }
 
 /// The next container runs in etcd's image, which has neither this program nor a shell.

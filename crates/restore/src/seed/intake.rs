@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{self as std_mpsc, SyncSender};
 use std::thread;
 
-use api::conditions::Reason;
 use bytes::{Bytes, BytesMut};
 use etcd::{Inspected, Inspector};
 use runtime::progress::Meter;
@@ -21,7 +20,8 @@ use tokio::task::JoinHandle;
 
 use super::snapshot::unreadable;
 use super::volume_trouble;
-use crate::observed::Trouble;
+
+use crate::reason::{Reason, Trouble};
 
 /// Chunks that may wait to be written, and as many to be read.
 const WAITING: usize = 16;

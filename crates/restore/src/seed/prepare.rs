@@ -10,7 +10,6 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use api::conditions::Reason;
 use etcd::{Revisions, WalkError};
 use runtime::member::{Making, Origin};
 
@@ -20,7 +19,8 @@ use super::{
     Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
     write_json,
 };
-use crate::observed::Trouble;
+
+use crate::reason::{Reason, Trouble};
 
 /// How much of the tool's output is reported, in bytes.
 const OUTPUT_LIMIT: usize = 1000;

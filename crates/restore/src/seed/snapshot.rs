@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::io::Read as _;
 
-use api::conditions::Reason;
 use etcd::{InspectError, Inspected, Inspector};
 
 use super::{Contents, Paths, read_json, volume_trouble};
-use crate::observed::Trouble;
+
+use crate::reason::{Reason, Trouble};
 
 /// What an earlier start has fetched, if it is whole: the node may have crashed before it was on the disk.
 pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {

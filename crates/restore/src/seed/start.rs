@@ -5,13 +5,13 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use api::conditions::Reason;
 use clap::Args;
 use runtime::member::Making;
 
 use super::prepare::{Prepare, prepare};
 use super::{Paths, is_made};
-use crate::observed::Trouble;
+
+use crate::reason::{Reason, Trouble};
 
 /// Arguments of `seed start`.
 #[derive(Args, Clone, Debug)]

@@ -211,7 +211,7 @@ async fn a_damaged_backup_of_3_2_or_3_3_is_refused() {
         world.put("a/old", &damaged.into()).await;
         let asked = world.fetch_from("bucket/a/old");
         world
-            .refuses(&asked, &Reason::SnapshotUnreadable, "SHA-256")
+            .refuses(&asked, Reason::SnapshotUnreadable, "SHA-256")
             .await;
     }
 }

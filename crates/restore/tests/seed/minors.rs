@@ -32,7 +32,7 @@ async fn a_backup_of_a_newer_minor_is_refused_before_it_is_fetched() {
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {
             let into = world.fetch_into(older);
-            world.refuses(&into, &Reason::InvalidSpec, named).await;
+            world.refuses(&into, Reason::InvalidSpec, named).await;
         }
     }
     world.put("a/backup", &world.snapshot).await;

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use restore::observed::Trouble;
-
 use super::*;
+
+use restore::reason::Trouble;
 
 /// What is told of a tool that does this.
 async fn told_of_a_tool(does: &str) -> Trouble {

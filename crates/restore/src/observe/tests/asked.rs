@@ -67,7 +67,7 @@ fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
 }
 
 /// Looks; says how often etcd was asked, and what was seen of it.
-async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Seen) {
+async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
     const ENOUGH: usize = 10;
     let pod = pod(restore, held);
     let (client, _) = fake::server(move |what, _| match what {
@@ -81,21 +81,22 @@ async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Seen) {
         let (hash, compacted) = (5, 0);
         state.hash = Some(KeyHash { hash, compacted });
     });
-    let eyes = Eyes {
+    let context = ObserveContext {
         client: &client,
         etcd: &etcd,
         grants: &Grants::default(),
+        image: &fake::image(&client),
         fault: None,
     };
-    let seen = Box::pin(observe(&eyes, restore)).await;
+    let seen = Box::pin(observe(&context, restore)).await;
     (ENOUGH - etcd.with(|state| state.script.len()), seen)
 }
 
 #[tokio::test]
 async fn who_gives_a_restore_up_asks_the_seed_nothing() {
     let (asked, seen) = looked(&restore(), SHA).await;
-    let serves = matches!(seen.observed.serving, Serving::Serves { .. });
-    assert!(serves, "{:?}", seen.observed);
+    let serves = matches!(seen.snapshot.serving, Serving::Serves { .. });
+    assert!(serves, "{:?}", seen.snapshot);
     // Members, status and the hash of its keys.
     assert_eq!(asked, 3);
     let mut deleted = restore();
@@ -107,11 +108,11 @@ async fn who_gives_a_restore_up_asks_the_seed_nothing() {
     for given_up in [deleted, abandoned] {
         let (asked, seen) = looked(&given_up, SHA).await;
         // There is one that would answer.
-        assert!(matches!(seen.observed.seed.pod, Pod::Present(_)));
+        assert!(matches!(seen.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(asked, 0);
-        assert_eq!(seen.observed.serving, Serving::NotAsked);
-        let step = plan::plan(&given_up, &seen.observed).step;
-        assert_eq!(step, plan::Step::DiscardSeed);
+        assert_eq!(seen.snapshot.serving, Serving::NotAsked);
+        let action = plan::plan(&given_up, &seen.snapshot).action;
+        assert_eq!(action, plan::Action::DiscardSeed);
     }
 }
 
@@ -120,7 +121,7 @@ async fn who_gives_a_restore_up_asks_the_seed_nothing() {
 async fn a_seed_of_another_backup_is_not_asked_for_the_hash_of_its_keys() {
     for (held, expected) in [(SHA, 3), ("ffff", 2)] {
         let (asked, seen) = looked(&restore(), held).await;
-        assert_eq!(holds_another(&seen.observed), held != SHA);
+        assert_eq!(holds_another(&seen.snapshot), held != SHA);
         assert_eq!(asked, expected, "{held}");
     }
 }

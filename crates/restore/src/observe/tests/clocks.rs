@@ -7,7 +7,7 @@ use serde_json::json;
 use tower::service_fn;
 
 use super::*;
-use crate::observed::PodFacts;
+use crate::snapshot::PodFacts;
 
 /// An API server whose clock stands at a time, or that does not answer.
 fn server(at: Option<Timestamp>) -> Client {
@@ -36,7 +36,7 @@ async fn a_clock_that_is_ahead_finds_no_storage_missing_and_neither_does_one_wit
     let pod = json!({ "status": { "conditions": [
         { "type": "PodScheduled", "status": "False", "message": says },
     ] } });
-    let children = Children {
+    let children = SeedObjects {
         pod: serde_json::from_value(pod).unwrap(),
         claim: serde_json::from_value(claim).unwrap(),
         service: None,
@@ -49,7 +49,7 @@ async fn a_clock_that_is_ahead_finds_no_storage_missing_and_neither_does_one_wit
         (Some(soon), false),
         (None, false),
     ] {
-        let mut seed = crate::observed::Seed::not_asked();
+        let mut seed = crate::snapshot::Seed::not_asked();
         seed.pod = Pod::Present(PodFacts::default());
         members::look_at_storage(&server(theirs), &mut seed, &children).await;
         let Pod::Present(facts) = seed.pod else {

@@ -436,27 +436,27 @@ impl World {
     }
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
-        let observed = self.observe(blind);
+        let snapshot = self.observe(blind);
         // Long after what was told was told.
         let now = epoch().0 + SignedDuration::from_mins(5);
-        let mut plan = plan_at(&self.restore, &observed, now);
-        self.mistake_about_storage(&observed, &mut plan);
+        let mut plan = plan_at(&self.restore, &snapshot, now);
+        self.mistake_about_storage(&snapshot, &mut plan);
         let stopped = |it: &ModelCluster| {
             it.has_turned() && !it.old.is_empty() && it.old.iter().all(|it| *it == OldMember::Gone)
         };
         if self.mistake == Some(Mistake::TakesTheVolumeForData)
-            && matches!(plan.step, Step::CreatePod | Step::ClearPod(_))
+            && matches!(plan.action, Action::CreatePod | Action::ClearPod(_))
             && self.cluster.as_ref().is_some_and(stopped)
         {
-            plan.step = Step::ReleaseClaim;
+            plan.action = Action::ReleaseClaim;
         }
         if write {
-            if !self.quota && matches!(plan.step, Step::CreateClaim) {
+            if !self.quota && matches!(plan.action, Action::CreateClaim) {
                 let none = Trouble::new(Reason::StorageMissing, "exceeded quota");
-                plan = refused::refused(&self.restore, &observed, none, now);
+                plan = refused::refused(&self.restore, &snapshot, none, now);
             }
-            self.act(&plan.step);
-            if let Step::Guard(_) = plan.step {
+            self.act(&plan.action);
+            if let Action::Guard(_) = plan.action {
                 self.end_of_restore();
                 return;
             }

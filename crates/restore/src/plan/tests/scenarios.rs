@@ -4,7 +4,7 @@ use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
 
 use super::*;
-use crate::observed::{Former, Seed};
+use crate::snapshot::{Former, Seed};
 
 mod replacing;
 
@@ -47,15 +47,15 @@ fn seed_verified() -> EtcdRestore {
     restore
 }
 
-fn absent(source: Source) -> Observed {
-    Observed {
+fn absent(source: Source) -> Snapshot {
+    Snapshot {
         source,
-        ..Observed::not_asked()
+        ..Snapshot::not_asked()
     }
 }
 
-fn present(facts: ClusterFacts) -> Observed {
-    Observed {
+fn present(facts: ClusterFacts) -> Snapshot {
+    Snapshot {
         cluster: Cluster::Present(Box::new(facts)),
         ..absent(Source::NotAsked)
     }
@@ -68,15 +68,15 @@ fn claimed() -> ClusterFacts {
     }
 }
 
-fn claimed_with(pod: Pod, serving: Serving) -> Observed {
-    let mut observed = present(claimed());
-    observed.seed = Seed {
+fn claimed_with(pod: Pod, serving: Serving) -> Snapshot {
+    let mut snapshot = present(claimed());
+    snapshot.seed = Seed {
         service: Child::Present,
         claim: Child::Absent,
         pod,
     };
-    observed.serving = serving;
-    observed
+    snapshot.serving = serving;
+    snapshot
 }
 
 fn serves(revision: i64) -> Serving {
@@ -94,16 +94,16 @@ fn restored_pod() -> Pod {
     })
 }
 
-fn check(restore: &EtcdRestore, observed: &Observed, step: &Step) -> Plan {
-    let plan = plan(restore, observed);
-    assert_eq!(plan.step, *step, "{:?}", plan.outlook);
+fn check(restore: &EtcdRestore, snapshot: &Snapshot, action: &Action) -> Plan {
+    let plan = plan(restore, snapshot);
+    assert_eq!(plan.action, *action, "{:?}", plan.outlook);
     plan
 }
 
 fn reason(plan: &Plan) -> Reason {
     match &plan.outlook {
         Outlook::Working(trouble) | Outlook::Stuck(trouble) | Outlook::Halted(trouble) => {
-            trouble.reason.clone()
+            trouble.reason
         }
         Outlook::Complete => Reason::Succeeded,
     }
@@ -113,7 +113,7 @@ fn reason(plan: &Plan) -> Reason {
 #[test]
 fn records_its_intent_before_it_creates_anything() {
     let restore = restore(|_| {});
-    let record = Step::RecordIntent {
+    let record = Action::RecordIntent {
         seed: naming::seed(&restore),
         replaces: None,
     };
@@ -127,36 +127,36 @@ fn creates_the_cluster_only_when_the_backup_was_found() {
     let plan = check(
         &intended(),
         &absent(Source::Unavailable(missing)),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::BackupMissing);
     let spec = Box::new(EtcdClusterSpec::default());
     check(
         &intended(),
         &absent(Source::Ready(spec.clone())),
-        &Step::CreateCluster(spec),
+        &Action::CreateCluster(spec),
     );
 }
 
 /// Invariant 1.
 #[test]
 fn waits_while_it_is_unknown_whether_the_cluster_exists() {
-    let mut observed = absent(Source::Ready(Box::default()));
-    observed.cluster = Cluster::Unknown("timeout".into());
-    check(&intended(), &observed, &Step::Nothing);
-    observed.cluster = Cluster::Ending;
-    check(&intended(), &observed, &Step::Nothing);
+    let mut snapshot = absent(Source::Ready(Box::default()));
+    snapshot.cluster = Cluster::Unknown("timeout".into());
+    check(&intended(), &snapshot, &Action::Nothing);
+    snapshot.cluster = Cluster::Ending;
+    check(&intended(), &snapshot, &Action::Nothing);
 }
 
 /// Invariant 9, and defect 2 of the old operator: it deleted the cluster first.
 #[test]
 fn refuses_a_cluster_that_exists_and_touches_nothing() {
     for claim in [None, Some("another-restore".to_owned())] {
-        let observed = present(ClusterFacts {
+        let snapshot = present(ClusterFacts {
             claim,
             ..ClusterFacts::default()
         });
-        let plan = check(&intended(), &observed, &Step::Nothing);
+        let plan = check(&intended(), &snapshot, &Action::Nothing);
         assert_eq!(reason(&plan), Reason::ClusterExists);
         assert!(
             matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("nothing was changed"))
@@ -181,18 +181,18 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     let plan = check(
         &restore,
         &absent(Source::Ready(Box::default())),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
     // The spec may name another backup by now.
-    let mut observed = absent(Source::Ready(Box::default()));
+    let mut snapshot = absent(Source::Ready(Box::default()));
     let anew = chosen(&restore, 2);
-    observed.found = Some(anew.clone());
-    let record = Step::RecordBackup(Box::new(anew.clone()));
-    check(&restore, &observed, &record);
+    snapshot.found = Some(anew.clone());
+    let record = Action::RecordBackup(Box::new(anew.clone()));
+    check(&restore, &snapshot, &record);
     restore.status.get_or_insert_default().backup = Some(anew);
-    check(&restore, &observed, &Step::CreateCluster(Box::default()));
+    check(&restore, &snapshot, &Action::CreateCluster(Box::default()));
 }
 
 /// Invariant 10.
@@ -200,14 +200,14 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
 fn which_backup_it_is_is_recorded_before_anything_is_made_of_it() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
-    let mut observed = absent(Source::Ready(Box::default()));
-    observed.found = Some(chosen(&restore, 1));
-    let record = Step::RecordBackup(Box::new(chosen(&restore, 1)));
-    check(&restore, &observed, &record);
+    let mut snapshot = absent(Source::Ready(Box::default()));
+    snapshot.found = Some(chosen(&restore, 1));
+    let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
+    check(&restore, &snapshot, &record);
     // By an operator that was started again since, with a newer one there.
-    let create = Step::CreateCluster(Box::default());
-    observed.found = Some(chosen(&restore, 2));
-    check(&intended(), &observed, &create);
+    let create = Action::CreateCluster(Box::default());
+    snapshot.found = Some(chosen(&restore, 2));
+    check(&intended(), &snapshot, &create);
 }
 
 /// Also if somebody has removed the record while the cluster is claimed.
@@ -216,38 +216,38 @@ fn records_backup_again_before_anything_else_is_made() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
-        let mut observed = claimed_with(pod, serves(100));
-        check(&restore, &observed, &Step::Nothing);
-        observed.found = Some(chosen(&restore, 1));
-        let record = Step::RecordBackup(Box::new(chosen(&restore, 1)));
-        check(&restore, &observed, &record);
+        let mut snapshot = claimed_with(pod, serves(100));
+        check(&restore, &snapshot, &Action::Nothing);
+        snapshot.found = Some(chosen(&restore, 1));
+        let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
+        check(&restore, &snapshot, &record);
     }
 }
 
 #[test]
 fn prepares_the_seed_one_object_at_a_time() {
-    let mut observed = present(claimed());
-    check(&intended(), &observed, &Step::CreateService);
-    observed.seed.service = Child::Present;
-    check(&intended(), &observed, &Step::CreatePod);
-    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+    let mut snapshot = present(claimed());
+    check(&intended(), &snapshot, &Action::CreateService);
+    snapshot.seed.service = Child::Present;
+    check(&intended(), &snapshot, &Action::CreatePod);
+    snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         durable: true,
         ..claimed()
     }));
     // Defect 7 of the old operator: its seed never used the cluster's volumes.
-    check(&intended(), &observed, &Step::CreateClaim);
-    observed.seed.claim = Child::Present;
-    check(&intended(), &observed, &Step::CreatePod);
+    check(&intended(), &snapshot, &Action::CreateClaim);
+    snapshot.seed.claim = Child::Present;
+    check(&intended(), &snapshot, &Action::CreatePod);
 }
 
 #[test]
 fn waits_for_leftovers_of_the_seeds_name() {
-    let mut observed = present(claimed());
-    observed.seed.service = Child::InTheWay;
-    check(&intended(), &observed, &Step::Nothing);
-    observed.seed.service = Child::Present;
-    observed.seed.pod = Pod::InTheWay;
-    check(&intended(), &observed, &Step::Nothing);
+    let mut snapshot = present(claimed());
+    snapshot.seed.service = Child::InTheWay;
+    check(&intended(), &snapshot, &Action::Nothing);
+    snapshot.seed.service = Child::Present;
+    snapshot.seed.pod = Pod::InTheWay;
+    check(&intended(), &snapshot, &Action::Nothing);
 }
 
 /// Invariant 9: whoever answers at the seed's address, only a verified data directory counts.
@@ -257,14 +257,14 @@ fn records_nothing_before_the_data_directory_is_verified() {
     check(
         &intended(),
         &claimed_with(running, serves(100)),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     check(
         &intended(),
         &claimed_with(restored_pod(), Serving::Unknown("refused".into())),
-        &Step::Nothing,
+        &Action::Nothing,
     );
-    let record = Step::RecordRestored {
+    let record = Action::RecordRestored {
         cluster_id: ID.into(),
         revision: 100,
         sha256: None,
@@ -281,7 +281,7 @@ fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
     let plan = check(
         &intended(),
         &claimed_with(restored_pod(), serves(99)),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SeedFailed);
 }
@@ -295,7 +295,7 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
     let plan = check(
         &intended(),
         &claimed_with(pod, Serving::NotAsked),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SnapshotUnreadable);
     assert!(plan.requeue.is_some());
@@ -304,13 +304,13 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
 #[test]
 fn hands_over_in_three_writes_and_the_claim_last() {
     let id = || Some(ID.to_owned());
-    let observed = claimed_with(restored_pod(), serves(100));
+    let snapshot = claimed_with(restored_pod(), serves(100));
     // A deletion from here on waits until the cluster is handed over.
-    check(&seed_verified(), &observed, &Step::Guard(true));
+    check(&seed_verified(), &snapshot, &Action::Guard(true));
     check(
         &held(seed_verified()),
-        &observed,
-        &Step::RecordFormed {
+        &snapshot,
+        &Action::RecordFormed {
             cluster_id: ID.into(),
         },
     );
@@ -318,19 +318,19 @@ fn hands_over_in_three_writes_and_the_claim_last() {
         cluster_id: id(),
         ..claimed()
     });
-    check(&seed_verified(), &formed, &Step::ReleaseClaim);
+    check(&seed_verified(), &formed, &Action::ReleaseClaim);
     let released = present(ClusterFacts {
         cluster_id: id(),
         ..ClusterFacts::default()
     });
-    check(&held(seed_verified()), &released, &Step::Guard(false));
-    check(&seed_verified(), &released, &Step::Nothing);
+    check(&held(seed_verified()), &released, &Action::Guard(false));
+    check(&seed_verified(), &released, &Action::Nothing);
 }
 
 #[test]
 fn a_seed_lost_before_anybody_could_write_is_restored_again() {
-    let observed = claimed_with(Pod::Absent, Serving::NotAsked);
-    check(&seed_verified(), &observed, &Step::CreatePod);
+    let snapshot = claimed_with(Pod::Absent, Serving::NotAsked);
+    check(&seed_verified(), &snapshot, &Action::CreatePod);
 }
 
 fn ended(life: Life) -> PodFacts {
@@ -342,10 +342,10 @@ fn ended(life: Life) -> PodFacts {
     }
 }
 
-fn clear() -> Step {
+fn clear() -> Action {
     let why =
         "the seed's pod has ended for good (Evicted: DiskPressure): another one takes its place";
-    Step::ClearPod(why.into())
+    Action::ClearPod(why.into())
 }
 
 /// While it fetches, and after it has fetched.
@@ -362,26 +362,26 @@ fn ended_pods() -> [PodFacts; 2] {
 fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
     for restore in [intended(), seed_verified(), held(seed_verified())] {
         for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
-            let mut observed = claimed_with(Pod::Present(pod), serves(100));
-            observed.seed.claim = Child::Present;
-            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+            let mut snapshot = claimed_with(Pod::Present(pod), serves(100));
+            snapshot.seed.claim = Child::Present;
+            snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 durable,
                 ..claimed()
             }));
-            check(&restore, &observed, &clear());
+            check(&restore, &snapshot, &clear());
             // The object is gone at once, or a kubelet has still to confirm it.
-            observed.seed.pod = Pod::InTheWay;
-            check(&restore, &observed, &Step::Nothing);
-            observed.seed.pod = Pod::Absent;
-            check(&restore, &observed, &Step::CreatePod);
+            snapshot.seed.pod = Pod::InTheWay;
+            check(&restore, &snapshot, &Action::Nothing);
+            snapshot.seed.pod = Pod::Absent;
+            check(&restore, &snapshot, &Action::CreatePod);
         }
     }
 }
 
 #[test]
 fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() {
-    let observed = claimed_with(Pod::Present(ended(Life::EndedAtOnce)), Serving::NotAsked);
-    let plan = check(&intended(), &observed, &Step::Nothing);
+    let snapshot = claimed_with(Pod::Present(ended(Life::EndedAtOnce)), Serving::NotAsked);
+    let plan = check(&intended(), &snapshot, &Action::Nothing);
     assert_eq!(plan.requeue, Some(SOON));
     assert!(
         matches!(plan.outlook, Outlook::Working(ref it) if it.message.contains("DiskPressure")),
@@ -393,18 +393,18 @@ fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() 
 #[test]
 fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
     for pod in ended_pods() {
-        let mut observed = claimed_with(Pod::Present(pod), Serving::NotAsked);
+        let mut snapshot = claimed_with(Pod::Present(pod), Serving::NotAsked);
         for claim in [Some(UID.to_owned()), None] {
-            let step = match &claim {
-                Some(_) => Step::ReleaseClaim,
-                None => Step::Nothing,
+            let action = match &claim {
+                Some(_) => Action::ReleaseClaim,
+                None => Action::Nothing,
             };
-            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+            snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 cluster_id: Some(ID.into()),
                 claim,
                 ..ClusterFacts::default()
             }));
-            check(&seed_verified(), &observed, &step);
+            check(&seed_verified(), &snapshot, &action);
         }
     }
 }
@@ -412,23 +412,23 @@ fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
 /// From the moment the cluster ID is recorded clients may write: a lost seed is not restored over again.
 #[test]
 fn creates_no_pod_once_the_cluster_id_is_recorded() {
-    let mut observed = present(ClusterFacts {
+    let mut snapshot = present(ClusterFacts {
         cluster_id: Some(ID.into()),
         ..claimed()
     });
-    observed.seed.service = Child::Present;
-    check(&seed_verified(), &observed, &Step::ReleaseClaim);
+    snapshot.seed.service = Child::Present;
+    check(&seed_verified(), &snapshot, &Action::ReleaseClaim);
 }
 
 #[test]
 fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
-    let observed = present(ClusterFacts {
+    let snapshot = present(ClusterFacts {
         cluster_id: Some("ff".into()),
         ..claimed()
     });
     for restore in [intended(), seed_verified()] {
         assert_eq!(
-            reason(&check(&restore, &observed, &Step::Nothing)),
+            reason(&check(&restore, &snapshot, &Action::Nothing)),
             Reason::SeedFailed
         );
     }
@@ -443,9 +443,9 @@ fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
         ..ClusterFacts::default()
     };
     let with = |available, serving| {
-        let mut observed = present(facts(available));
-        observed.serving = serving;
-        plan(&seed_verified(), &observed).outlook == Outlook::Complete
+        let mut snapshot = present(facts(available));
+        snapshot.serving = serving;
+        plan(&seed_verified(), &snapshot).outlook == Outlook::Complete
     };
     let other = Serving::Serves {
         cluster_id: "ff".into(),
@@ -464,7 +464,7 @@ fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
     let plan = check(
         &seed_verified(),
         &absent(Source::Ready(Box::default())),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::ClusterMissing);
 }
@@ -472,14 +472,14 @@ fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
 #[test]
 fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
-    let plan = check(&tape, &absent(Source::NotAsked), &Step::Nothing);
+    let plan = check(&tape, &absent(Source::NotAsked), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
     assert!(
         matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("spec.backupStorageType"))
     );
     let long = restore(|r| r.spec.etcd_cluster.name = "x".repeat(53));
     assert_eq!(
-        reason(&check(&long, &absent(Source::NotAsked), &Step::Nothing)),
+        reason(&check(&long, &absent(Source::NotAsked), &Action::Nothing)),
         Reason::InvalidSpec
     );
 }
@@ -494,7 +494,7 @@ fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
     let plan = check(
         &intended(),
         &claimed_with(restored_pod(), differs),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SeedFailed);
     assert!(matches!(plan.outlook, Outlook::Stuck(ref t) if t.message.contains("00000002")));
@@ -502,12 +502,12 @@ fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
 
 #[test]
 fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
-    let observed = present(ClusterFacts {
+    let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..claimed()
     });
     assert_eq!(
-        reason(&check(&intended(), &observed, &Step::Nothing)),
+        reason(&check(&intended(), &snapshot, &Action::Nothing)),
         Reason::InvalidSpec
     );
 }
@@ -531,7 +531,7 @@ fn trouble_that_passes_by_itself_is_no_failure() {
         (Reason::BackupMissing, true),
     ] {
         let source = Source::Unavailable(Trouble::new(reason, "x"));
-        let plan = check(&intended(), &absent(source), &Step::Nothing);
+        let plan = check(&intended(), &absent(source), &Action::Nothing);
         assert_eq!(matches!(plan.outlook, Outlook::Stuck(_)), failure);
         assert!(plan.requeue.is_some(), "it is looked at again");
     }
@@ -548,8 +548,8 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     };
     let nothing = absent(Source::Ready(Box::default()));
     let preparing = claimed_with(restored_pod(), serves(100));
-    for observed in [&nothing, &preparing] {
-        check(&held(deleted(intended())), observed, &Step::Guard(false));
+    for snapshot in [&nothing, &preparing] {
+        check(&held(deleted(intended())), snapshot, &Action::Guard(false));
     }
     // Once the cluster is recorded it is whole, and is handed over first.
     let formed = present(ClusterFacts {
@@ -559,7 +559,7 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     check(
         &held(deleted(seed_verified())),
         &formed,
-        &Step::ReleaseClaim,
+        &Action::ReleaseClaim,
     );
     let released = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
@@ -568,8 +568,8 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     check(
         &held(deleted(seed_verified())),
         &released,
-        &Step::Guard(false),
+        &Action::Guard(false),
     );
-    let gone = check(&deleted(intended()), &nothing, &Step::Nothing);
+    let gone = check(&deleted(intended()), &nothing, &Action::Nothing);
     assert_eq!(reason(&gone), Reason::Cancelled);
 }

@@ -176,13 +176,23 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
 /// Whoever is woken by a condition looks its reason up.
 #[test]
 fn every_reason_for_which_something_is_wrong_is_explained() {
-    const NOTHING_WRONG: [&str; 9] = [
+    const NOTHING_WRONG: [&str; 19] = [
         "AllInEffect",
         "AsDesired",
+        "BackupBegun",
+        "BackupSucceeded",
+        "BackupsRemoved",
+        "Claimed",
+        "ClusterCreated",
+        "HandedOver",
         "InProgress",
         "NotYetInEffect",
         "Pending",
+        "Replacing",
+        "RestoreComplete",
         "Scheduled",
+        "SeedServes",
+        "SeedStarted",
         "Succeeded",
         "Suspended",
         "Unknown",

@@ -4,29 +4,29 @@ use super::*;
 
 impl World {
     /// Invariant 9: what a stranger owns is never written to.
-    fn note_what_is_touched(&mut self, step: &Step) {
+    fn note_what_is_touched(&mut self, action: &Action) {
         if !matches!(
-            step,
-            Step::Nothing
-                | Step::RecordIntent { .. }
-                | Step::RecordBackup(_)
-                | Step::RecordRestored { .. }
-                | Step::Guard(_)
-                | Step::Abandon(_)
+            action,
+            Action::Nothing
+                | Action::RecordIntent { .. }
+                | Action::RecordBackup(_)
+                | Action::RecordRestored { .. }
+                | Action::Guard(_)
+                | Action::Abandon(_)
         ) && let Some(cluster) = &mut self.cluster
             && cluster.stranger
-            && !matches!(step, Step::CreateCluster(_))
+            && !matches!(action, Action::CreateCluster(_))
         {
             cluster.touched = true;
         }
     }
 
-    pub(super) fn act(&mut self, step: &Step) {
-        self.note_what_is_touched(step);
-        if let Step::Guard(set) = step {
+    pub(super) fn act(&mut self, action: &Action) {
+        self.note_what_is_touched(action);
+        if let Action::Guard(set) = action {
             self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }
-        if matches!(step, Step::CreateCluster(_)) && self.cluster.is_none() {
+        if matches!(action, Action::CreateCluster(_)) && self.cluster.is_none() {
             assert!(
                 choice::recorded(&self.restore).is_some(),
                 "made of a backup that is not recorded (invariant 10)"
@@ -40,22 +40,22 @@ impl World {
             });
         }
         if let Some(mut cluster) = self.cluster.take() {
-            self.with_seed(step, &mut cluster);
-            self.with_claim(step, &mut cluster);
+            self.with_seed(action, &mut cluster);
+            self.with_claim(action, &mut cluster);
             self.cluster = Some(cluster);
         }
     }
 
-    fn with_seed(&mut self, step: &Step, cluster: &mut ModelCluster) {
+    fn with_seed(&mut self, action: &Action, cluster: &mut ModelCluster) {
         let stamp = self.stamp();
-        match step {
-            Step::CreateService => {
+        match action {
+            Action::CreateService => {
                 cluster.service.get_or_insert(stamp);
             }
-            Step::CreateClaim => {
+            Action::CreateClaim => {
                 cluster.volume.get_or_insert(stamp);
             }
-            Step::CreatePod => {
+            Action::CreatePod => {
                 let mounted = cluster.volume.is_some() || !self.durable;
                 assert!(
                     self.is_late || cluster.service.is_some() && mounted,
@@ -73,7 +73,7 @@ impl World {
                     ..ModelPod::default()
                 });
             }
-            Step::ClearPod(_) => {
+            Action::ClearPod(_) => {
                 let cleared = cluster.pod.take().unwrap_or_default();
                 let unfit = cleared.silent || Some(cleared.of) != self.recorded();
                 assert!(
@@ -86,12 +86,12 @@ impl World {
                 );
                 cluster.disk &= self.durable;
             }
-            Step::DiscardSeed => {
+            Action::DiscardSeed => {
                 assert!(!cluster.has_turned(), "the new cluster was discarded");
                 (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
                     (None, None, None, false);
             }
-            Step::Join => {
+            Action::Join => {
                 if let Some(pod) = &mut cluster.pod {
                     pod.joined = true;
                 }
@@ -100,15 +100,15 @@ impl World {
         }
     }
 
-    fn with_claim(&mut self, step: &Step, cluster: &mut ModelCluster) {
+    fn with_claim(&mut self, action: &Action, cluster: &mut ModelCluster) {
         if matches!(
-            step,
-            Step::Claim | Step::RecordFormed { .. } | Step::ReleaseClaim
+            action,
+            Action::Claim | Action::RecordFormed { .. } | Action::ReleaseClaim
         ) {
             cluster.version = self.stamp();
         }
-        match step {
-            Step::Claim => {
+        match action {
+            Action::Claim => {
                 assert!(
                     self.restore.metadata.finalizers.is_some(),
                     "claimed, and a deletion would leave the claim (invariant 10)"
@@ -119,13 +119,13 @@ impl World {
                 );
                 cluster.claim = true;
             }
-            Step::Abandon(why) if why.reason == Reason::StorageMissing => {
+            Action::Abandon(why) if why.reason == Reason::StorageMissing => {
                 assert!(
                     !cluster.has_turned(),
                     "given up after the turn, for want of storage (invariant 9)"
                 );
             }
-            Step::StopFormer(pods) => {
+            Action::StopFormer(pods) => {
                 assert!(
                     cluster.has_turned() && cluster.disk,
                     "stopped before the replacement is verified (invariant 9)"
@@ -138,12 +138,12 @@ impl World {
                     }
                 }
             }
-            Step::RecordFormed { cluster_id } => {
+            Action::RecordFormed { cluster_id } => {
                 assert!(cluster.disk, "recorded without verified data (invariant 9)");
                 cluster.cluster_id = Some(cluster_id.clone());
                 cluster.bootstrap = true;
             }
-            Step::ReleaseClaim => {
+            Action::ReleaseClaim => {
                 // Invariant 10: what the cluster operator needs is in the status before the claim goes.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,

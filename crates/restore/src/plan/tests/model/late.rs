@@ -24,31 +24,31 @@ impl World {
             };
         }
         self.two = true;
-        let step = plan(&read.restore, &read.observe(None)).step;
-        if !self.lets(&step, &read) {
+        let action = plan(&read.restore, &read.observe(None)).action;
+        if !self.lets(&action, &read) {
             return;
         }
         self.is_late = true;
         let record = std::mem::replace(&mut self.restore, read.restore.clone());
-        match (&step, &mut self.cluster, &read.cluster) {
-            (Step::DiscardSeed, Some(cluster), Some(seen)) => discard(cluster, seen),
-            _ => self.act(&step),
+        match (&action, &mut self.cluster, &read.cluster) {
+            (Action::DiscardSeed, Some(cluster), Some(seen)) => discard(cluster, seen),
+            _ => self.act(&action),
         }
         self.restore = record;
         self.is_late = false;
         let held = !self.gone && self.restore.metadata.finalizers.is_some();
-        match (&step, &mut self.cluster) {
+        match (&action, &mut self.cluster) {
             // It is taken back at once where nobody else would.
-            (Step::Claim, Some(cluster)) if !held => cluster.claim = false,
+            (Action::Claim, Some(cluster)) if !held => cluster.claim = false,
             // What belongs to nobody is collected.
-            (Step::CreateCluster(_), cluster) if self.gone => *cluster = None,
+            (Action::CreateCluster(_), cluster) if self.gone => *cluster = None,
             _ => {}
         }
     }
 
     /// Whether anything becomes of a step that was planned by what was `read`.
-    fn lets(&self, step: &Step, read: &Self) -> bool {
-        if let Step::CreateCluster(_) = step {
+    fn lets(&self, action: &Action, read: &Self) -> bool {
+        if let Action::CreateCluster(_) = action {
             return self.cluster.is_none();
         }
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
@@ -59,19 +59,19 @@ impl World {
         let is_where_it_was = now.uid == then.uid && now.claim && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::TurnsLate);
         let seed_stays = now.pod == then.pod || anyway;
-        match step {
+        match action {
             // What it was created for was this EtcdCluster.
-            Step::CreateService | Step::CreateClaim => now.uid == then.uid,
-            Step::StopFormer(_) => now.uid == then.uid && seed_stays,
-            Step::CreatePod => {
+            Action::CreateService | Action::CreateClaim => now.uid == then.uid,
+            Action::StopFormer(_) => now.uid == then.uid && seed_stays,
+            Action::CreatePod => {
                 let anyway = self.mistake == Some(Mistake::CreatesLate);
                 now.uid == then.uid && (anyway || is_where_it_was && self.is_wanted(now, then))
             }
-            Step::Claim | Step::ReleaseClaim => now.version == then.version,
-            Step::RecordFormed { .. } => now.version == then.version && seed_stays,
-            Step::Join => now.pod == then.pod,
-            Step::ClearPod(_) => !self.gone && recorded && now.pod == then.pod,
-            Step::DiscardSeed => {
+            Action::Claim | Action::ReleaseClaim => now.version == then.version,
+            Action::RecordFormed { .. } => now.version == then.version && seed_stays,
+            Action::Join => now.pod == then.pod,
+            Action::ClearPod(_) => !self.gone && recorded && now.pod == then.pod,
+            Action::DiscardSeed => {
                 let gives_up = in_place::gives_up(&read.restore);
                 let goes_on = !self.gone && recorded && now.pod == then.pod;
                 is_where_it_was && (gives_up || goes_on)

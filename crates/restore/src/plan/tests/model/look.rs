@@ -5,13 +5,13 @@ use api::storage::StorageBlock;
 use runtime::member::Origin;
 
 use super::*;
-use crate::made_of::{self, Asked};
-use crate::observed::{Former, Seed};
+use crate::observe::provenance::{self, Asked};
+use crate::snapshot::{Former, Seed};
 
 impl World {
-    pub(super) fn observe(&self, blind: Option<u8>) -> Observed {
+    pub(super) fn observe(&self, blind: Option<u8>) -> Snapshot {
         let hidden = |what: u8| blind.is_some_and(|mask| mask & (1 << what) != 0);
-        let mut observed = Observed {
+        let mut snapshot = Snapshot {
             cluster: Cluster::Absent,
             source: match self.store_up {
                 true if self.chosen(false).0 >= self.oldest => Source::Ready(Box::default()),
@@ -19,10 +19,10 @@ impl World {
                 false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
             },
             found: Some(self.backup(self.newest)),
-            ..Observed::not_asked()
+            ..Snapshot::not_asked()
         };
         if let Some(cluster) = &self.cluster {
-            observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+            snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 uid: "cluster-uid".into(),
                 paused: false,
                 claim: cluster.claim.then(|| UID.to_owned()),
@@ -31,13 +31,13 @@ impl World {
                 durable: self.durable,
                 problems: vec![],
             }));
-            observed.seed = self.seed(cluster, &hidden);
-            observed.former = if hidden(4) {
+            snapshot.seed = self.seed(cluster, &hidden);
+            snapshot.former = if hidden(4) {
                 Former::Unknown("timeout".into())
             } else {
                 Former::Known(former(&cluster.old))
             };
-            observed.serving = match &cluster.pod {
+            snapshot.serving = match &cluster.pod {
                 Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
                     cluster_id: ID.into(),
                     revision: revision(cluster.disk_of) + cluster.acknowledged,
@@ -46,9 +46,9 @@ impl World {
             };
         }
         if hidden(0) {
-            observed.cluster = Cluster::Unknown("timeout".into());
+            snapshot.cluster = Cluster::Unknown("timeout".into());
         }
-        observed
+        snapshot
     }
 
     fn seed(&self, cluster: &ModelCluster, hidden: &dyn Fn(u8) -> bool) -> Seed {
@@ -131,7 +131,7 @@ impl World {
                 bump_revision: u64::try_from(bump).unwrap(),
             });
         }
-        made_of::judge(chosen, &asked, &mut facts);
+        provenance::judge(chosen, &asked, &mut facts);
         if self.mistake == Some(Mistake::NeverCompares) {
             facts.another = None;
         }

@@ -40,16 +40,16 @@ impl World {
             .then(|| Trouble::new(Reason::StorageMissing, "the StorageClass nowhere"))
     }
 
-    pub(super) fn mistake_about_storage(&self, observed: &Observed, plan: &mut Plan) {
+    pub(super) fn mistake_about_storage(&self, snapshot: &Snapshot, plan: &mut Plan) {
         let missing = |it: &Trouble| it.reason == Reason::StorageMissing;
-        let seen = match &observed.seed.pod {
+        let seen = match &snapshot.seed.pod {
             Pod::Present(pod) => pod.trouble.clone().filter(missing),
             _ => None,
         };
         match (self.mistake, seen) {
-            (Some(Mistake::GivesUpLate), Some(why)) => plan.step = Step::Abandon(why),
+            (Some(Mistake::GivesUpLate), Some(why)) => plan.action = Action::Abandon(why),
             (Some(Mistake::WaitsForStorage), _) => {
-                if matches!(&plan.step, Step::Abandon(why) if missing(why)) {
+                if matches!(&plan.action, Action::Abandon(why) if missing(why)) {
                     *plan = Plan::wait_for("storage");
                 }
             }

@@ -64,21 +64,21 @@ fn there(claim: bool) -> ClusterFacts {
 }
 
 /// Claimed, beside the old cluster.
-fn beside(pod: Pod, serving: Serving) -> Observed {
-    let mut observed = claimed_with(pod, serving);
-    observed.cluster = Cluster::Present(Box::new(there(true)));
-    observed
+fn beside(pod: Pod, serving: Serving) -> Snapshot {
+    let mut snapshot = claimed_with(pod, serving);
+    snapshot.cluster = Cluster::Present(Box::new(there(true)));
+    snapshot
 }
 
 /// The turn was made.
-fn turned(former: &[FormerPod], pod: Pod) -> Observed {
-    let mut observed = beside(pod, serves(100));
-    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+fn turned(former: &[FormerPod], pod: Pod) -> Snapshot {
+    let mut snapshot = beside(pod, serves(100));
+    snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some(ID.into()),
         ..there(true)
     }));
-    observed.former = Former::Known(former.to_vec());
-    observed
+    snapshot.former = Former::Known(former.to_vec());
+    snapshot
 }
 
 fn old(name: &str, terminating: bool, ready: bool) -> FormerPod {
@@ -101,36 +101,39 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
 /// Invariant 10, and invariant 9: what can be known to fail fails before the claim.
 #[test]
 fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
-    let mut observed = present(there(false));
+    let mut snapshot = present(there(false));
     let fresh = overwriting(|_| {});
-    observed.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
-    let plan = check(&fresh, &observed, &Step::Nothing);
+    snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
+    let plan = check(&fresh, &snapshot, &Action::Nothing);
     assert_eq!(reason(&plan), Reason::BackupMissing);
-    observed.source = Source::Ready(Box::default());
-    let record = Step::RecordIntent {
+    snapshot.source = Source::Ready(Box::default());
+    let record = Action::RecordIntent {
         seed: naming::seed(&fresh),
         replaces: Some(before()),
     };
-    check(&fresh, &observed, &record);
+    check(&fresh, &snapshot, &record);
     let mut unrecorded = let_go(recorded());
     unrecorded.status.get_or_insert_default().backup = None;
-    check(&unrecorded, &observed, &Step::Nothing);
-    observed.found = Some(chosen(&unrecorded, 1));
-    let record = Step::RecordBackup(Box::new(chosen(&unrecorded, 1)));
-    check(&unrecorded, &observed, &record);
-    check(&let_go(recorded()), &observed, &Step::Guard(true));
-    check(&recorded(), &observed, &Step::Claim);
+    check(&unrecorded, &snapshot, &Action::Nothing);
+    snapshot.found = Some(chosen(&unrecorded, 1));
+    let record = Action::RecordBackup(Box::new(chosen(&unrecorded, 1)));
+    check(&unrecorded, &snapshot, &record);
+    check(&let_go(recorded()), &snapshot, &Action::Guard(true));
+    check(&recorded(), &snapshot, &Action::Claim);
 }
 
 #[test]
 fn a_cluster_made_anew_since_is_recorded_again() {
-    let mut observed = present(ClusterFacts {
+    let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..there(false)
     });
-    observed.source = Source::Ready(Box::default());
-    let plan = plan(&recorded(), &observed);
-    assert!(matches!(plan.step, Step::RecordIntent { .. }), "{plan:?}");
+    snapshot.source = Source::Ready(Box::default());
+    let plan = plan(&recorded(), &snapshot);
+    assert!(
+        matches!(plan.action, Action::RecordIntent { .. }),
+        "{plan:?}"
+    );
 }
 
 #[test]
@@ -144,24 +147,24 @@ fn a_paused_or_broken_cluster_is_not_claimed() {
         ..there(false)
     };
     for (facts, expected) in [(paused, Reason::Paused), (broken, Reason::InvalidSpec)] {
-        let mut observed = present(facts);
-        observed.source = Source::Ready(Box::default());
-        let plan = check(&recorded(), &observed, &Step::Nothing);
+        let mut snapshot = present(facts);
+        snapshot.source = Source::Ready(Box::default());
+        let plan = check(&recorded(), &snapshot, &Action::Nothing);
         assert_eq!(reason(&plan), expected);
     }
 }
 
 #[test]
 fn a_cluster_of_another_restore_is_never_taken_over() {
-    let mut observed = present(ClusterFacts {
+    let mut snapshot = present(ClusterFacts {
         claim: Some("another-restore".into()),
         ..there(false)
     });
-    observed.source = Source::Ready(Box::default());
+    snapshot.source = Source::Ready(Box::default());
     let told = |restore: EtcdRestore| {
         // It was about to claim it as well. Nothing of it is left to be carried through.
-        check(&held(restore.clone()), &observed, &Step::Guard(false));
-        let refused = check(&let_go(restore), &observed, &Step::Nothing);
+        check(&held(restore.clone()), &snapshot, &Action::Guard(false));
+        let refused = check(&let_go(restore), &snapshot, &Action::Nothing);
         let Outlook::Halted(trouble) = refused.outlook else {
             panic!("{refused:?}")
         };
@@ -180,13 +183,13 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
 
 #[test]
 fn what_is_refused_is_held_back_from_no_deletion() {
-    let mut observed = present(there(false));
-    observed.source = Source::Ready(Box::default());
+    let mut snapshot = present(there(false));
+    snapshot.source = Source::Ready(Box::default());
     // Taken back before the claim.
     let mut restore = recorded();
     restore.spec.overwrite = false;
-    check(&restore, &observed, &Step::Guard(false));
-    let refused = check(&let_go(restore.clone()), &observed, &Step::Nothing);
+    check(&restore, &snapshot, &Action::Guard(false));
+    let refused = check(&let_go(restore.clone()), &snapshot, &Action::Nothing);
     assert_eq!(reason(&refused), Reason::ClusterExists);
     // Also if the failure was recorded before the finalizer was taken away.
     let failed =
@@ -196,8 +199,8 @@ fn what_is_refused_is_held_back_from_no_deletion() {
     );
     let status = restore.status.get_or_insert_default();
     conditions::set(&mut status.conditions, &failed, Some(1), &now);
-    check(&restore, &Observed::not_asked(), &Step::Guard(false));
-    let settled = check(&let_go(restore), &Observed::not_asked(), &Step::Nothing);
+    check(&restore, &Snapshot::not_asked(), &Action::Guard(false));
+    let settled = check(&let_go(restore), &Snapshot::not_asked(), &Action::Nothing);
     assert_eq!(reason(&settled), Reason::ClusterExists);
 }
 
@@ -205,16 +208,16 @@ fn what_is_refused_is_held_back_from_no_deletion() {
 #[test]
 fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     let preparing = beside(Pod::Absent, Serving::NotAsked);
-    check(&recorded(), &preparing, &Step::CreatePod);
+    check(&recorded(), &preparing, &Action::CreatePod);
     // Whatever came in between: while it is claimed it does not go halfway.
-    check(&let_go(recorded()), &preparing, &Step::Guard(true));
+    check(&let_go(recorded()), &preparing, &Action::Guard(true));
     let unverified = Pod::Present(PodFacts::default());
     check(
         &recorded(),
         &beside(unverified, serves(100)),
-        &Step::Nothing,
+        &Action::Nothing,
     );
-    let record = Step::RecordRestored {
+    let record = Action::RecordRestored {
         cluster_id: ID.into(),
         revision: 100,
         sha256: None,
@@ -225,8 +228,8 @@ fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     };
     waking.verified = false;
     let waking = beside(Pod::Present(waking), serves(100));
-    check(&verified_seed(), &waking, &Step::Nothing);
-    let turn = Step::RecordFormed {
+    check(&verified_seed(), &waking, &Action::Nothing);
+    let turn = Action::RecordFormed {
         cluster_id: ID.into(),
     };
     check(
@@ -247,7 +250,7 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
     check(
         &recorded(),
         &beside(failed.clone(), Serving::NotAsked),
-        &Step::Abandon(Trouble {
+        &Action::Abandon(Trouble {
             message: "sha256 differs; the cluster that was there is left as it was".into(),
             ..trouble
         }),
@@ -255,13 +258,17 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
     check(
         &abandoned(),
         &beside(failed, Serving::NotAsked),
-        &Step::DiscardSeed,
+        &Action::DiscardSeed,
     );
     let mut gone = beside(Pod::InTheWay, Serving::NotAsked);
     gone.seed.service = Child::Absent;
-    check(&abandoned(), &gone, &Step::ReleaseClaim);
-    check(&abandoned(), &present(there(false)), &Step::Guard(false));
-    let end = check(&let_go(abandoned()), &present(there(false)), &Step::Nothing);
+    check(&abandoned(), &gone, &Action::ReleaseClaim);
+    check(&abandoned(), &present(there(false)), &Action::Guard(false));
+    let end = check(
+        &let_go(abandoned()),
+        &present(there(false)),
+        &Action::Nothing,
+    );
     assert_eq!(reason(&end), Reason::SnapshotUnreadable);
     assert!(matches!(end.outlook, Outlook::Halted(_)));
 }
@@ -270,7 +277,7 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
 #[test]
 fn a_seed_nobody_can_say_anything_about_is_not_left_behind() {
     let unknown = beside(Pod::Unknown("timeout".into()), Serving::NotAsked);
-    check(&abandoned(), &unknown, &Step::Nothing);
+    check(&abandoned(), &unknown, &Action::Nothing);
 }
 
 #[test]
@@ -280,7 +287,11 @@ fn trouble_that_passes_does_not_give_it_up() {
             trouble: Some(Trouble::new(reason, "for now")),
             ..PodFacts::default()
         });
-        check(&recorded(), &beside(pod, Serving::NotAsked), &Step::Nothing);
+        check(
+            &recorded(),
+            &beside(pod, Serving::NotAsked),
+            &Action::Nothing,
+        );
     }
 }
 
@@ -292,27 +303,31 @@ fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
     check(
         &restore,
         &turned(&running, restored_pod()),
-        &Step::StopFormer(running.to_vec()),
+        &Action::StopFormer(running.to_vec()),
     );
     let stopping = [old("a", true, true), old("b", true, false)];
-    check(&restore, &turned(&stopping, restored_pod()), &Step::Nothing);
+    check(
+        &restore,
+        &turned(&stopping, restored_pod()),
+        &Action::Nothing,
+    );
     let stopped = [old("a", true, false)];
-    check(&restore, &turned(&stopped, restored_pod()), &Step::Join);
+    check(&restore, &turned(&stopped, restored_pod()), &Action::Join);
     let joined = Pod::Present(PodFacts {
         restored: Some(100),
         joined: true,
         ..PodFacts::default()
     });
-    check(&restore, &turned(&[], joined), &Step::ReleaseClaim);
+    check(&restore, &turned(&[], joined), &Action::ReleaseClaim);
 }
 
 /// Invariant 1.
 #[test]
 fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
-    let mut observed = turned(&[], restored_pod());
+    let mut snapshot = turned(&[], restored_pod());
     for former in [Former::NotAsked, Former::Unknown("timeout".into())] {
-        observed.former = former;
-        check(&verified_seed(), &observed, &Step::Nothing);
+        snapshot.former = former;
+        check(&verified_seed(), &snapshot, &Action::Nothing);
     }
 }
 
@@ -321,21 +336,21 @@ fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
 fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
     let restore = verified_seed();
     let running = [old("a", false, true)];
-    check(&restore, &turned(&running, Pod::Absent), &Step::CreatePod);
+    check(&restore, &turned(&running, Pod::Absent), &Action::CreatePod);
     let again = Pod::Present(PodFacts::default());
-    check(&restore, &turned(&running, again), &Step::Nothing);
+    check(&restore, &turned(&running, again), &Action::Nothing);
     // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
     let on_its_volume = durable(&turned(&[], Pod::Absent), Child::Present);
-    check(&restore, &on_its_volume, &Step::CreatePod);
+    check(&restore, &on_its_volume, &Action::CreatePod);
 }
 
-fn durable(observed: &Observed, claim: Child) -> Observed {
-    let mut observed = observed.clone();
-    if let Cluster::Present(facts) = &mut observed.cluster {
+fn durable(snapshot: &Snapshot, claim: Child) -> Snapshot {
+    let mut snapshot = snapshot.clone();
+    if let Cluster::Present(facts) = &mut snapshot.cluster {
         facts.durable = true;
     }
-    observed.seed.claim = claim;
-    observed
+    snapshot.seed.claim = claim;
+    snapshot
 }
 
 /// The cluster operator gets a cluster without data, which it says; the restore says it too, and fails.
@@ -349,14 +364,14 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
     };
     for pod in [Pod::Absent, Pod::InTheWay, ended(false), ended(true)] {
         let bare = turned(&[old("a", true, false)], pod.clone());
-        for observed in [
+        for snapshot in [
             bare.clone(),
             durable(&bare, Child::Absent),
             durable(&bare, Child::InTheWay),
         ] {
-            let step = plan(&verified_seed(), &observed).step;
-            let Step::Abandon(trouble) = step else {
-                panic!("{step:?}");
+            let action = plan(&verified_seed(), &snapshot).action;
+            let Action::Abandon(trouble) = action else {
+                panic!("{action:?}");
             };
             assert!(trouble.message.contains("spec.overwrite: true"));
             // When that is recorded, it is handed over.
@@ -365,19 +380,19 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
                 reason: "SeedFailed".into(),
                 message: trouble.message,
             });
-            let step = match &pod {
-                Pod::Present(pod) if !pod.joined => Step::Join,
-                _ => Step::ReleaseClaim,
+            let action = match &pod {
+                Pod::Present(pod) if !pod.joined => Action::Join,
+                _ => Action::ReleaseClaim,
             };
-            check(&failed, &observed, &step);
-            check(&failed, &present(there(false)), &Step::Guard(false));
+            check(&failed, &snapshot, &action);
+            check(&failed, &present(there(false)), &Action::Guard(false));
             let told = plan(&let_go(failed), &present(there(false)));
             assert!(matches!(told.outlook, Outlook::Halted(_)));
             // A person who deletes it has decided.
-            check(&deleted(verified_seed()), &observed, &step);
+            check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
-        check(&verified_seed(), &unknown, &Step::Nothing);
+        check(&verified_seed(), &unknown, &Action::Nothing);
     }
 }
 
@@ -389,10 +404,10 @@ fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
             restored,
             ..PodFacts::default()
         });
-        let observed = turned(&[], pod);
-        check(&verified_seed(), &observed, &Step::Nothing);
-        check(&deleted(verified_seed()), &observed, &Step::Join);
-        let told = plan(&verified_seed(), &observed);
+        let snapshot = turned(&[], pod);
+        check(&verified_seed(), &snapshot, &Action::Nothing);
+        check(&deleted(verified_seed()), &snapshot, &Action::Join);
+        let told = plan(&verified_seed(), &snapshot);
         assert_eq!(
             matches!(told.outlook, Outlook::Stuck(_)),
             restored.is_some()
@@ -419,9 +434,9 @@ fn the_old_members_stop_only_for_the_seed_that_was_verified() {
         (restored_pod(), Serving::NotAsked),
         (restored_pod(), Serving::Unknown("timeout".into())),
     ] {
-        let mut observed = turned(&[old("a", false, true)], pod);
-        observed.serving = serving;
-        check(&verified_seed(), &observed, &Step::Nothing);
+        let mut snapshot = turned(&[old("a", false, true)], pod);
+        snapshot.serving = serving;
+        check(&verified_seed(), &snapshot, &Action::Nothing);
     }
 }
 
@@ -434,19 +449,19 @@ fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
             let pod = Pod::Present(pod);
             let mut preparing = beside(pod.clone(), serves(100));
             let mut turned = turned(&running, pod);
-            for observed in [&mut preparing, &mut turned] {
-                observed.seed.claim = Child::Present;
-                if let Cluster::Present(facts) = &mut observed.cluster {
+            for snapshot in [&mut preparing, &mut turned] {
+                snapshot.seed.claim = Child::Present;
+                if let Cluster::Present(facts) = &mut snapshot.cluster {
                     facts.durable = durable;
                 }
-                check(&verified_seed(), observed, &clear());
+                check(&verified_seed(), snapshot, &clear());
             }
             check(&recorded(), &preparing, &clear());
             check(&deleted(verified_seed()), &turned, &clear());
-            check(&abandoned(), &preparing, &Step::DiscardSeed);
+            check(&abandoned(), &preparing, &Action::DiscardSeed);
         }
         let refused = turned(&running, Pod::Present(ended(Life::EndedAtOnce)));
-        check(&verified_seed(), &refused, &Step::Nothing);
+        check(&verified_seed(), &refused, &Action::Nothing);
     }
 }
 
@@ -458,57 +473,57 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
         joined: true,
         ..ended(Life::Ended)
     };
-    let mut observed = turned(&late, Pod::Present(joined.clone()));
-    check(&verified_seed(), &observed, &Step::Nothing);
-    observed.seed.claim = Child::Present;
-    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+    let mut snapshot = turned(&late, Pod::Present(joined.clone()));
+    check(&verified_seed(), &snapshot, &Action::Nothing);
+    snapshot.seed.claim = Child::Present;
+    snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some(ID.into()),
         durable: true,
         ..there(true)
     }));
-    check(&verified_seed(), &observed, &clear());
+    check(&verified_seed(), &snapshot, &clear());
     // No old member runs any more: it is a member, and the cluster operator's.
     for durable in [false, true] {
-        let mut observed = turned(&[], Pod::Present(joined.clone()));
-        if let Cluster::Present(facts) = &mut observed.cluster {
+        let mut snapshot = turned(&[], Pod::Present(joined.clone()));
+        if let Cluster::Present(facts) = &mut snapshot.cluster {
             facts.durable = durable;
         }
-        observed.seed.claim = Child::Present;
+        snapshot.seed.claim = Child::Present;
         if durable {
-            check(&verified_seed(), &observed, &Step::ReleaseClaim);
-            observed.seed.pod = Pod::Present(ended(Life::Ended));
-            check(&verified_seed(), &observed, &clear());
+            check(&verified_seed(), &snapshot, &Action::ReleaseClaim);
+            snapshot.seed.pod = Pod::Present(ended(Life::Ended));
+            check(&verified_seed(), &snapshot, &clear());
         }
-        let failed = |plan: Plan| matches!(plan.step, Step::Abandon(_));
-        assert_eq!(failed(plan(&verified_seed(), &observed)), !durable);
+        let failed = |plan: Plan| matches!(plan.action, Action::Abandon(_));
+        assert_eq!(failed(plan(&verified_seed(), &snapshot)), !durable);
     }
 }
 
 #[test]
 fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
     let preparing = beside(restored_pod(), serves(100));
-    check(&deleted(recorded()), &preparing, &Step::DiscardSeed);
-    check(&deleted(verified_seed()), &preparing, &Step::DiscardSeed);
+    check(&deleted(recorded()), &preparing, &Action::DiscardSeed);
+    check(&deleted(verified_seed()), &preparing, &Action::DiscardSeed);
     let running = [old("a", false, true)];
     check(
         &deleted(verified_seed()),
         &turned(&running, restored_pod()),
-        &Step::StopFormer(running.to_vec()),
+        &Action::StopFormer(running.to_vec()),
     );
     check(
         &deleted(recorded()),
         &present(there(false)),
-        &Step::Guard(false),
+        &Action::Guard(false),
     );
 }
 
 #[test]
 fn a_cluster_that_is_another_than_at_the_beginning_is_given_back() {
-    let mut observed = beside(restored_pod(), serves(100));
-    observed.cluster = Cluster::Present(Box::new(ClusterFacts {
+    let mut snapshot = beside(restored_pod(), serves(100));
+    snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some("ff".into()),
         ..there(true)
     }));
-    let plan = plan(&recorded(), &observed);
-    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+    let plan = plan(&recorded(), &snapshot);
+    assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
 }

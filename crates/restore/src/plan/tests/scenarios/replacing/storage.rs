@@ -23,12 +23,12 @@ fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_som
     let plan = check(
         &intended(),
         &claimed_with(waits(), Serving::NotAsked),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert_eq!(plan.outlook, Outlook::Stuck(none()));
     assert_eq!(plan.requeue, Some(LATER));
     let bound = claimed_with(Pod::Present(PodFacts::default()), Serving::NotAsked);
-    let plan = check(&intended(), &bound, &Step::Nothing);
+    let plan = check(&intended(), &bound, &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InProgress);
 }
 
@@ -36,7 +36,7 @@ fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_som
 #[test]
 fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_after_it() {
     let given_up = plan(&recorded(), &beside(waits(), Serving::NotAsked));
-    let Step::Abandon(trouble) = &given_up.step else {
+    let Action::Abandon(trouble) = &given_up.action else {
         panic!("{given_up:?}")
     };
     assert_eq!(trouble.reason, Reason::StorageMissing);
@@ -45,9 +45,9 @@ fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_afte
     }
     // The seed's volume was deleted since.
     for former in [&[old("a", false, true)][..], &[]] {
-        let mut observed = turned(former, waits());
-        observed.seed.claim = Child::Present;
-        let plan = check(&verified_seed(), &observed, &Step::Nothing);
+        let mut snapshot = turned(former, waits());
+        snapshot.seed.claim = Child::Present;
+        let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
         let Outlook::Stuck(trouble) = &plan.outlook else {
             panic!("{plan:?}")
         };
@@ -66,10 +66,10 @@ fn told(mut restore: EtcdRestore, kind: &ConditionType, why: &Reason) -> EtcdRes
 
 #[test]
 fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_given_up() {
-    let observed = beside(Pod::Absent, Serving::NotAsked);
-    let after = |restore: &EtcdRestore, observed: &Observed, seconds: i64| {
+    let snapshot = beside(Pod::Absent, Serving::NotAsked);
+    let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
-        refused(restore, observed, none(), now)
+        refused(restore, snapshot, none(), now)
     };
     let (failed, complete) = (ConditionType::Failed, ConditionType::Complete);
     let missing = Reason::StorageMissing;
@@ -80,20 +80,20 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
         told(recorded(), &complete, &missing),
     ];
     for (restore, seconds) in others.iter().map(|it| (it, 86_400)).chain([(&since, 29)]) {
-        let plan = after(restore, &observed, seconds);
-        assert_eq!(plan.step, Step::Nothing, "{plan:?}");
+        let plan = after(restore, &snapshot, seconds);
+        assert_eq!(plan.action, Action::Nothing, "{plan:?}");
         assert!(matches!(&plan.outlook, Outlook::Stuck(it) if it.message.contains("given up")));
     }
-    let plan = after(&since, &observed, 30);
-    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+    let plan = after(&since, &snapshot, 30);
+    assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
     // A new cluster goes on whenever there is room, and after the turn nothing is given up (invariant 9).
     let new = told(intended(), &failed, &missing);
     let made = claimed_with(Pod::Absent, Serving::NotAsked);
     let turned_since = told(verified_seed(), &failed, &missing);
     let turned = turned(&[old("a", false, true)], Pod::Absent);
-    for (restore, observed) in [(&new, &made), (&turned_since, &turned)] {
-        let plan = after(restore, observed, 86_400);
-        assert_eq!(plan.step, Step::Nothing);
+    for (restore, snapshot) in [(&new, &made), (&turned_since, &turned)] {
+        let plan = after(restore, snapshot, 86_400);
+        assert_eq!(plan.action, Action::Nothing);
         assert_eq!(plan.outlook, Outlook::Stuck(none()));
     }
 }
@@ -101,17 +101,17 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
 /// One attempt may have failed and the next be under way, or a controller of Kubernetes be on its way to another node.
 #[test]
 fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_given_up() {
-    let observed = beside(waits(), Serving::NotAsked);
-    let after = |restore: &EtcdRestore, observed: &Observed, seconds: i64| {
+    let snapshot = beside(waits(), Serving::NotAsked);
+    let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
-        plan_at(restore, observed, now)
+        plan_at(restore, snapshot, now)
     };
     let failed = ConditionType::Failed;
     let since = told(recorded(), &failed, &Reason::StorageMissing);
     let other = told(recorded(), &failed, &Reason::BackupMissing);
     for (restore, seconds) in [(&recorded(), 86_400), (&other, 86_400), (&since, 179)] {
-        let plan = after(restore, &observed, seconds);
-        assert_eq!(plan.step, Step::Nothing, "{plan:?}");
+        let plan = after(restore, &snapshot, seconds);
+        assert_eq!(plan.action, Action::Nothing, "{plan:?}");
         assert_eq!(plan.requeue, Some(LATER));
         let Outlook::Stuck(trouble) = &plan.outlook else {
             panic!("{plan:?}")
@@ -121,8 +121,8 @@ fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_giv
             assert!(trouble.message.contains(said), "{}", trouble.message);
         }
     }
-    let plan = after(&since, &observed, 180);
-    let Step::Abandon(trouble) = &plan.step else {
+    let plan = after(&since, &snapshot, 180);
+    let Action::Abandon(trouble) = &plan.action else {
         panic!("{plan:?}")
     };
     assert!(!trouble.message.contains("if that stays so"), "{trouble:?}");
@@ -132,7 +132,7 @@ fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_giv
         ..PodFacts::default()
     });
     let plan = after(&recorded(), &beside(missing, Serving::NotAsked), 0);
-    assert!(matches!(plan.step, Step::Abandon(_)), "{plan:?}");
+    assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
     let bound = beside(Pod::Present(PodFacts::default()), Serving::NotAsked);
     let plan = after(&since, &bound, 86_400);
     assert!(matches!(plan.outlook, Outlook::Working(_)), "{plan:?}");

@@ -2,7 +2,7 @@
 //! EtcdCluster that is another one by now.
 
 use super::*;
-use crate::observed::Another;
+use crate::snapshot::Another;
 
 fn alive(edit: impl FnOnce(&mut PodFacts)) -> Pod {
     let mut pod = PodFacts {
@@ -28,28 +28,28 @@ fn young(pod: &Pod) -> Pod {
     Pod::Present(pod)
 }
 
-fn clears(restore: &EtcdRestore, observed: &Observed) {
-    let plan = plan(restore, observed);
-    assert!(matches!(plan.step, Step::ClearPod(_)), "{plan:?}");
+fn clears(restore: &EtcdRestore, snapshot: &Snapshot) {
+    let plan = plan(restore, snapshot);
+    assert!(matches!(plan.action, Action::ClearPod(_)), "{plan:?}");
 }
 
 /// On a volume with nothing on it, made anew while the old members still ran, no member would ever start.
 #[test]
 fn a_volume_is_not_taken_for_what_should_be_on_it() {
     let restore = verified_seed();
-    let mut observed = durable(&turned(&[], Pod::Absent), Child::Present);
-    check(&restore, &observed, &Step::CreatePod);
-    observed.seed.service = Child::Absent;
-    check(&restore, &observed, &Step::CreateService);
-    observed.seed.pod = Pod::InTheWay;
-    check(&restore, &observed, &Step::Nothing);
-    observed.seed.pod = Pod::Present(ended(Life::Ended));
-    check(&restore, &observed, &clear());
-    observed.seed.pod = Pod::Present(ended(Life::EndedAtOnce));
-    check(&restore, &observed, &Step::Nothing);
+    let mut snapshot = durable(&turned(&[], Pod::Absent), Child::Present);
+    check(&restore, &snapshot, &Action::CreatePod);
+    snapshot.seed.service = Child::Absent;
+    check(&restore, &snapshot, &Action::CreateService);
+    snapshot.seed.pod = Pod::InTheWay;
+    check(&restore, &snapshot, &Action::Nothing);
+    snapshot.seed.pod = Pod::Present(ended(Life::Ended));
+    check(&restore, &snapshot, &clear());
+    snapshot.seed.pod = Pod::Present(ended(Life::EndedAtOnce));
+    check(&restore, &snapshot, &Action::Nothing);
     // A person who deletes it takes what there is.
-    observed.seed.pod = Pod::Absent;
-    check(&deleted(restore), &observed, &Step::ReleaseClaim);
+    snapshot.seed.pod = Pod::Absent;
+    check(&deleted(restore), &snapshot, &Action::ReleaseClaim);
 }
 
 /// Invariant 9: what it has fetched tells neither that its data directory is there nor which cluster it is.
@@ -65,9 +65,9 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
         (other(OLD, 100), true),
         (other(ID, 99), true),
     ] {
-        let mut observed = turned(&[], restored_pod());
-        observed.serving = serving;
-        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        let mut snapshot = turned(&[], restored_pod());
+        snapshot.serving = serving;
+        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
         assert_eq!(
             matches!(told.outlook, Outlook::Stuck(_)),
             failed,
@@ -80,21 +80,25 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
             };
             assert_eq!(told.requeue, Some(SOON), "it has lasted");
             assert!(text(&told).contains("delete this EtcdRestore"), "{told:?}");
-            observed.seed.pod = young(&observed.seed.pod);
-            let told = check(&verified_seed(), &observed, &Step::Nothing);
+            snapshot.seed.pod = young(&snapshot.seed.pod);
+            let told = check(&verified_seed(), &snapshot, &Action::Nothing);
             assert_eq!(told.requeue, Some(PROMPTLY), "nobody is served");
             assert!(!text(&told).contains("delete"), "{told:?}");
         }
-        check(&deleted(verified_seed()), &observed, &Step::Join);
+        check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
     // Trouble of a container beside it is none of etcd's.
     let beside = alive(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
-    check(&verified_seed(), &turned(&[], beside.clone()), &Step::Join);
+    check(
+        &verified_seed(),
+        &turned(&[], beside.clone()),
+        &Action::Join,
+    );
     let mut waits = turned(&[], beside);
     waits.serving = Serving::NotAsked;
-    let told = check(&verified_seed(), &waits, &Step::Nothing);
+    let told = check(&verified_seed(), &waits, &Action::Nothing);
     assert_eq!(reason(&told), Reason::PodNotStarting);
     assert!(
         matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("delete this EtcdRestore")),
@@ -110,8 +114,8 @@ fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped()
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is gone"));
     });
     let told = |former: &[FormerPod]| {
-        let observed = durable(&turned(former, gone.clone()), Child::Present);
-        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        let snapshot = durable(&turned(former, gone.clone()), Child::Present);
+        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
         assert_eq!(reason(&told), Reason::BackupMissing);
         let Outlook::Stuck(trouble) = told.outlook else {
             panic!("{told:?}")
@@ -128,26 +132,26 @@ fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped()
 fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
     let bare = turned(&[], silent());
     for claim in [Child::InTheWay, Child::Absent] {
-        let observed = durable(&bare, claim);
-        let told = check(&verified_seed(), &observed, &Step::Nothing);
+        let snapshot = durable(&bare, claim);
+        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
         assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
         let vouched = alive(|pod| {
             (pod.restored, pod.verified) = (None, false);
             (pod.silent, pod.vouched) = (true, true);
         });
         let mut vouched = turned(&[], vouched);
-        vouched = durable(&vouched, observed.seed.claim.clone());
-        check(&verified_seed(), &vouched, &Step::Join);
+        vouched = durable(&vouched, snapshot.seed.claim.clone());
+        check(&verified_seed(), &vouched, &Action::Join);
         let fetches = alive(|pod| {
             (pod.restored, pod.verified) = (None, false);
             pod.another = Some(Another::Fetches("s3://b/2".into()));
         });
-        let fetches = durable(&turned(&[], fetches), observed.seed.claim);
-        check(&verified_seed(), &fetches, &Step::Nothing);
+        let fetches = durable(&turned(&[], fetches), snapshot.seed.claim);
+        check(&verified_seed(), &fetches, &Action::Nothing);
     }
     // Invariant 1.
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
-    let told = check(&verified_seed(), &unknown, &Step::Nothing);
+    let told = check(&verified_seed(), &unknown, &Action::Nothing);
     assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
 }
 
@@ -156,10 +160,10 @@ fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
 fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have_written_to_it() {
     let running = [old("a", false, true)];
     for restore in [recorded(), verified_seed()] {
-        let observed = beside(silent(), serves(100));
-        clears(&restore, &observed);
+        let snapshot = beside(silent(), serves(100));
+        clears(&restore, &snapshot);
         let early = beside(young(&silent()), serves(100));
-        let told = check(&restore, &early, &Step::Nothing);
+        let told = check(&restore, &early, &Action::Nothing);
         assert_eq!(reason(&told), Reason::SeedFailed);
     }
     clears(&verified_seed(), &turned(&running, silent()));
@@ -167,7 +171,7 @@ fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have
     let told = check(
         &verified_seed(),
         &turned(&running, young(&silent())),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
 }
@@ -177,20 +181,20 @@ fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have
 fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_members_have_stopped() {
     let bare = turned(&[], silent());
     clears(&verified_seed(), &durable(&bare, Child::Present));
-    let told = check(&verified_seed(), &bare, &Step::Nothing);
+    let told = check(&verified_seed(), &bare, &Action::Nothing);
     assert!(
         matches!(told.outlook, Outlook::Stuck(ref it) if it.message.contains("delete this EtcdRestore")),
         "{told:?}"
     );
-    check(&deleted(verified_seed()), &bare, &Step::Join);
+    check(&deleted(verified_seed()), &bare, &Action::Join);
     let Pod::Present(mut vouched) = silent() else {
         panic!("it is there")
     };
     vouched.vouched = true;
-    let mut observed = turned(&[], Pod::Present(vouched));
-    check(&verified_seed(), &observed, &Step::Join);
-    observed.serving = Serving::Unknown("timeout".into());
-    check(&verified_seed(), &observed, &Step::Nothing);
+    let mut snapshot = turned(&[], Pod::Present(vouched));
+    check(&verified_seed(), &snapshot, &Action::Join);
+    snapshot.serving = Serving::Unknown("timeout".into());
+    check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
 /// It held what was verified when it joined. A member of the old cluster that comes late stops, whatever is told by now.
@@ -201,11 +205,11 @@ fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_
     };
     joined.joined = true;
     let late = [old("late", false, true)];
-    let observed = turned(&late, Pod::Present(joined));
+    let snapshot = turned(&late, Pod::Present(joined));
     check(
         &verified_seed(),
-        &observed,
-        &Step::StopFormer(late.to_vec()),
+        &snapshot,
+        &Action::StopFormer(late.to_vec()),
     );
 }
 
@@ -223,7 +227,7 @@ fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() 
             edit(pod);
         })
     };
-    let stops = Step::StopFormer(late.to_vec());
+    let stops = Action::StopFormer(late.to_vec());
     for (pod, serving) in [
         (
             joined(|pod| {
@@ -239,19 +243,19 @@ fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() 
         (joined(|_| {}), serves(99)),
         (joined(|_| {}), other(OLD, 100)),
     ] {
-        let mut observed = turned(&late, pod);
-        observed.serving = serving;
-        check(&verified_seed(), &observed, &stops);
+        let mut snapshot = turned(&late, pod);
+        snapshot.serving = serving;
+        check(&verified_seed(), &snapshot, &stops);
         for silent in [Serving::NotAsked, Serving::Unknown("timeout".into())] {
-            observed.serving = silent;
-            check(&verified_seed(), &observed, &Step::Nothing);
+            snapshot.serving = silent;
+            check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
     // Beside one that has not joined the old members keep what they have.
     let beside = alive(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
-    check(&verified_seed(), &turned(&late, beside), &Step::Nothing);
+    check(&verified_seed(), &turned(&late, beside), &Action::Nothing);
 }
 
 /// Another operator may make it late, of what it had read before another backup was recorded.
@@ -268,27 +272,27 @@ fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
     let holds = alive(|pod| pod.another = Some(Another::Holds("s3://b/2".into())));
     for restore in [recorded(), verified_seed()] {
         clears(&restore, &beside(fetches.clone(), Serving::NotAsked));
-        let observed = beside(holds.clone(), serves(100));
-        let told = check(&restore, &observed, &Step::DiscardSeed);
+        let snapshot = beside(holds.clone(), serves(100));
+        let told = check(&restore, &snapshot, &Action::DiscardSeed);
         assert!(
             matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("s3://b/2")),
             "{told:?}"
         );
         let early = beside(young(&holds), serves(100));
-        check(&restore, &early, &Step::Nothing);
+        check(&restore, &early, &Action::Nothing);
     }
     let made = claimed_with(holds.clone(), serves(100));
-    check(&held(seed_verified()), &made, &Step::DiscardSeed);
+    check(&held(seed_verified()), &made, &Action::DiscardSeed);
     // After the turn what is on a volume stays: only its pod is made again, or a person is asked.
     let running = [old("a", false, true)];
     clears(&verified_seed(), &turned(&running, fetches.clone()));
     let told = check(
         &verified_seed(),
         &turned(&running, holds.clone()),
-        &Step::Nothing,
+        &Action::Nothing,
     );
     assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
-    let told = check(&verified_seed(), &turned(&[], holds), &Step::Nothing);
+    let told = check(&verified_seed(), &turned(&[], holds), &Action::Nothing);
     assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
     clears(
         &verified_seed(),
@@ -301,9 +305,9 @@ fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
 #[test]
 fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
-        let mut observed = present(facts);
-        observed.source = Source::Ready(Box::default());
-        observed
+        let mut snapshot = present(facts);
+        snapshot.source = Source::Ready(Box::default());
+        snapshot
     };
     let recovered = ClusterFacts {
         cluster_id: Some("ef".into()),
@@ -321,7 +325,7 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
     };
     for facts in [recovered, anew] {
         for restore in [verified_seed(), of_none(&verified_seed())] {
-            let told = check(&let_go(restore), &source(facts.clone()), &Step::Nothing);
+            let told = check(&let_go(restore), &source(facts.clone()), &Action::Nothing);
             assert_eq!(reason(&told), Reason::ClusterExists);
             // It has changed something, and says `overwrite: true` itself.
             let Outlook::Halted(trouble) = told.outlook else {
@@ -332,7 +336,7 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
         }
     }
     // Somebody has taken the claim away by hand, and nothing else has happened.
-    check(&verified_seed(), &source(there(false)), &Step::Claim);
+    check(&verified_seed(), &source(there(false)), &Action::Claim);
 }
 
 /// By then nothing of the spec is asked any more, and after the turn nobody would be served.
@@ -340,9 +344,9 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
 fn a_spec_that_is_changed_into_something_invalid_midway_stops_nothing() {
     let mut restore = verified_seed();
     restore.spec.backup_storage_type = Some("Tape".into());
-    check(&restore, &turned(&[], restored_pod()), &Step::Join);
+    check(&restore, &turned(&[], restored_pod()), &Action::Join);
     let mut fresh = super::super::restore(|_| {});
     fresh.spec.backup_storage_type = Some("Tape".into());
-    let told = check(&fresh, &present(there(false)), &Step::Nothing);
+    let told = check(&fresh, &present(there(false)), &Action::Nothing);
     assert_eq!(reason(&told), Reason::InvalidSpec);
 }

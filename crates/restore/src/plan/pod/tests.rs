@@ -1,11 +1,10 @@
-//! The built pod, and pods as kubelets report them.
+//! The built pod.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
 )]
 
 use api::EtcdCluster;
-use runtime::member::Origin;
 use serde_json::{Value, json};
 
 use super::*;
@@ -58,16 +57,6 @@ fn invariant_17_a_seed_beside_a_living_cluster_is_found_by_no_service() {
     assert_eq!(pod["metadata"]["labels"]["etcd_cluster"], "main");
     let apart = &pod["spec"]["affinity"]["podAntiAffinity"][required];
     assert_eq!(apart.as_array().unwrap().len(), 1);
-}
-
-#[test]
-fn a_seed_with_the_clusters_labels_has_joined() {
-    let joined = |labels: Value| {
-        let pod = json!({ "metadata": { "labels": labels } });
-        facts(&serde_json::from_value(pod).unwrap()).joined
-    };
-    assert!(joined(json!({ "app": "etcd", "etcd_cluster": "main" })));
-    assert!(!joined(json!({ "etcd_node": "main-aaaaaaaaaa" })));
 }
 
 fn with_secret() -> StorageBlock {
@@ -290,104 +279,4 @@ fn the_arguments_are_those_the_program_takes() {
             .zip(&start.etcd)
             .all(|(one, other)| one == other.to_str().unwrap())
     );
-}
-
-fn reported(init: Value) -> PodFacts {
-    facts(&serde_json::from_value(json!({ "status": { "initContainerStatuses": init } })).unwrap())
-}
-
-fn container(name: &str, state: Value, last: Value) -> Value {
-    json!({ "name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 1,
-            "state": state, "lastState": last })
-}
-
-fn ended(code: i32, message: &str) -> Value {
-    json!({ "terminated": { "exitCode": code, "message": message, "reason": "Error" } })
-}
-
-const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
-
-/// Invariant 9: the data directory is known to be there when etcd is ready on it.
-#[test]
-fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
-    let seen = |ready: bool| {
-        let mut etcd = container("etcd", json!({ "running": {} }), json!({}));
-        etcd["ready"] = json!(ready);
-        let status = json!({
-            "initContainerStatuses": [container("fetch", ended(0, DONE), json!({}))],
-            "containerStatuses": [etcd],
-        });
-        let spec =
-            json!({ "containers": [{ "name": "etcd" }], "initContainers": [{ "name": "fetch" }] });
-        facts(&serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap())
-    };
-    let expected = |verified| PodFacts {
-        restored: Some(7),
-        sha256: Some("ab".into()),
-        verified,
-        moved: Some(Moved {
-            bytes: 1,
-            total: Some(1),
-        }),
-        ..PodFacts::default()
-    };
-    assert_eq!(seen(false), expected(false));
-    assert_eq!(seen(true), expected(true));
-}
-
-#[test]
-fn of_which_backup_it_is_is_read_where_the_seed_says_so() {
-    let told = |of: &str| {
-        let message = DONE.replace('}', of);
-        reported(json!([container("fetch", ended(0, &message), json!({}))])).of
-    };
-    assert_eq!(told("}"), None);
-    let all = Origin {
-        place: "cd".into(),
-        bump_revision: 7,
-    };
-    let said = r#","of":{"place":"cd","bumpRevision":7}}"#;
-    assert_eq!(told(said), Some(all));
-}
-
-#[test]
-fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
-    let failed = r#"{"result":"failed","reason":"SnapshotUnreadable","message":"sha256 differs"}"#;
-    let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
-    let expected = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
-    for (state, last) in [(ended(1, failed), json!({})), (waiting, ended(1, failed))] {
-        assert_eq!(
-            reported(json!([container("fetch", state, last)])).trouble,
-            Some(expected.clone())
-        );
-    }
-    let again = container("fetch", json!({ "running": {} }), ended(1, failed));
-    assert_eq!(reported(json!([again])).trouble, None);
-}
-
-#[test]
-fn what_the_kubelet_cannot_start_is_said() {
-    let pull = json!({ "waiting": { "reason": "ImagePullBackOff", "message": "not found" } });
-    let trouble = reported(json!([container("fetch", pull, json!({}))]))
-        .trouble
-        .unwrap();
-    assert_eq!(trouble.reason, Reason::ImageNotFound);
-    let killed = reported(json!([container("fetch", ended(137, ""), json!({}))]))
-        .trouble
-        .unwrap();
-    assert_eq!(killed.reason, Reason::PodNotStarting);
-    let evicted = json!({ "status": { "phase": "Failed", "reason": "Evicted", "message": "DiskPressure",
-        "initContainerStatuses": [container("fetch", ended(143, ""), json!({}))] } });
-    let trouble = facts(&serde_json::from_value(evicted).unwrap())
-        .trouble
-        .unwrap();
-    assert_eq!(trouble.reason, Reason::PodNotStarting);
-    let said = "ended for good (Evicted: DiskPressure)";
-    assert!(trouble.message.contains(said), "{}", trouble.message);
-    let pod = json!({ "status": { "conditions": [
-        { "type": "PodScheduled", "status": "False", "message": "no node" }] } });
-    let trouble = facts(&serde_json::from_value(pod).unwrap())
-        .trouble
-        .unwrap();
-    assert_eq!(trouble.reason, Reason::PodNotStarting);
 }

@@ -1,11 +1,9 @@
-//! What a step sends.
+//! The objects and the requests of an action.
 
 use api::cluster::TlsPolicy;
 
 use super::*;
-use crate::started;
-
-mod races;
+use crate::plan::effective;
 
 fn restore(scope: Option<&str>) -> EtcdRestore {
     let spec = r#"{"backup":{"name":"b"},"etcdCluster":{"name":"main","template":{
@@ -13,6 +11,7 @@ fn restore(scope: Option<&str>) -> EtcdRestore {
         "spec":{"size":3}}}}"#;
     let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
     restore.metadata.uid = Some("restore-uid".into());
+    restore.metadata.namespace = Some("prod".into());
     if let Some(scope) = scope {
         restore
             .annotations_mut()
@@ -23,7 +22,7 @@ fn restore(scope: Option<&str>) -> EtcdRestore {
 
 #[test]
 fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
-    let cluster = cluster_with_claim(&restore(None), "prod", api::EtcdClusterSpec::default());
+    let cluster = cluster_with_claim(&restore(None), EtcdClusterSpec::default());
     assert_eq!(
         cluster.annotations()["etcd.database.coreos.com/restore"],
         "restore-uid"
@@ -42,7 +41,7 @@ fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_
         tls(r#"{"generated":{}}"#),
     );
     for with in [None, accepts, insists.clone()] {
-        let mut cluster = EtcdCluster::new("main", api::EtcdClusterSpec::default());
+        let mut cluster = EtcdCluster::new("main", EtcdClusterSpec::default());
         cluster.spec.tls.clone_from(&with);
         let turned = formed(&restore(None), &cluster, "ab", Timestamp::UNIX_EPOCH);
         let token = naming::seed(&restore(None)).token;
@@ -51,7 +50,7 @@ fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_
         for wanted in [None, insists.clone()] {
             cluster.spec.tls = wanted;
             for claimed in [true, false] {
-                assert_eq!(started::policy(&cluster, None, claimed), with);
+                assert_eq!(effective::policy(&cluster, None, claimed), with);
             }
         }
     }
@@ -60,7 +59,7 @@ fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_
 #[test]
 fn the_cluster_is_handed_to_the_operator_of_the_restores_scope() {
     let scope = |scope| {
-        let cluster = cluster_with_claim(&restore(scope), "prod", api::EtcdClusterSpec::default());
+        let cluster = cluster_with_claim(&restore(scope), EtcdClusterSpec::default());
         cluster.annotations().get(ANNOTATION_SCOPE).cloned()
     };
     assert_eq!(scope(Some("clusterwide")).as_deref(), Some("clusterwide"));

@@ -8,29 +8,27 @@ use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
 use runtime::member::{FETCH, Origin};
 
-use crate::choice::{self, SOURCE};
-use crate::observed::{Another, PodFacts};
+use crate::plan::choice::{self, SHA256, SOURCE};
+use crate::snapshot::{Another, PodFacts};
 
-/// What the argument begins with that says which SHA-256 the snapshot must have.
-pub const SHA256: &str = "--sha256=";
 /// What the argument begins with that says by how much the revision is raised.
 const BUMP: &str = "--bump-revision=";
 
 /// What a seed's pod is told to fetch.
-pub struct Asked<'a> {
+pub(crate) struct Asked<'a> {
     /// The place.
-    pub source: StorageBlock,
+    pub(crate) source: StorageBlock,
     /// The same, as it is written there.
     pub(crate) text: &'a str,
     /// The SHA-256 the snapshot must have.
     pub(crate) sha256: Option<&'a str>,
     /// By how much the revision is raised; 0 where it is not.
-    pub bump_revision: i64,
+    pub(crate) bump_revision: i64,
 }
 
 impl<'a> Asked<'a> {
     /// Reads the arguments of the container that fetches; `None` if they cannot be read.
-    pub fn of(pod: &'a Pod) -> Option<Self> {
+    pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
         let raised = argument(pod, FETCH, BUMP);
         Some(Self {
@@ -65,7 +63,7 @@ fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
 }
 
 /// Compares a seed's pod with the record, where both say something.
-pub fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
+pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) {
         judge(chosen, &asked, facts);
     }

@@ -1,14 +1,22 @@
-//! Steps against an API server of a few lines: what is sent when somebody else was quicker, and what is told.
+//! Actions against an API server of a few lines: the requests after another operator was quicker, and the errors.
 
 use std::time::Duration;
 
+use api::EtcdCluster;
+use api::names::ANNOTATION_RESTORE;
 use api::restore::ChosenBackup;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
-use serde_json::Value;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use runtime::member::OperatorImage;
+use serde_json::json;
 
 use super::*;
 use crate::fake;
-use crate::observed::{Former, Observed};
+use crate::plan::write::write;
+use crate::plan::{Action, choice};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Former, FormerPod, Objects, Observation, SeedObjects, Snapshot};
 
 fn restore() -> EtcdRestore {
     let spec =
@@ -31,57 +39,70 @@ fn cluster(claim: Option<&str>) -> EtcdCluster {
     cluster
 }
 
-fn seen() -> Seen {
+fn seen() -> Observation {
     fn object<K: serde::de::DeserializeOwned>(uid: &str) -> Option<K> {
         let metadata = json!({ "name": "main-seed", "uid": uid, "resourceVersion": "7" });
         serde_json::from_value(json!({ "metadata": metadata })).ok()
     }
-    Seen {
-        observed: Observed::not_asked(),
-        cluster: Some(cluster(None)),
-        backup: Err(Trouble::new(Reason::BackupMissing, "the backup is gone")),
-        children: Children {
-            pod: object::<Pod>("pod"),
-            claim: object::<PersistentVolumeClaim>("claim"),
-            service: object::<Service>("service"),
+    Observation {
+        snapshot: Snapshot::not_asked(),
+        objects: Objects {
+            cluster: Some(cluster(None)),
+            effective: None,
+            backup: Err(Trouble::new(Reason::BackupMissing, "the backup is gone")),
+            image: Ok(OperatorImage {
+                image: "operator:1".into(),
+                pull_policy: None,
+            }),
+            seed: SeedObjects {
+                pod: object::<Pod>("pod"),
+                claim: object::<PersistentVolumeClaim>("claim"),
+                service: object::<Service>("service"),
+            },
         },
     }
 }
 
 /// The same, claimed.
-fn claimed() -> Seen {
+fn claimed() -> Observation {
     let mut seen = seen();
-    seen.cluster = Some(cluster(Some("restore-uid")));
+    seen.objects.cluster = Some(cluster(Some("restore-uid")));
     seen
 }
 
-/// Makes the step; returns what was asked, but for what was only read, and what became of it.
+/// Carries the action out; returns the requests, without those that only read, and the outcome.
 async fn made(
-    seen: &Seen,
-    step: &Step,
+    seen: &Observation,
+    action: &Action,
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
-    made_for(&restore(), Duration::ZERO, (seen, step), answer).await
+    made_for(&restore(), Duration::ZERO, (seen, action), answer).await
 }
 
-/// Some time after the look.
+/// Some time after the observation. Late writes that cannot be taken back are failures, too.
 async fn made_for(
     restore: &EtcdRestore,
     age: Duration,
-    (seen, step): (&Seen, &Step),
+    (seen, action): (&Observation, &Action),
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
     let (client, asked) = fake::server(answer);
-    let image = OperatorImage {
-        image: "operator:1".into(),
-        pull_policy: None,
+    let context = ExecuteContext {
+        client,
+        undo: Undo::default(),
     };
-    let hands = Hands {
-        client: &client,
-        image: Ok(&image),
-        since: Instant::now().checked_sub(age).unwrap(),
+    let since = Instant::now().checked_sub(age).unwrap();
+    let mut became = match write(restore, seen, action, Timestamp::now()) {
+        Ok(requests) => {
+            let failpoint = action.failpoint();
+            Box::pin(execute(&context, restore, failpoint, &requests, since)).await
+        }
+        Err(why) => Err(Error::Missing(why)),
     };
-    let became = Box::pin(act(&hands, restore, seen, step)).await;
+    context.undo.ended().await;
+    if let Some(failure) = context.undo.failures.lock().unwrap().pop() {
+        became = Err(failure);
+    }
     let mut asked = asked.lock().unwrap().clone();
     asked.retain(|one| !one.starts_with("GET"));
     (asked, became)
@@ -91,13 +112,17 @@ async fn made_for(
 #[tokio::test]
 async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
-        let (asked, became) = made(&claimed(), &Step::DiscardSeed, move |what, _| match what {
-            "GET etcdrestores" => (200, json!(restore())),
-            "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
-            "DELETE pods" => (pod, fake::success()),
-            "GET pods" => (next, json!(Pod::default())),
-            _ => (200, fake::success()),
-        })
+        let (asked, became) = made(
+            &claimed(),
+            &Action::DiscardSeed,
+            move |what, _| match what {
+                "GET etcdrestores" => (200, json!(restore())),
+                "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
+                "DELETE pods" => (pod, fake::success()),
+                "GET pods" => (next, json!(Pod::default())),
+                _ => (200, fake::success()),
+            },
+        )
         .await;
         became.unwrap();
         let all = [
@@ -127,9 +152,9 @@ async fn nothing_of_a_seed_goes_because_of_an_etcd_restore_that_is_another_one_b
         (made_anew, "gone"),
         (of_another_backup, "another backup was recorded"),
     ] {
-        let step = Step::ClearPod("evicted".into());
-        let (asked, became) = made(&seen(), &step, move |_, _| now.clone()).await;
-        let told = trouble(&became.unwrap_err()).message;
+        let action = Action::ClearPod("evicted".into());
+        let (asked, became) = made(&seen(), &action, move |_, _| now.clone()).await;
+        let told = became.unwrap_err().trouble().message;
         assert!(told.contains(said), "{told}");
         assert!(asked.is_empty(), "{asked:?}");
     }
@@ -141,7 +166,7 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
     const PATCH: &str = "PATCH etcdclusters";
     // The claim itself is carried out, or nobody knows.
     for first in [200, 504] {
-        let (asked, became) = made(&seen(), &Step::Claim, move |what, before| {
+        let (asked, became) = made(&seen(), &Action::Claim, move |what, before| {
             match (what, before) {
                 ("GET etcdrestores", 0) => (503, Value::Null),
                 ("GET etcdrestores", _) => (404, Value::Null),
@@ -156,10 +181,12 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
         assert_eq!(became.is_ok(), first == 200, "{became:?}");
     }
     // It stays refused.
-    let (asked, became) = made(&seen(), &Step::Claim, |what, before| match (what, before) {
-        ("GET etcdrestores", _) => (404, Value::Null),
-        (PATCH, 1..) => (409, Value::Null),
-        _ => (200, json!(cluster(Some("restore-uid")))),
+    let (asked, became) = made(&seen(), &Action::Claim, |what, before| {
+        match (what, before) {
+            ("GET etcdrestores", _) => (404, Value::Null),
+            (PATCH, 1..) => (409, Value::Null),
+            _ => (200, json!(cluster(Some("restore-uid")))),
+        }
     })
     .await;
     assert_eq!(asked, [PATCH; 6]);
@@ -175,7 +202,7 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
         _ => (200, json!(cluster(Some("restore-uid")))),
     };
     for code in [200, 409] {
-        let (asked, became) = made(&seen(), &Step::Claim, move |what, _| held(what, code)).await;
+        let (asked, became) = made(&seen(), &Action::Claim, move |what, _| held(what, code)).await;
         assert_eq!(asked, [PATCH]);
         assert_eq!(became.is_ok(), code == 200, "{became:?}");
     }
@@ -193,7 +220,7 @@ async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_reco
         "DELETE services",
     ];
     for pod in [200, 404, 409] {
-        let work = (&claimed(), &Step::DiscardSeed);
+        let work = (&claimed(), &Action::DiscardSeed);
         let (asked, became) =
             made_for(&given_up, Duration::ZERO, work, move |what, _| match what {
                 "GET etcdrestores" => (404, Value::Null),
@@ -210,7 +237,7 @@ async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_reco
     goes_on.metadata.deletion_timestamp = None;
     for restore in [given_up, goes_on] {
         for now in [turned(), cluster(None), cluster(Some("another-uid"))] {
-            let (there, work) = (json!(restore), (&claimed(), &Step::DiscardSeed));
+            let (there, work) = (json!(restore), (&claimed(), &Action::DiscardSeed));
             let answered = move |what: &str, _: usize| match what {
                 "GET etcdrestores" => (200, there.clone()),
                 "GET etcdclusters" => (200, json!(now)),
@@ -240,16 +267,16 @@ async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
         ready: true,
     };
     let mut seen = claimed();
-    seen.backup = Ok(backup());
-    seen.cluster.as_mut().unwrap().spec.pod = volumes();
-    for step in [
-        Step::CreateService,
-        Step::CreateClaim,
-        Step::CreatePod,
-        Step::ClearPod("evicted".into()),
-        Step::DiscardSeed,
-        Step::StopFormer(vec![former]),
-        Step::RecordFormed {
+    seen.objects.backup = Ok(backup());
+    seen.objects.cluster.as_mut().unwrap().spec.pod = volumes();
+    for action in [
+        Action::CreateService,
+        Action::CreateClaim,
+        Action::CreatePod,
+        Action::ClearPod("evicted".into()),
+        Action::DiscardSeed,
+        Action::StopFormer(vec![former]),
+        Action::RecordFormed {
             cluster_id: "ab".into(),
         },
     ] {
@@ -265,13 +292,13 @@ async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
                 "POST persistentvolumeclaims" => (200, json!(PersistentVolumeClaim::default())),
                 _ => (200, fake::success()),
             };
-            let (asked, became) = made_for(&restore(), age, (&seen, &step), answered).await;
+            let (asked, became) = made_for(&restore(), age, (&seen, &action), answered).await;
             assert_eq!(
                 matches!(became, Err(Error::TooOld)),
                 late,
-                "{step:?} {became:?}"
+                "{action:?} {became:?}"
             );
-            assert_eq!(asked.is_empty(), late, "{step:?} {asked:?}");
+            assert_eq!(asked.is_empty(), late, "{action:?} {asked:?}");
         }
     }
 }
@@ -286,7 +313,7 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
         restore
     };
     let read = version("restore-uid", "7");
-    let step = Step::CreateCluster(Box::default());
+    let action = Action::CreateCluster(Box::default());
     // A store may take longer to show the backup than a look may be old.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
@@ -301,40 +328,34 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
                 ("GET etcdrestores", None) => (404, Value::Null),
                 _ => (201, json!(cluster(Some("restore-uid")))),
             };
-            let (asked, became) = made_for(&read, age, (&seen(), &step), answered).await;
+            let (asked, became) = made_for(&read, age, (&seen(), &action), answered).await;
             let made: &[&str] = if said.is_none() {
                 &["POST etcdclusters"]
             } else {
                 &[]
             };
             assert_eq!(asked, made, "{said:?}");
-            let told = became.err().map(|error| trouble(&error).message);
+            let told = became.err().map(|error| error.trouble().message);
             assert_eq!(told.is_some(), said.is_some(), "{told:?}");
             assert!(told.unwrap_or_default().contains(said.unwrap_or_default()));
         }
     }
-    // It stood still after that look.
+    // It was suspended after that check.
     for (age, posted) in [(0, 1), (11, 0)] {
-        let there = json!(read);
-        let (client, asked) = fake::server(move |what, _| match what {
-            "GET etcdrestores" => (200, there.clone()),
-            _ => (201, json!(cluster(Some("restore-uid")))),
-        });
-        let hands = Hands {
-            client: &client,
-            image: Err(String::new()),
-            since: Instant::now(),
+        let (client, asked) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
+        let context = ExecuteContext {
+            client,
+            undo: Undo::default(),
         };
-        let begun = Instant::now().checked_sub(Duration::from_secs(age));
-        let became = late::create_cluster(&hands, &read, &cluster(None), begun.unwrap()).await;
+        let request = Request::Create(Object::Cluster(Box::new(cluster(None))));
+        let since = Instant::now().checked_sub(Duration::from_secs(age));
+        let became = context.send(&read, &request, since.unwrap()).await;
         assert_eq!(
             matches!(became, Err(Error::TooOld)),
             posted == 0,
             "{became:?}"
         );
-        let mut asked = asked.lock().unwrap().clone();
-        asked.retain(|one| one.starts_with("POST"));
-        assert_eq!(asked.len(), posted);
+        assert_eq!(asked.lock().unwrap().len(), posted);
     }
 }
 
@@ -347,19 +368,19 @@ async fn nothing_turns_to_a_seed_that_has_gone_since_it_was_seen() {
     going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     going.metadata.resource_version = Some("8".into());
     for now in [None, Some(another), Some(going)] {
-        for step in [
-            Step::RecordFormed {
+        for action in [
+            Action::RecordFormed {
                 cluster_id: "ab".into(),
             },
-            Step::StopFormer(Vec::new()),
+            Action::StopFormer(Vec::new()),
         ] {
             let now = now.clone();
-            let (asked, became) = made(&claimed(), &step, move |_, _| match &now {
+            let (asked, became) = made(&claimed(), &action, move |_, _| match &now {
                 Some(pod) => (200, json!(pod)),
                 None => (404, Value::Null),
             })
             .await;
-            let told = trouble(&became.unwrap_err()).message;
+            let told = became.unwrap_err().trouble().message;
             assert!(told.contains("seed's pod has gone, or changed"), "{told}");
             assert!(asked.is_empty(), "{asked:?}");
         }
@@ -378,7 +399,7 @@ async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back(
     let mut made_anew = cluster(Some("restore-uid"));
     made_anew.metadata.uid = Some("another-uid".into());
     let mut seen = claimed();
-    seen.backup = Ok(backup());
+    seen.objects.backup = Ok(backup());
     let all = vec![
         (Some(cluster(Some("restore-uid"))), true),
         (Some(cluster(None)), false),
@@ -391,7 +412,7 @@ async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back(
         // The API server does not say at once.
         for fails in [0, 2] {
             let now = now.clone();
-            let (asked, became) = made(&seen, &Step::CreatePod, move |what, before| match what {
+            let (asked, became) = made(&seen, &Action::CreatePod, move |what, before| match what {
                 CREATED => (201, json!(seen_pod())),
                 "GET etcdclusters" if before < fails => (503, Value::Null),
                 "GET etcdclusters" => match &now {
@@ -407,11 +428,11 @@ async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back(
                 &[CREATED, "DELETE pods"]
             };
             assert_eq!(asked, expected);
-            assert_eq!(became.is_ok(), stays, "{became:?}");
+            became.unwrap();
         }
     }
     // What another operator has made is not taken back.
-    let (asked, became) = made(&seen, &Step::CreatePod, |what, _| match what {
+    let (asked, became) = made(&seen, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),
     })
@@ -426,7 +447,7 @@ fn volumes() -> Option<api::cluster::PodPolicy> {
 }
 
 fn seen_pod() -> Pod {
-    seen().children.pod.unwrap()
+    seen().objects.seed.pod.unwrap()
 }
 
 /// In a pod the data of a seed is there once: members that stop do it for a seed that serves.
@@ -450,10 +471,10 @@ async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stop
         let mut there = turned();
         there.spec.pod = durable.then(volumes).unwrap_or_default();
         let mut seen = claimed();
-        seen.cluster = Some(there.clone());
-        seen.backup = Ok(backup());
-        seen.observed.former = Former::Known(Vec::new());
-        let (asked, became) = made(&seen, &Step::CreatePod, move |what, before| match what {
+        seen.objects.cluster = Some(there.clone());
+        seen.objects.backup = Ok(backup());
+        seen.snapshot.former = Former::Known(Vec::new());
+        let (asked, became) = made(&seen, &Action::CreatePod, move |what, before| match what {
             "POST pods" => (201, json!(seen_pod())),
             "GET etcdclusters" => (200, json!(there)),
             "GET pods" if before == 0 => (503, Value::Null),
@@ -462,7 +483,7 @@ async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stop
         })
         .await;
         assert_eq!(asked.len(), if stays { 1 } else { 2 }, "{asked:?}");
-        assert_eq!(became.is_ok(), stays, "{became:?}");
+        became.unwrap();
     }
 }
 
@@ -471,10 +492,10 @@ async fn a_pod_that_cannot_be_made_again_when_the_old_members_have_stopped_is_to
 {
     for (former, remedy) in [(Former::NotAsked, false), (Former::Known(Vec::new()), true)] {
         let mut seen = seen();
-        seen.observed.former = former;
-        let (asked, became) = made(&seen, &Step::CreatePod, |_, _| (200, fake::success())).await;
+        seen.snapshot.former = former;
+        let (asked, became) = made(&seen, &Action::CreatePod, |_, _| (200, fake::success())).await;
         assert!(asked.is_empty(), "{asked:?}");
-        let told = trouble(&became.unwrap_err()).message;
+        let told = became.unwrap_err().trouble().message;
         assert!(told.starts_with("the backup is gone"), "{told}");
         assert_eq!(told.contains("delete this EtcdRestore"), remedy, "{told}");
     }

@@ -1,17 +1,61 @@
-//! What is known before a decision: plain data, no client. What could not be read is `Unknown` with its reason,
+//! The types that observe returns: plain data, no client. What could not be read is `Unknown` with its reason,
 //! never empty (invariant 1).
 
+use api::EtcdCluster;
 use api::cluster::EtcdClusterSpec;
-use api::conditions::Reason;
 use api::problem::Problem;
 use api::restore::{ChosenBackup, ReplacesStatus};
 use etcd::KeyHash;
-use runtime::member::Origin;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
+use kube::Resource;
+use runtime::apply::is_owned;
+use runtime::member::{OperatorImage, Origin};
 use runtime::progress::Moved;
+
+use crate::reason::Trouble;
+
+/// What was observed: the facts from which the action is planned, and the objects from which its requests are built.
+pub struct Observation {
+    /// The facts.
+    pub snapshot: Snapshot,
+    /// The objects.
+    pub objects: Objects,
+}
+
+/// Objects as they were read.
+pub struct Objects {
+    /// The EtcdCluster.
+    pub cluster: Option<EtcdCluster>,
+    /// The spec that the members of the EtcdCluster are started with.
+    pub effective: Option<EtcdClusterSpec>,
+    /// The backup that was recorded, or the one that the spec names now.
+    pub backup: Result<ChosenBackup, Trouble>,
+    /// The image that the seed fetches with, or why it is unknown.
+    pub image: Result<OperatorImage, String>,
+    /// The objects of the seed.
+    pub seed: SeedObjects,
+}
+
+/// The objects of the seed, where they are the seed's.
+#[derive(Default)]
+pub struct SeedObjects {
+    /// Its pod.
+    pub pod: Option<KubePod>,
+    /// Its PersistentVolumeClaim.
+    pub claim: Option<PersistentVolumeClaim>,
+    /// Its Service.
+    pub service: Option<Service>,
+}
+
+/// Whether the object is being deleted, or does not belong to this EtcdCluster.
+pub(crate) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
+    let metadata = object.meta();
+    metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
+}
 
 /// Everything a plan is made from, besides the EtcdRestore itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Observed {
+pub struct Snapshot {
     /// The EtcdCluster of the target's name.
     pub cluster: Cluster,
     /// The backup. Looked at while the cluster is still to be created.
@@ -26,7 +70,7 @@ pub struct Observed {
     pub former: Former,
 }
 
-impl Observed {
+impl Snapshot {
     /// Nothing was looked at.
     pub fn not_asked() -> Self {
         Self {
@@ -116,25 +160,6 @@ impl ClusterFacts {
             None => self.cluster_id.is_none(),
         };
         same && self.uid == was.uid
-    }
-}
-
-/// Something that stands in the way, for people and for the condition.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Trouble {
-    /// The condition's reason.
-    pub reason: Reason,
-    /// What and, where a person can do something, how.
-    pub message: String,
-}
-
-impl Trouble {
-    /// A trouble.
-    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-        }
     }
 }
 

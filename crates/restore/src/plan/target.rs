@@ -1,19 +1,18 @@
 //! The cluster to make of a backup, and whether its etcd can read that. Pure.
 
 use api::cluster::{self, EtcdClusterSpec};
-use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::problem;
 use api::version::EtcdVersion;
 use api::{EtcdCluster, EtcdRestore};
 
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 /// The first minor version whose etcdutl raises revisions.
 const BUMPS_FROM: (u64, u64) = (3, 6);
 
 /// The spec of the cluster to make: the template's, or the one recorded beside the backup.
-pub(super) fn cluster_to_make(
+pub(crate) fn cluster_to_make(
     restore: &EtcdRestore,
     manifest: Option<&BackupManifest>,
 ) -> Result<EtcdClusterSpec, Trouble> {
@@ -52,7 +51,7 @@ pub(super) fn cluster_to_make(
 }
 
 /// An older etcd cannot read a newer one's database; and its tool has to know what it is asked for.
-pub(super) fn check_version(
+pub(crate) fn check_version(
     restore: &EtcdRestore,
     spec: &EtcdClusterSpec,
     manifest: Option<&BackupManifest>,

@@ -1,15 +1,102 @@
-//! What a refusal of the API server says of the seed. Pure.
+//! What the outcome of the requests means for the status and the next reconcile. Pure.
 
-use api::conditions::Reason;
+use std::time::Duration;
+
+use api::EtcdRestore;
+use k8s_openapi::jiff::Timestamp;
 use runtime::apply;
+use runtime::outcome::{Chain, Failure};
 
-use crate::observed::Trouble;
+use crate::plan::Plan;
+use crate::plan::refused::refused;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::Snapshot;
+
+/// How long after the observation requests are sent that the API server would accept at any time. Shorter than the
+/// lease.
+pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
 /// The words of a quota and of a limit of the namespace (`resourcequota` and `limitranger` in kubernetes' plugin/admission).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
+/// Why a request was not sent or not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or could not be reached.
+    #[error("the step was not made")]
+    Write(#[from] apply::Error),
+    /// Something the request needs is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// The process was suspended, or the API server was slow: the observation is too old to act upon.
+    #[error(
+        "what the step was planned from took longer than {} seconds to read, and it is planned again: the API server or \
+         etcd answers slowly, or the operator has too little CPU",
+        FRESH.as_secs()
+    )]
+    TooOld,
+    /// The EtcdRestore could not be read.
+    #[error("the EtcdRestore cannot be read")]
+    Read(#[source] kube::Error),
+    /// The status was not written.
+    #[error("the status is not written")]
+    Status(#[source] apply::Error),
+}
+
+impl Failure for Error {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Write(error) | Self::Status(error) => error.reason(),
+            Self::Missing(_) => "Missing",
+            Self::TooOld => "Conflict",
+            Self::Read(error) => apply::kube_reason(error),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the EtcdRestore has changed, or does not exist any more, since it was read.
+    pub(crate) fn is_outrun(&self) -> bool {
+        match self {
+            Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
+            Self::TooOld => true,
+            Self::Missing(_) | Self::Read(_) => false,
+        }
+    }
+
+    /// The problem as the status reports it.
+    pub(crate) fn trouble(&self) -> Trouble {
+        if let Self::Write(error) = self
+            && let Some(trouble) = no_storage(error)
+        {
+            return trouble;
+        }
+        let reason = match self {
+            Self::TooOld => Reason::InProgress,
+            Self::Write(_) | Self::Missing(_) | Self::Read(_) | Self::Status(_) => {
+                Reason::StepFailed
+            }
+        };
+        Trouble::new(reason, Chain(self).to_string())
+    }
+}
+
+/// A rejection for want of storage is reported with the remedy, and is no failure of the operator.
+pub(crate) fn judged(
+    restore: &EtcdRestore,
+    snapshot: &Snapshot,
+    (plan, executed): (Plan, Result<(), Error>),
+    now: Timestamp,
+) -> (Plan, Result<(), Error>) {
+    let trouble = executed.as_ref().err().map(Error::trouble);
+    match trouble.filter(|trouble| trouble.reason == Reason::StorageMissing) {
+        Some(trouble) => (refused(restore, snapshot, trouble, now), Ok(())),
+        None => (plan, executed),
+    }
+}
+
 /// Why there may be no volume claim for the seed.
-pub(super) fn no_storage(error: &apply::Error) -> Option<Trouble> {
+fn no_storage(error: &apply::Error) -> Option<Trouble> {
     let apply::Error::Api {
         verb: "create",
         kind,

@@ -1,14 +1,15 @@
-//! The TLS members are started with. `spec.TLS` says what is wanted, and it may change at any moment; members are
-//! brought there by the cluster operator, step by step. Until then they are reached as they were started, and so is the
-//! seed, on whose pod that stands. Pure.
+//! The spec that members are started with: TLS and the form of address. `spec.TLS` may change at any moment, and the
+//! cluster operator brings the members to it step by step. Until then the operators reach the members as they were
+//! started, and so the seed, whose pod carries its settings. Pure.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
 use api::names::ANNOTATION_TLS;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use runtime::tls::ClusterTls;
 
-use crate::ownership::is_in_the_way;
+use crate::snapshot::is_in_the_way;
 
 /// What the seed was started with.
 #[expect(
@@ -39,6 +40,24 @@ pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Optio
         recorded.or(of_seed)
     };
     known.unwrap_or_else(|| cluster.spec.tls.clone())
+}
+
+/// The EtcdCluster with the TLS settings that its members are started with.
+pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> EtcdCluster {
+    let mut effective = cluster.clone();
+    effective.spec.tls = policy(cluster, seed, claimed);
+    effective
+}
+
+/// The same, with the form of address that the certificates cover.
+pub(crate) fn as_addressed(
+    mut effective: EtcdCluster,
+    namespace: &str,
+    certificates: &ClusterTls,
+) -> EtcdCluster {
+    let name = effective.name_any();
+    certificates.settle(&mut effective.spec, (namespace, &name), None);
+    effective
 }
 
 #[cfg(test)]

@@ -4,12 +4,11 @@
 //! Kubernetes knows it, and that nothing but the volume keeps the pod from a node is said by the scheduler. A pod that
 //! finds no node for another reason is not told here: nodes come and go.
 
-use api::conditions::Reason;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-use crate::observed::Trouble;
+use crate::reason::{Reason, Trouble};
 
 /// How long a claim may be without anybody who makes its volume. Kubernetes' controller names him at once, or when
 /// another one has taken its place; and the class may be applied a moment after what asks for it.
@@ -44,7 +43,11 @@ const REMEDY: &str = "put that right, or name another one in spec.pod.persistent
                       EtcdCluster (for a new one: in spec.etcdCluster.template, in a new EtcdRestore)";
 
 /// Why the seed's volume claim is not bound, and will not be by waiting.
-pub fn no_storage(pod: &Pod, claim: &PersistentVolumeClaim, now: Timestamp) -> Option<Trouble> {
+pub(in crate::observe) fn no_storage(
+    pod: &Pod,
+    claim: &PersistentVolumeClaim,
+    now: Timestamp,
+) -> Option<Trouble> {
     let phase = claim.status.as_ref()?.phase.as_deref()?;
     if phase != "Pending" {
         return None;

@@ -1,12 +1,12 @@
-//! The next write of a restore, and its state.
+//! The next action of a restore, and its state.
 
 use std::time::Duration;
 
 use api::cluster::EtcdClusterSpec;
-use api::conditions::Reason;
 use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
 
-use crate::observed::{FormerPod, Trouble};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::FormerPod;
 
 /// How soon to look again at what emits no event.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
@@ -17,17 +17,17 @@ pub(crate) const LATER: Duration = Duration::from_secs(15);
 /// What to do now, and how it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The one write to make, if any.
-    pub step: Step,
+    /// The one action, if any.
+    pub action: Action,
     /// How it stands.
     pub outlook: Outlook,
     /// When to look again at the latest.
     pub requeue: Option<Duration>,
 }
 
-/// One write. Each can be lost or repeated, and is planned again from the world alone.
+/// One action. Each can be lost or repeated, and is planned again from what is observed alone.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum Action {
     /// Nothing to write.
     Nothing,
     /// Into the restore's status: the seed's name and the new token, and what it replaces (invariant 10).
@@ -81,6 +81,38 @@ pub enum Step {
     ReleaseClaim,
 }
 
+impl Action {
+    /// Whether it changes the EtcdRestore itself: the next reconcile, of the new version, writes the status.
+    pub fn changes_object(&self) -> bool {
+        matches!(self, Self::Guard(_) | Self::Expire)
+    }
+
+    /// The failpoint before the action: `FAILPOINTS=restore-before-claim=panic`.
+    pub fn failpoint(&self) -> &'static str {
+        match self {
+            Self::Nothing => "restore-before-nothing",
+            Self::RecordIntent { .. } => "restore-before-record-intent",
+            Self::RecordBackup(_) => "restore-before-record-backup",
+            Self::Guard(true) => "restore-before-guard",
+            Self::Guard(false) => "restore-before-let-go",
+            Self::CreateCluster(_) => "restore-before-create-cluster",
+            Self::Claim => "restore-before-claim",
+            Self::CreateService => "restore-before-create-service",
+            Self::CreateClaim => "restore-before-create-volume-claim",
+            Self::CreatePod => "restore-before-create-pod",
+            Self::ClearPod(_) => "restore-before-clear-pod",
+            Self::RecordRestored { .. } => "restore-before-record-restored",
+            Self::Abandon(_) => "restore-before-abandon",
+            Self::DiscardSeed => "restore-before-discard-seed",
+            Self::RecordFormed { .. } => "restore-before-record-formed",
+            Self::StopFormer(_) => "restore-before-stop-former",
+            Self::Join => "restore-before-join",
+            Self::ReleaseClaim => "restore-before-release-claim",
+            Self::Expire => "restore-before-expire",
+        }
+    }
+}
+
 /// How it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outlook {
@@ -95,10 +127,10 @@ pub enum Outlook {
 }
 
 impl Plan {
-    pub(crate) fn step(step: Step, what: &str) -> Self {
+    pub(crate) fn act(action: Action, what: &str) -> Self {
         let outlook = Outlook::Working(Trouble::new(Reason::InProgress, what));
         Self {
-            step,
+            action,
             outlook,
             requeue: Some(Duration::ZERO),
         }
@@ -106,7 +138,7 @@ impl Plan {
 
     pub(crate) fn wait(trouble: Trouble) -> Self {
         Self {
-            step: Step::Nothing,
+            action: Action::Nothing,
             outlook: Outlook::Working(trouble),
             requeue: Some(SOON),
         }
@@ -118,7 +150,7 @@ impl Plan {
 
     pub(crate) fn stuck(trouble: Trouble) -> Self {
         Self {
-            step: Step::Nothing,
+            action: Action::Nothing,
             outlook: Outlook::Stuck(trouble),
             requeue: Some(LATER),
         }
@@ -130,14 +162,14 @@ impl Plan {
             Reason::PodNotStarting
             | Reason::StoreUnreachable
             | Reason::StepFailed
-            | Reason::Unknown_ => Self::wait(trouble.clone()),
+            | Reason::Unknown => Self::wait(trouble.clone()),
             _ => Self::stuck(trouble.clone()),
         }
     }
 
     pub(crate) fn halt(reason: Reason, message: impl Into<String>) -> Self {
         Self {
-            step: Step::Nothing,
+            action: Action::Nothing,
             outlook: Outlook::Halted(Trouble::new(reason, message)),
             requeue: None,
         }
@@ -145,7 +177,7 @@ impl Plan {
 
     pub(crate) fn complete() -> Self {
         Self {
-            step: Step::Nothing,
+            action: Action::Nothing,
             outlook: Outlook::Complete,
             requeue: None,
         }

@@ -1,10 +1,10 @@
 //! Whether a seed's pod will ever run again. Pure; the clock is passed in.
 
-use api::conditions::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::observed::{Life, Trouble};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::Life;
 
 /// No pod is made in the place of one that ended sooner than this after it was made: a node that refuses every pod
 /// would be asked again and again.
@@ -15,7 +15,7 @@ const LONGEST: SignedDuration = SignedDuration::from_mins(5);
 const PART: i32 = 4;
 
 /// Whether a kubelet still has to do with a pod of a seed that is wanted since it `began`.
-pub fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
+pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_young(pod, began, now)) {
         (None, _) => Life::Lives,
         (Some(_), true) => Life::EndedAtOnce,
@@ -24,7 +24,7 @@ pub fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
 }
 
 /// Whether it is too early to put another pod in its place, whatever is wrong with it.
-pub fn is_young(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
+pub(in crate::observe) fn is_young(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
     made.is_some_and(|made| now.duration_since(made) < rest(began, made))
 }

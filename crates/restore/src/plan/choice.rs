@@ -5,17 +5,19 @@
 //! does.
 
 use api::EtcdRestore;
-use api::conditions::Reason;
 use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
 use sha2::{Digest, Sha256};
 
-use crate::observed::{Observed, PodFacts, Trouble};
-use crate::step::{Plan, Step};
+use crate::plan::action::{Action, Plan};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{PodFacts, Snapshot};
 
 /// What the argument of a seed's pod begins with that says where it fetches from.
 pub const SOURCE: &str = "--source=";
+/// What the argument begins with that says which SHA-256 the snapshot must have.
+pub const SHA256: &str = "--sha256=";
 
 /// The backup that was recorded.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
@@ -30,15 +32,15 @@ pub fn stands(restore: &EtcdRestore, claimed: bool) -> Option<&ChosenBackup> {
 }
 
 /// Invariant 10: the choice is recorded before anything is made from it. `None` if it is recorded.
-pub fn to_record(restore: &EtcdRestore, observed: &Observed, claimed: bool) -> Option<Plan> {
+pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, claimed: bool) -> Option<Plan> {
     if stands(restore, claimed).is_some() {
         return None;
     }
-    let Some(found) = observed.found.clone() else {
+    let Some(found) = snapshot.found.clone() else {
         return Some(Plan::wait_for("the backup to be looked at"));
     };
     let what = format!("recording that it is made of {}", found.location);
-    Some(Plan::step(Step::RecordBackup(Box::new(found)), &what))
+    Some(Plan::act(Action::RecordBackup(Box::new(found)), &what))
 }
 
 /// The backup at a place, of which nothing more is known yet.

@@ -1,0 +1,83 @@
+//! The wiring: the watches, and the reconciles that they trigger.
+
+use std::sync::Arc;
+
+use api::names::ANNOTATION_RESTORE;
+use api::{EtcdCluster, EtcdRestore};
+use etcd::{Access, EtcdClient};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::controller::Controller;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use runtime::Operator;
+use runtime::controller::{Guarded, controller, drive, watched};
+use runtime::grants::{Grant, Grants};
+use runtime::image::OwnImage;
+
+use crate::execute::{ExecuteContext, Undo};
+use crate::metrics::Measures;
+use crate::naming;
+use crate::reconcile::ReconcileContext;
+
+/// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used. `ambient` says
+/// which namespaces may read what with the operator's own identity.
+pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
+    let controller = controller::<EtcdRestore>(&operator);
+    operator.figures.collect(Measures {
+        objects: controller.store(),
+    });
+    let reconciler = Arc::new(ReconcileContext {
+        client: operator.client.clone(),
+        execute: ExecuteContext {
+            client: operator.once.clone(),
+            undo: Undo::default(),
+        },
+        etcd: EtcdClient::new(Access::default()),
+        image: OwnImage::new(&operator, image),
+        grants: Grants {
+            operator: "restore operator",
+            own: operator.namespace.clone(),
+            others: ambient,
+        },
+    });
+    let controller = watch_targets(&operator, controller);
+    drive(&operator, controller, reconciler.clone()).await;
+    reconciler.execute.undo.ended().await;
+}
+
+/// What happens to a target, or to a seed's pod, is looked at once it is seen.
+fn watch_targets(
+    operator: &Operator,
+    controller: Controller<Guarded<EtcdRestore>>,
+) -> Controller<Guarded<EtcdRestore>> {
+    let (of_cluster, of_pod) = (controller.store(), controller.store());
+    let seeds = watcher::Config::default().labels(ANNOTATION_RESTORE);
+    controller
+        .watches(
+            watched::<EtcdCluster>(operator),
+            watcher::Config::default(),
+            move |cluster| {
+                let (namespace, name) = (cluster.namespace(), cluster.name_any());
+                concerned(&of_cluster, |restore| {
+                    restore.metadata.namespace == namespace && naming::target(restore) == name
+                })
+            },
+        )
+        .watches(watched::<Pod>(operator), seeds, move |pod| {
+            let uid = pod.labels().get(ANNOTATION_RESTORE).cloned();
+            concerned(&of_pod, |restore| restore.metadata.uid == uid)
+        })
+}
+
+fn concerned(
+    store: &Store<Guarded<EtcdRestore>>,
+    is: impl Fn(&EtcdRestore) -> bool,
+) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
+    let restores = store.state();
+    restores
+        .iter()
+        .filter(|restore| restore.0.as_ref().is_ok_and(&is))
+        .map(|restore| ObjectRef::from_obj(restore.as_ref()))
+        .collect()
+}

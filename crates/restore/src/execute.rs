@@ -1,0 +1,269 @@
+//! Sends the planned requests, in order. It decides nothing.
+//!
+//! Each request is sent once and with its precondition (invariant 11): over the version that was read, for an object of
+//! this UID, or within ten seconds after the observation.
+
+use std::time::Instant;
+
+use api::EtcdRestore;
+use api::names::{ANNOTATION_RESTORE, FINALIZER_CLAIM, MANAGER_RESTORE};
+use api::restore::EtcdRestoreStatus;
+use futures::future::join_all;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, Client, Resource, ResourceExt};
+use runtime::apply::{self, Created, Deleted};
+use serde_json::{Value, json};
+
+use crate::outcome::{Error, FRESH};
+use crate::plan::{Object, Request};
+use crate::status::of_an_outdated_definition;
+use crate::{naming, observe};
+
+mod checks;
+mod undo;
+
+pub use undo::Undo;
+
+/// How long members that are replaced may take to end, in seconds: no client is served meanwhile, and their data is
+/// no longer the cluster's.
+const STOP_SECONDS: u32 = 1;
+
+/// The client that sends requests, and the tasks that take writes back.
+#[derive(Clone)]
+pub struct ExecuteContext {
+    /// The API server. The client sends each request once: a repeated one could be older than it was meant to be.
+    pub client: Client,
+    /// Takes late writes back.
+    pub undo: Undo,
+}
+
+/// Sends the requests that were planned from an observation that began at `since`.
+pub async fn execute(
+    context: &ExecuteContext,
+    restore: &EtcdRestore,
+    failpoint: &'static str,
+    requests: &[Request],
+    mut since: Instant,
+) -> Result<(), Error> {
+    tracing::debug!(failpoint, "action");
+    fail::fail_point!(failpoint);
+    for request in requests {
+        match request {
+            Request::Confirm(check) => {
+                since = checks::confirm(context, restore, check, since).await?;
+            }
+            Request::DeleteUnchanged(pod) => {
+                if !context.delete_unchanged(pod, restore, since).await? {
+                    return Ok(());
+                }
+            }
+            request => context.send(restore, request, since).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes the status of the EtcdRestore over the version that was read. If the CustomResourceDefinition does not know a
+/// field of it, the status says only that.
+pub async fn report(
+    context: &ExecuteContext,
+    restore: &EtcdRestore,
+    desired: &EtcdRestoreStatus,
+    now: &Time,
+) -> Result<(), Error> {
+    fail::fail_point!("restore-before-status");
+    match context.write_status(restore, desired).await {
+        Err(error @ apply::Error::Definition { .. }) => {
+            let told = of_an_outdated_definition(restore, &error, now);
+            let written = context.write_status(restore, &told).await;
+            written.map_err(Error::Status)?;
+            Err(Error::Status(error))
+        }
+        written => written.map_err(Error::Status),
+    }
+}
+
+impl ExecuteContext {
+    async fn send(
+        &self,
+        restore: &EtcdRestore,
+        request: &Request,
+        since: Instant,
+    ) -> Result<(), Error> {
+        let namespace = restore.namespace().unwrap_or_default();
+        match request {
+            Request::SetFinalizer(set) => {
+                let api = self.api(&namespace);
+                apply::set_finalizer(&api, MANAGER_RESTORE, restore, FINALIZER_CLAIM, *set).await?;
+            }
+            Request::Create(object) => {
+                in_time(since)?;
+                match object {
+                    Object::Cluster(it) => drop(self.create(&namespace, it.as_ref()).await?),
+                    Object::Service(it) => drop(self.create(&namespace, it.as_ref()).await?),
+                    Object::VolumeClaim(it) => drop(self.create(&namespace, it.as_ref()).await?),
+                    Object::Pod(it) => drop(self.create(&namespace, it.as_ref()).await?),
+                }
+            }
+            Request::CreateSeed {
+                pod,
+                cluster,
+                after_cutover,
+            } => {
+                in_time(since)?;
+                // A pod of this name that another operator has created is judged by the next reconcile.
+                if let Created::New(made) = self.create(&namespace, pod.as_ref()).await? {
+                    undo::late_seed(self, restore, cluster, (made, *after_cutover));
+                }
+            }
+            Request::Claim(cluster) => {
+                let claim = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
+                let claimed = self.patch(&namespace, cluster.as_ref(), &claim).await;
+                // After any answer but a conflict the claim may be there.
+                if !claimed.as_ref().is_err_and(apply::Error::is_conflict) {
+                    undo::late_claim(self, restore, cluster);
+                }
+                claimed?;
+            }
+            Request::Patch(object, metadata) => match object {
+                Object::Cluster(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
+                Object::Service(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
+                Object::VolumeClaim(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
+                Object::Pod(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
+            },
+            Request::Record(cluster, status) => {
+                let api = self.api(&namespace);
+                let (cluster, status) = (cluster.as_ref(), status.as_ref());
+                apply::status_if_unchanged(&api, MANAGER_RESTORE, cluster, None, status).await?;
+            }
+            Request::Delete(object) => {
+                in_time(since)?;
+                match object {
+                    Object::Cluster(it) => self.delete(&namespace, it.as_ref()).await?,
+                    Object::Service(it) => self.delete(&namespace, it.as_ref()).await?,
+                    Object::VolumeClaim(it) => self.delete(&namespace, it.as_ref()).await?,
+                    Object::Pod(it) => self.delete(&namespace, it.as_ref()).await?,
+                }
+            }
+            Request::DeletePods(pods) => self.delete_pods(&namespace, pods).await?,
+            Request::DeleteRestore => {
+                in_time(since)?;
+                self.delete(&namespace, restore).await?;
+            }
+            Request::Confirm(_) | Request::DeleteUnchanged(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn write_status(
+        &self,
+        restore: &EtcdRestore,
+        status: &EtcdRestoreStatus,
+    ) -> Result<(), apply::Error> {
+        let api = self.api(&restore.namespace().unwrap_or_default());
+        let current = restore.status.as_ref();
+        apply::status_if_unchanged(&api, MANAGER_RESTORE, restore, current, status)
+            .await
+            .map(drop)
+    }
+
+    fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Reads the object as it is now.
+    async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let found = observe::read(&self.client, namespace, name).await;
+        found.map_err(Error::Missing)
+    }
+
+    async fn create<K>(&self, namespace: &str, object: &K) -> Result<Created<K>, apply::Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::Serialize
+            + serde::de::DeserializeOwned,
+    {
+        apply::create(&self.api(namespace), MANAGER_RESTORE, object).await
+    }
+
+    async fn patch<K>(
+        &self,
+        namespace: &str,
+        object: &K,
+        metadata: &Value,
+    ) -> Result<(), apply::Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = self.api(namespace);
+        apply::merge_metadata(&api, MANAGER_RESTORE, object, metadata.clone()).await
+    }
+
+    async fn delete<K>(&self, namespace: &str, object: &K) -> Result<(), apply::Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        apply::delete(&self.api(namespace), object, None)
+            .await
+            .map(drop)
+    }
+
+    /// Whether the pod goes, and no other pod has its name.
+    async fn delete_unchanged(
+        &self,
+        pod: &Pod,
+        restore: &EtcdRestore,
+        since: Instant,
+    ) -> Result<bool, Error> {
+        let namespace = restore.namespace().unwrap_or_default();
+        in_time(since)?;
+        match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
+            Deleted::Accepted => Ok(true),
+            Deleted::Changed => Ok(false),
+            // Invariant 11: another operator may have created the next one, on the same volume.
+            Deleted::Gone => {
+                let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
+                Ok(next.is_none())
+            }
+        }
+    }
+
+    async fn delete_pods(&self, namespace: &str, pods: &[Pod]) -> Result<(), apply::Error> {
+        let api: Api<Pod> = self.api(namespace);
+        let deletions = pods
+            .iter()
+            .map(|pod| apply::delete(&api, pod, Some(STOP_SECONDS)));
+        let deleted = join_all(deletions).await;
+        deleted.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
+    }
+}
+
+/// Invariant 11: an operator that was suspended for longer than its lease does not finish what it began.
+fn in_time(since: Instant) -> Result<(), Error> {
+    if since.elapsed() > FRESH {
+        return Err(Error::TooOld);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

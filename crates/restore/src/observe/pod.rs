@@ -1,0 +1,163 @@
+//! What the status of the seed's pod says. Pure.
+
+use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::ResourceExt;
+use runtime::member::{Contents, FETCH, Report};
+use runtime::progress::Moved;
+
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Life, PodFacts};
+
+mod life;
+mod storage;
+
+pub(super) use life::{is_young, life};
+pub(super) use storage::no_storage;
+
+/// What the pod reports, but for its [`life`], which a clock is needed for, and its [provenance](super::provenance).
+pub(super) fn facts(pod: &Pod) -> PodFacts {
+    let status = pod.status.clone().unwrap_or_default();
+    let ended = life::ended(pod);
+    let prepare = status.init_container_statuses.unwrap_or_default();
+    let containers = status.container_statuses.unwrap_or_default();
+    let trouble = prepare
+        .iter()
+        .chain(&containers)
+        .find_map(container_trouble);
+    let unscheduled = status
+        .conditions
+        .unwrap_or_default()
+        .into_iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    let unscheduled = unscheduled.map(|condition| {
+        let why = condition.message.unwrap_or_default();
+        Trouble::new(
+            Reason::PodNotStarting,
+            format!("the seed's pod finds no node: {why}"),
+        )
+    });
+    let teller = prepare.iter().find(|status| status.name == FETCH);
+    let told = teller.and_then(reported);
+    let serves = containers
+        .iter()
+        .any(|status| status.name == CONTAINER_ETCD && status.ready);
+    PodFacts {
+        life: Life::default(),
+        young: false,
+        silent: told.is_none() && teller.is_some_and(ended_well),
+        another: None,
+        vouched: false,
+        joined: pod.labels().contains_key(LABEL_CLUSTER),
+        trouble: ended.or(trouble).or(unscheduled),
+        fetching: prepare.iter().any(|status| {
+            status.name == FETCH
+                && status
+                    .state
+                    .as_ref()
+                    .is_some_and(|state| state.running.is_some())
+        }),
+        moved: fetched(&prepare),
+        restored: told.as_ref().map(|contents| contents.revision),
+        verified: told.is_some() && serves,
+        hash: told.as_ref().and_then(|contents| contents.hash),
+        of: told.as_ref().and_then(|contents| contents.of.clone()),
+        sha256: told.map(|contents| contents.sha256),
+    }
+}
+
+/// All of it, once it was fetched.
+fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
+    let fetch = prepare.iter().find(|status| status.name == FETCH)?;
+    let bytes = reported(fetch)?.size;
+    Some(Moved {
+        bytes,
+        total: Some(bytes),
+    })
+}
+
+/// What a container said when it ended well.
+fn reported(status: &ContainerStatus) -> Option<Contents> {
+    let ended = status.state.as_ref()?.terminated.as_ref()?;
+    match Report::read(ended.message.as_deref()?)? {
+        Report::Done(contents) if ended.exit_code == 0 => Some(contents),
+        _ => None,
+    }
+}
+
+/// It is not started again, and so says nothing more.
+fn ended_well(status: &ContainerStatus) -> bool {
+    let ended = status.state.as_ref();
+    let ended = ended.and_then(|state| state.terminated.as_ref());
+    ended.is_some_and(|ended| ended.exit_code == 0)
+}
+
+/// Whether etcd's own container runs: before that nobody answers.
+pub(super) fn etcd_runs(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    containers.into_iter().flatten().any(|status| {
+        let state = status.state.as_ref();
+        status.name == CONTAINER_ETCD && state.is_some_and(|state| state.running.is_some())
+    })
+}
+
+/// What keeps a container from starting or made it end; `None` while it runs or is through.
+fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
+    let state = status.state.clone().unwrap_or_default();
+    if let Some(waiting) = &state.waiting {
+        let reason = waiting.reason.as_deref().unwrap_or_default();
+        let message = waiting.message.as_deref().unwrap_or_default();
+        if matches!(
+            reason,
+            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
+        ) {
+            let text = format!(
+                "the image {} of the seed's pod cannot be had: {message}",
+                status.image
+            );
+            return Some(Trouble::new(Reason::ImageNotFound, text));
+        }
+        if matches!(
+            reason,
+            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError"
+        ) {
+            let text = format!(
+                "container {} of the seed's pod cannot start: {message}",
+                status.name
+            );
+            return Some(Trouble::new(Reason::PodNotStarting, text));
+        }
+    }
+    let ended = match (
+        state.terminated,
+        status.last_state.clone().and_then(|last| last.terminated),
+    ) {
+        (Some(ended), _) => ended,
+        // Between two attempts.
+        (None, Some(last)) if state.running.is_none() => last,
+        _ => return None,
+    };
+    if ended.exit_code == 0 {
+        return None;
+    }
+    Some(match ended.message.as_deref().and_then(Report::read) {
+        Some(Report::Failed { reason, message }) => Trouble::new(
+            Reason::parse(&reason).unwrap_or(Reason::StepFailed),
+            message,
+        ),
+        // It was ended from outside, or could not start: the kubelet tries again.
+        _ => Trouble::new(
+            Reason::PodNotStarting,
+            format!(
+                "container {} of the seed's pod ended with {} ({}): see its log",
+                status.name,
+                ended.exit_code,
+                ended.reason.unwrap_or_default()
+            ),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! The seed's pod: a seed member whose data comes from a backup in a store. Pure.
+
+use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
+use api::restore::SeedStatus;
+use api::storage::{StorageBlock, StorageSource};
+use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, SecretVolumeSource, Volume,
+    VolumeMount,
+};
+use runtime::member::{self, Members, OperatorImage, Seed, Source};
+
+use super::choice::{SHA256, SOURCE};
+
+const SECRET: &str = "/run/restore/secret";
+const CA: &str = "/run/restore/ca";
+const CLAIM: &str = "/run/restore/claim";
+const CLAIM_VOLUME: &str = "restore-claim";
+/// Read-only for the pod's group.
+const SECRET_MODE: i32 = 0o440;
+
+/// What the pod of a seed is made from, beside its cluster.
+pub struct From<'a> {
+    /// The member and the new cluster's token.
+    pub seed: &'a SeedStatus,
+    /// The version of etcd.
+    pub version: &'a EtcdVersion,
+    /// UID of the EtcdRestore.
+    pub restore: &'a str,
+    /// Where the backup lies.
+    pub source: &'a StorageBlock,
+    /// SHA-256 of the snapshot, where it is known.
+    pub sha256: Option<&'a str>,
+    /// By how much the revision is raised.
+    pub bump_revision: Option<u64>,
+    /// It is made beside a cluster that serves.
+    pub apart: bool,
+}
+
+/// The pod of the seed member.
+pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -> Pod {
+    let seed = Seed {
+        member: &from.seed.member,
+        version: from.version,
+        source: from_store(from),
+        bump_revision: from.bump_revision,
+    };
+    let mut pod = member::seed_pod(members, seed, operator);
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
+    if from.apart {
+        // Invariant 17: no Service of the cluster, ours or a user's, finds it beside the members that serve.
+        labels.remove(LABEL_APP);
+        labels.remove(LABEL_CLUSTER);
+        find_place(&mut pod);
+    }
+    pod
+}
+
+/// The members that are replaced leave their nodes only when the seed serves: it does not insist on a node without
+/// them. Those that come later keep away from it.
+fn find_place(pod: &mut Pod) {
+    let terms = pod
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.affinity.as_mut())
+        .and_then(|affinity| affinity.pod_anti_affinity.as_mut())
+        .and_then(|apart| {
+            apart
+                .required_during_scheduling_ignored_during_execution
+                .as_mut()
+        });
+    let from_members = |term: &PodAffinityTerm| {
+        let selector = term.label_selector.as_ref();
+        let labels = selector.and_then(|selector| selector.match_labels.as_ref());
+        labels.is_some_and(|labels| labels.contains_key(LABEL_CLUSTER))
+    };
+    if let Some(terms) = terms {
+        terms.retain(|term| !from_members(term));
+    }
+}
+
+/// The container that fetches sees the Secrets, and no other container does (invariant 14).
+fn from_store(from: &From<'_>) -> Source {
+    let (block, version) = (from.source, from.version);
+    let sha256 = from.sha256.map(|sha256| format!("{SHA256}{sha256}"));
+    let mut from = Source {
+        // Names of Secrets and places only (invariant 14).
+        arguments: vec![
+            format!(
+                "{SOURCE}{}",
+                serde_json::to_string(block).unwrap_or_default()
+            ),
+            format!("--etcd-version={version}"),
+        ],
+        ..Source::default()
+    };
+    from.arguments.extend(sha256);
+    let source = block.source();
+    if let StorageSource::Pvc(pvc) = &source {
+        from.arguments.push(format!("--claim={CLAIM}"));
+        from.mounts.push(VolumeMount {
+            name: CLAIM_VOLUME.to_owned(),
+            mount_path: CLAIM.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        from.volumes.push(Volume {
+            name: CLAIM_VOLUME.to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: pvc.claim_name.clone(),
+                ..PersistentVolumeClaimVolumeSource::default()
+            }),
+            ..Volume::default()
+        });
+    }
+    let named = store::secrets_of(&source);
+    let secrets = [
+        ("restore-secret", "secret", SECRET, named.credentials),
+        ("restore-ca", "ca", CA, named.ca),
+    ];
+    for (volume, argument, path, secret) in secrets {
+        let Some(store::SecretName { name: secret, .. }) = secret else {
+            continue;
+        };
+        from.arguments.push(format!("--{argument}={path}"));
+        from.mounts.push(VolumeMount {
+            name: volume.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        from.volumes.push(Volume {
+            name: volume.to_owned(),
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(secret.to_owned()),
+                default_mode: Some(SECRET_MODE),
+                // The member must be able to start again long after the Secret was deleted.
+                optional: Some(true),
+                ..SecretVolumeSource::default()
+            }),
+            ..Volume::default()
+        });
+    }
+    from
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! The requests of an action, in the order in which they are sent, with every object in full. Pure.
+
+use api::cluster::{
+    BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
+};
+use api::names::{self, ANNOTATION_CLUSTER_ID, ANNOTATION_RESTORE, ANNOTATION_SCOPE};
+use api::restore::ReplacesStatus;
+use api::version::EtcdVersion;
+use api::{EtcdCluster, EtcdRestore};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::{Resource, ResourceExt};
+use runtime::member::{self, Members};
+use serde_json::{Value, json};
+
+use super::action::Action;
+use super::{choice, in_place, joining, pod};
+use crate::naming;
+use crate::snapshot::{Former, FormerPod, Objects, Observation};
+
+/// What has to hold when a request is sent. An operator that was suspended may act on an old observation
+/// (invariant 11).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Check {
+    /// The EtcdRestore has not changed since it was read. The requests after it may be sent for as long as after an
+    /// observation.
+    RestoreUnchanged,
+    /// The EtcdRestore records the same backup.
+    SameBackup,
+    /// The EtcdCluster carries the claim of this restore and records the same etcd cluster.
+    ClusterInPlace(Box<EtcdCluster>),
+    /// The seed's pod has not changed, or is still missing.
+    SeedUnchanged(Option<Box<Pod>>),
+}
+
+/// An object that is created, changed or deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// An EtcdCluster.
+    Cluster(Box<EtcdCluster>),
+    /// A Service.
+    Service(Box<Service>),
+    /// A PersistentVolumeClaim.
+    VolumeClaim(Box<PersistentVolumeClaim>),
+    /// A pod.
+    Pod(Box<Pod>),
+}
+
+/// One request to the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// Read again, and send nothing more if the check fails.
+    Confirm(Check),
+    /// Set the finalizer of the EtcdRestore, or remove it.
+    SetFinalizer(bool),
+    /// Create an object under its fixed name.
+    Create(Object),
+    /// Create the seed's pod, and delete it again if the cluster has gone on without it.
+    CreateSeed {
+        /// The pod.
+        pod: Box<Pod>,
+        /// The EtcdCluster, as it was read.
+        cluster: Box<EtcdCluster>,
+        /// The cutover was made: members that run may stop for another seed.
+        after_cutover: bool,
+    },
+    /// Write the claim of the restore to the EtcdCluster, and remove it again if nothing holds the EtcdRestore.
+    Claim(Box<EtcdCluster>),
+    /// Merge metadata into exactly the object that was read.
+    Patch(Object, Value),
+    /// Write the status of the EtcdCluster over the version that was read.
+    Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
+    /// Delete exactly the object that was read.
+    Delete(Object),
+    /// Delete the pod in the version that was read. The requests after it are sent only if it goes and no other pod
+    /// has its name.
+    DeleteUnchanged(Box<Pod>),
+    /// Delete these pods at once.
+    DeletePods(Vec<Pod>),
+    /// Delete the EtcdRestore.
+    DeleteRestore,
+}
+
+/// The requests of an action, or why they cannot be built. Records of the EtcdRestore are written with its status.
+pub fn write(
+    restore: &EtcdRestore,
+    observation: &Observation,
+    action: &Action,
+    now: Timestamp,
+) -> Result<Vec<Request>, String> {
+    let objects = &observation.objects;
+    Ok(match action {
+        Action::Nothing
+        | Action::RecordIntent { .. }
+        | Action::RecordBackup(_)
+        | Action::RecordRestored { .. }
+        | Action::Abandon(_) => Vec::new(),
+        Action::Guard(set) => vec![Request::SetFinalizer(*set)],
+        Action::CreateCluster(spec) => vec![
+            Request::Confirm(Check::RestoreUnchanged),
+            Request::Create(Object::Cluster(Box::new(cluster_with_claim(
+                restore,
+                spec.as_ref().clone(),
+            )))),
+        ],
+        Action::Claim => vec![Request::Claim(Box::new(known_cluster(objects)?.clone()))],
+        Action::CreateService => {
+            let cluster = effective(objects)?;
+            let seed = naming::seed(restore);
+            let namespace = restore.namespace().unwrap_or_default();
+            let members = Members::of(&cluster, &namespace, &seed.token, None);
+            let service = member::member_service(&members, &seed.member);
+            vec![Request::Create(Object::Service(Box::new(service)))]
+        }
+        Action::CreateClaim => {
+            let cluster = effective(objects)?;
+            let seed = naming::seed(restore);
+            let namespace = restore.namespace().unwrap_or_default();
+            let members = Members::of(&cluster, &namespace, &seed.token, None);
+            let claim = member::volume_claim(&members, &seed.member);
+            let create = |claim| Request::Create(Object::VolumeClaim(Box::new(claim)));
+            claim.into_iter().map(create).collect()
+        }
+        Action::CreatePod => vec![Request::CreateSeed {
+            pod: Box::new(seed_pod(restore, observation)?),
+            cluster: Box::new(known_cluster(objects)?.clone()),
+            after_cutover: observation.snapshot.former != Former::NotAsked,
+        }],
+        Action::ClearPod(_) => {
+            let clear = objects.seed.pod.clone();
+            let clear = clear.map(|pod| Request::DeleteUnchanged(Box::new(pod)));
+            let check = Request::Confirm(Check::SameBackup);
+            [check].into_iter().chain(clear).collect()
+        }
+        Action::DiscardSeed => discard(restore, objects)?,
+        Action::RecordFormed { cluster_id } => {
+            let cluster = known_cluster(objects)?;
+            let formed = formed(restore, &effective(objects)?, cluster_id, now);
+            vec![
+                seed_unchanged(objects),
+                Request::Record(Box::new(cluster.clone()), Box::new(formed)),
+            ]
+        }
+        Action::StopFormer(pods) => vec![
+            seed_unchanged(objects),
+            Request::DeletePods(pods.iter().map(named).collect()),
+        ],
+        Action::Join => vec![join(restore, objects)?],
+        Action::ReleaseClaim => {
+            let cluster = known_cluster(objects)?;
+            let patch = released(restore, cluster);
+            vec![Request::Patch(
+                Object::Cluster(Box::new(cluster.clone())),
+                patch,
+            )]
+        }
+        Action::Expire => vec![Request::DeleteRestore],
+    })
+}
+
+fn known_cluster(objects: &Objects) -> Result<&EtcdCluster, String> {
+    let cluster = objects.cluster.as_ref();
+    cluster.ok_or_else(|| "the EtcdCluster was not read".to_owned())
+}
+
+/// The EtcdCluster with the spec that its members are started with.
+fn effective(objects: &Objects) -> Result<EtcdCluster, String> {
+    let cluster = known_cluster(objects)?;
+    let spec = objects.effective.as_ref().unwrap_or(&cluster.spec);
+    Ok(EtcdCluster {
+        spec: spec.clone(),
+        ..cluster.clone()
+    })
+}
+
+fn seed_unchanged(objects: &Objects) -> Request {
+    let pod = objects.seed.pod.clone().map(Box::new);
+    Request::Confirm(Check::SeedUnchanged(pod))
+}
+
+/// A pod that is deleted by its name and UID.
+fn named(former: &FormerPod) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.name = Some(former.name.clone());
+    pod.metadata.uid = Some(former.uid.clone());
+    pod
+}
+
+fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, String> {
+    let missing = |why: &str| joining::told(&observation.snapshot, why);
+    let objects = &observation.objects;
+    let cluster = effective(objects)?;
+    // Invariant 10: the backup that was recorded, even if a newer one exists.
+    let backup = objects.backup.as_ref();
+    let backup = backup.map_err(|trouble| missing(&trouble.message))?;
+    let image = objects.image.as_ref().map_err(|why| missing(why))?;
+    let version = EtcdVersion::parse(&cluster.spec.version)
+        .map_err(|error| missing(&format!("the EtcdCluster's spec.version: {error}")))?;
+    let seed = naming::seed(restore);
+    let namespace = restore.namespace().unwrap_or_default();
+    let members = Members::of(&cluster, &namespace, &seed.token, None);
+    let from = pod::From {
+        seed: &seed,
+        version: &version,
+        restore: naming::uid(restore),
+        source: &backup.source,
+        sha256: backup.sha256.as_deref(),
+        bump_revision: choice::bump_revision(restore),
+        apart: in_place::replaces(restore).is_some(),
+    };
+    Ok(pod::build(&members, &from, image))
+}
+
+/// All objects of the seed. If the restore goes on, only together with the pod as it was read.
+fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
+    let seed = &objects.seed;
+    let place = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
+    let mut requests = vec![Request::Confirm(place)];
+    let pod = seed.pod.clone().map(Box::new);
+    if in_place::gives_up(restore) {
+        requests.extend(pod.map(|pod| Request::Delete(Object::Pod(pod))));
+    } else {
+        requests.push(Request::Confirm(Check::SameBackup));
+        requests.extend(pod.map(Request::DeleteUnchanged));
+    }
+    let claim = seed.claim.clone().map(Box::new);
+    let service = seed.service.clone().map(Box::new);
+    requests.extend(claim.map(|claim| Request::Delete(Object::VolumeClaim(claim))));
+    requests.extend(service.map(|service| Request::Delete(Object::Service(service))));
+    Ok(requests)
+}
+
+/// The cutover, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and the replaced cluster.
+pub(crate) fn formed(
+    restore: &EtcdRestore,
+    cluster: &EtcdCluster,
+    cluster_id: &str,
+    now: Timestamp,
+) -> EtcdClusterStatus {
+    let first = naming::seed(restore);
+    EtcdClusterStatus {
+        cluster_id: Some(cluster_id.to_owned()),
+        // The settings that the seed was started with; it is created again with the same ones.
+        tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
+        bootstrap: Some(BootstrapStatus {
+            token: first.token,
+            members: vec![first.member],
+        }),
+        replaced: in_place::replaces(restore).map(|before| replaced(restore, before, cluster, now)),
+        ..EtcdClusterStatus::default()
+    }
+}
+
+/// What the cluster operator has to know of the cluster before: its members mean nothing to the new one, and until
+/// when its volumes stay.
+fn replaced(
+    restore: &EtcdRestore,
+    before: &ReplacesStatus,
+    cluster: &EtcdCluster,
+    now: Timestamp,
+) -> ReplacedStatus {
+    let keep = restore.spec.keep_old_data.as_ref();
+    let keep = keep.and_then(|text| SignedDuration::try_from(text.parse()?).ok());
+    let status = cluster.status.as_ref();
+    let details = status.map(|status| status.member_details.as_slice());
+    let members = details.unwrap_or_default().iter();
+    let to_the_second = |time: Timestamp| Timestamp::from_second(time.as_second()).unwrap_or(time);
+    ReplacedStatus {
+        restore: restore.name_any(),
+        from_cluster_id: before.cluster_id.clone(),
+        members: members.map(|member| member.name.clone()).collect(),
+        time: Some(Time(to_the_second(now))),
+        keep_data_until: keep
+            .map(|keep| now.checked_add(keep).unwrap_or(Timestamp::MAX))
+            .map(|until| Time(to_the_second(until))),
+    }
+}
+
+fn join(restore: &EtcdRestore, objects: &Objects) -> Result<Request, String> {
+    let pod = objects.seed.pod.clone();
+    let pod = pod.ok_or_else(|| "the seed's pod was not read".to_owned())?;
+    let id = restore
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_id.as_ref());
+    let labels = names::cluster_labels(naming::target(restore));
+    let joined = json!({ "labels": labels, "annotations": { ANNOTATION_CLUSTER_ID: id } });
+    Ok(Request::Patch(Object::Pod(Box::new(pod)), joined))
+}
+
+/// The metadata of an EtcdCluster that is no part of the restore any more.
+pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
+    let owners = cluster.owner_references().iter();
+    let others: Vec<_> = owners
+        .filter(|owner| owner.uid != naming::uid(restore))
+        .collect();
+    json!({
+        "annotations": { ANNOTATION_RESTORE: null },
+        "ownerReferences": others,
+    })
+}
+
+/// The EtcdCluster with the claim of the restore on it: it belongs to this restore from its first moment.
+fn cluster_with_claim(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
+    let target = &restore.spec.etcd_cluster;
+    let mut cluster = EtcdCluster::new(naming::target(restore), spec);
+    cluster.metadata.namespace = Some(restore.namespace().unwrap_or_default());
+    if let Some(metadata) = target
+        .template
+        .as_ref()
+        .and_then(|template| template.metadata.clone())
+    {
+        cluster.metadata.labels = Some(metadata.labels);
+        cluster.metadata.annotations = Some(metadata.annotations);
+    }
+    // Until the handover it is deleted with the restore.
+    cluster.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: EtcdRestore::api_version(&()).into_owned(),
+        kind: EtcdRestore::kind(&()).into_owned(),
+        name: restore.name_any(),
+        uid: naming::uid(restore).to_owned(),
+        ..OwnerReference::default()
+    }]);
+    let annotations = cluster.annotations_mut();
+    annotations.insert(
+        ANNOTATION_RESTORE.to_owned(),
+        naming::uid(restore).to_owned(),
+    );
+    // The cluster operator of the restore's scope takes it.
+    match restore.annotations().get(ANNOTATION_SCOPE) {
+        Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
+        None => annotations.remove(ANNOTATION_SCOPE),
+    };
+    cluster
+}
+
+#[cfg(test)]
+mod tests;

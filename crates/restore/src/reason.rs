@@ -1,0 +1,84 @@
+//! The reasons of conditions and Events of EtcdRestores.
+
+/// A problem of an EtcdRestore.
+pub type Trouble = runtime::Trouble<Reason>;
+
+runtime::reasons! {
+    /// Reason of a condition or an Event.
+    pub enum Reason {
+        /// The store or etcd denies access.
+        AccessDenied,
+        /// Every field of the spec is in effect.
+        AllInEffect,
+        /// The backup does not exist.
+        BackupMissing,
+        /// The bucket or the container does not exist.
+        BucketMissing,
+        /// The EtcdRestore was deleted before it was complete.
+        Cancelled,
+        /// A certificate or a private key cannot be read.
+        CertificateUnreadable,
+        /// The EtcdCluster is claimed for the restore.
+        Claimed,
+        /// The operator has created the EtcdCluster.
+        ClusterCreated,
+        /// The EtcdCluster exists and may not be replaced.
+        ClusterExists,
+        /// The restored EtcdCluster does not exist any more.
+        ClusterMissing,
+        /// The CustomResourceDefinition is older than the operator.
+        DefinitionOutdated,
+        /// No member of the etcd cluster answers.
+        EtcdUnreachable,
+        /// The restore is given up, and the cluster stays as it was.
+        GivenUp,
+        /// The cluster operator takes the EtcdCluster over.
+        HandedOver,
+        /// The image of the seed's pod cannot be pulled.
+        ImageNotFound,
+        /// The restore goes on.
+        InProgress,
+        /// The spec is refused.
+        InvalidSpec,
+        /// A Secret lacks a key.
+        KeyMissing,
+        /// The spec uses a field that has no effect in this release and must not be ignored.
+        NotSupported,
+        /// The spec uses fields that have no effect in this release.
+        NotYetInEffect,
+        /// `spec.paused` of the EtcdCluster is true.
+        Paused,
+        /// The seed's pod does not start.
+        PodNotStarting,
+        /// The members of the EtcdCluster are replaced by the seed.
+        Replacing,
+        /// The restored cluster serves.
+        RestoreComplete,
+        /// The restore needs a person.
+        RestoreFailed,
+        /// The restore waits for something that is missing.
+        RestoreWaits,
+        /// A Secret or one of its keys is missing.
+        SecretMissing,
+        /// The seed's pod ended permanently.
+        SeedEnded,
+        /// The seed member cannot be prepared.
+        SeedFailed,
+        /// The seed member serves the verified backup.
+        SeedServes,
+        /// The operator has created the seed's pod.
+        SeedStarted,
+        /// The backup cannot be read as a snapshot.
+        SnapshotUnreadable,
+        /// A step failed; the message names the cause.
+        StepFailed,
+        /// The seed gets no volume.
+        StorageMissing,
+        /// The store does not answer.
+        StoreUnreachable,
+        /// The restore is complete.
+        Succeeded,
+        /// The operator cannot know yet.
+        Unknown,
+    }
+}

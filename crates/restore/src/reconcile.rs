@@ -1,0 +1,261 @@
+//! The reconcile of one EtcdRestore: observe, plan, execute, status.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::EtcdRestore;
+use etcd::EtcdClient;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client, ResourceExt};
+use runtime::Done;
+use runtime::controller::Reconcile;
+use runtime::grants::Grants;
+use runtime::image::OwnImage;
+
+use crate::execute::{ExecuteContext, execute, report};
+use crate::observe::{ObserveContext, observe};
+use crate::outcome::{Error, judged};
+use crate::plan::plan_at;
+use crate::plan::write::write;
+use crate::status;
+
+/// The pause after a conflict, and after an observation that took too long.
+const CONFLICT_RETRY: Duration = Duration::from_millis(200);
+
+/// The clients and tasks of all reconciles.
+pub(crate) struct ReconcileContext {
+    /// The API server, for what is read.
+    pub(crate) client: Client,
+    /// Its own client sends each write once: a repeated one could be older than it was meant to be (invariant 11).
+    pub(crate) execute: ExecuteContext,
+    /// The members of clusters without TLS and authentication.
+    pub(crate) etcd: EtcdClient,
+    /// The image of seed members.
+    pub(crate) image: OwnImage,
+    /// Which namespaces may use the identity of the operator.
+    pub(crate) grants: Grants,
+}
+
+impl Reconcile for ReconcileContext {
+    type Object = EtcdRestore;
+    type Error = Error;
+
+    async fn reconcile(&self, object: Arc<EtcdRestore>) -> Result<Done, Error> {
+        Box::pin(self.reconcile_since(&object, Instant::now())).await
+    }
+}
+
+impl ReconcileContext {
+    /// The observation counts as having begun at `since`.
+    async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
+        let namespace = object.namespace().unwrap_or_default();
+        let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
+        // The cache may lack the operator's own last record, which a plan has to see.
+        let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
+            return Ok(Done::default());
+        };
+        let context = ObserveContext {
+            client: &self.client,
+            etcd: &self.etcd,
+            grants: &self.grants,
+            image: &self.image,
+            fault: None,
+        };
+        let observation = Box::pin(observe(&context, &restore)).await;
+        let now = now();
+        let plan = plan_at(&restore, &observation.snapshot, now);
+        let executed = match write(&restore, &observation, &plan.action, now) {
+            Ok(requests) => {
+                let failpoint = plan.action.failpoint();
+                Box::pin(execute(
+                    &self.execute,
+                    &restore,
+                    failpoint,
+                    &requests,
+                    since,
+                ))
+                .await
+            }
+            Err(why) => Err(Error::Missing(why)),
+        };
+        let snapshot = &observation.snapshot;
+        let (plan, executed) = judged(&restore, snapshot, (plan, executed), now);
+        if plan.action.changes_object() {
+            return match executed {
+                Err(error) if error.is_outrun() => Ok(requeue(Some(CONFLICT_RETRY))),
+                executed => executed.map(|()| requeue(plan.requeue)),
+            };
+        }
+        let (trouble, now) = (executed.as_ref().err().map(Error::trouble), Time(now));
+        let mut desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
+        status::tell_progress(&mut desired, &snapshot.seed.pod);
+        let written = report(&self.execute, &restore, &desired, &now).await;
+        match executed.and(written) {
+            // The status reports it, and nothing has failed.
+            Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
+            Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
+            Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
+            done => done.map(|()| Done {
+                notices: status::notices(&restore, &plan),
+                ..requeue(plan.requeue)
+            }),
+        }
+    }
+}
+
+fn requeue(after: Option<Duration>) -> Done {
+    Done {
+        requeue: after,
+        notices: Vec::new(),
+    }
+}
+
+/// The time, to the second, as objects have it.
+fn now() -> Timestamp {
+    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use api::conditions::{self, ConditionType};
+    use api::names::ANNOTATION_RESTORE;
+    use api::names::FINALIZER_CLAIM;
+    use etcd::Access;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::execute::Undo;
+    use crate::{fake, naming};
+
+    fn context(client: Client, writer: Client) -> ReconcileContext {
+        ReconcileContext {
+            image: fake::image(&client),
+            client,
+            execute: ExecuteContext {
+                client: writer,
+                undo: Undo::default(),
+            },
+            etcd: EtcdClient::new(Access::default()),
+            grants: Grants {
+                operator: "restore operator",
+                own: "prod".into(),
+                others: Vec::new(),
+            },
+        }
+    }
+
+    /// Invariant 11: what repeats a request that was refused for now does so for minutes.
+    #[tokio::test]
+    async fn what_is_written_is_sent_by_who_sends_it_once() {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
+        let mut begins = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        begins.metadata.namespace = Some("prod".into());
+        begins.metadata.uid = Some("restore-uid".into());
+        let mut ends = begins.clone();
+        ends.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
+        ends.metadata.deletion_timestamp = Some(Time(now()));
+        for (restore, written) in [
+            (begins, "PATCH etcdrestores/status"),
+            (ends, "PATCH etcdrestores"),
+        ] {
+            let there = json!(restore);
+            let answer = move |what: &str, _: usize| match what {
+                "GET etcdclusters" | "GET etcdbackups" => (404, Value::Null),
+                _ => (200, there.clone()),
+            };
+            let (client, read) = fake::server(answer.clone());
+            let (writer, wrote) = fake::server(answer);
+            let context = context(client, writer);
+            let reconciled = Box::pin(context.reconcile(Arc::new(restore))).await;
+            reconciled.unwrap();
+            let read = read.lock().unwrap();
+            assert!(read.iter().all(|one| one.starts_with("GET")), "{read:?}");
+            assert_eq!(*wrote.lock().unwrap(), [written]);
+        }
+    }
+
+    /// A restore over a living cluster that was deleted; of the seed its Service is left.
+    fn given_up() -> (EtcdRestore, Value, Value) {
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
+        let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        restore.metadata.namespace = Some("prod".into());
+        restore.metadata.uid = Some("restore-uid".into());
+        restore.metadata.resource_version = Some("7".into());
+        restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
+        restore.metadata.deletion_timestamp = Some(Time(now()));
+        let seed = naming::seed(&restore);
+        let status =
+            json!({ "seed": seed, "replaces": { "uid": "cluster-uid", "clusterID": "aa" } });
+        restore.status = serde_json::from_value(status).unwrap();
+        let cluster = json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+            "metadata": { "name": "main", "namespace": "prod", "uid": "cluster-uid", "resourceVersion": "7",
+                          "annotations": { ANNOTATION_RESTORE: "restore-uid" } },
+            "spec": { "size": 3, "version": "3.6.16" }, "status": { "clusterID": "aa" },
+        });
+        let owner = json!({ "apiVersion": "v", "kind": "EtcdCluster", "name": "main", "uid": "cluster-uid" });
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "name": seed.member, "namespace": "prod", "uid": "service", "ownerReferences": [owner] },
+        });
+        (restore, cluster, service)
+    }
+
+    /// A failure would be counted, and waited out for longer each time.
+    #[tokio::test]
+    async fn a_look_that_took_too_long_is_no_failure_and_is_followed_by_another_soon() {
+        for (age, late) in [(0, false), (11, true)] {
+            let (restore, cluster, service) = given_up();
+            let there = json!(restore);
+            let (client, _) = fake::server(move |what, _| match what {
+                "GET etcdrestores" => (200, there.clone()),
+                "GET etcdclusters" => (200, cluster.clone()),
+                "GET services" => (200, service.clone()),
+                _ => (404, Value::Null),
+            });
+            let (told, there, claimed) = (
+                Arc::<Mutex<Option<Value>>>::default(),
+                json!(restore),
+                given_up().1,
+            );
+            let kept = Arc::clone(&told);
+            let (writer, wrote) = fake::told(move |what, body| match what {
+                "PATCH etcdrestores/status" => {
+                    *kept.lock().unwrap() = Some(body.clone());
+                    (200, there.clone())
+                }
+                "GET etcdclusters" => (200, claimed.clone()),
+                _ => (200, fake::success()),
+            });
+            let since = Instant::now().checked_sub(Duration::from_secs(age));
+            let context = context(client, writer);
+            let round = Box::pin(context.reconcile_since(&restore, since.unwrap()));
+            let done = round.await.unwrap();
+            let deleted = wrote
+                .lock()
+                .unwrap()
+                .contains(&"DELETE services".to_owned());
+            assert_eq!(deleted, !late);
+            let status: api::restore::EtcdRestoreStatus =
+                serde_json::from_value(told.lock().unwrap().take().unwrap()["status"].clone())
+                    .unwrap();
+            for condition in &status.conditions {
+                assert_ne!(condition.reason, "StepFailed", "{condition:?}");
+            }
+            let complete = conditions::find(&status.conditions, &ConditionType::Complete).unwrap();
+            assert_eq!(complete.reason, "InProgress");
+            assert_eq!(
+                complete.message.contains("took longer than 10 seconds"),
+                late,
+                "{complete:?}"
+            );
+            if late {
+                assert_eq!(done.requeue, Some(CONFLICT_RETRY));
+                assert!(done.notices.is_empty(), "{:?}", done.notices);
+            }
+        }
+    }
+}
