@@ -1,4 +1,4 @@
-//! `EtcdBackup`: a backup of a cluster, once or again and again.
+//! `EtcdBackup`: one backup or periodic backups of a cluster.
 
 mod check;
 pub mod name;
@@ -8,7 +8,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use check::store_problem;
+pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 
 use crate::duration::DurationText;
@@ -21,26 +21,26 @@ use crate::storage::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// How a stored backup is compressed.
+    /// Compression of a stored backup.
     Compression {
-        /// Not at all.
+        /// No compression.
         None = "none",
-        /// With Zstandard.
+        /// Zstandard.
         Zstd = "zstd",
     }
 }
 
 text_enum! {
-    /// What becomes of stored backups when their EtcdBackup is deleted.
+    /// What happens to the stored backups when their EtcdBackup is deleted.
     DeletionPolicy {
-        /// They stay.
+        /// The operator keeps the stored backups.
         Retain = "Retain",
-        /// They are deleted.
+        /// The operator deletes the stored backups.
         Delete = "Delete",
     }
 }
 
-/// What is backed up, when, and to where.
+/// Source, schedule and destination of a backup.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "etcd.database.coreos.com",
@@ -48,7 +48,7 @@ text_enum! {
     kind = "EtcdBackup",
     plural = "etcdbackups",
     namespaced,
-    doc = "EtcdBackup is a backup of an etcd cluster, once or again and again.",
+    doc = "EtcdBackup describes one backup or periodic backups of an etcd cluster.",
     status = "EtcdBackupStatus",
     derive = "PartialEq",
     printcolumn(name = "Storage", type_ = "string", json_path = ".spec.storageType"),
@@ -57,13 +57,13 @@ text_enum! {
         name = "State",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
-        description = "How far it is, or what is wrong: the reason of the condition Complete"
+        description = "Progress or problem: the reason of the condition Complete"
     ),
     printcolumn(
         name = "Revision",
         type_ = "integer",
         json_path = ".status.etcdRevision",
-        description = "Revision the newest backup holds"
+        description = "Revision of the newest backup"
     ),
     printcolumn(
         name = "Last success",
@@ -91,34 +91,34 @@ text_enum! {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "(has(self.etcdEndpoints) && self.etcdEndpoints.size() > 0) != has(self.etcdCluster)",
-    "spec must say which cluster: give either spec.etcdEndpoints with at least one URL or spec.etcdCluster.name"
+    "spec must say which cluster to back up: set either spec.etcdEndpoints with at least one URL or spec.etcdCluster.name"
 ))]
 #[x_kube(validation = (
     "has(self.s3) == (self.storageType == 'S3')",
-    "the block s3 is given when storageType is S3, and only then: make spec.s3 and spec.storageType agree"
+    "the block s3 must be set if and only if storageType is S3: make spec.s3 and spec.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.abs) == (self.storageType == 'ABS')",
-    "the block abs is given when storageType is ABS, and only then: make spec.abs and spec.storageType agree"
+    "the block abs must be set if and only if storageType is ABS: make spec.abs and spec.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.gcs) == (self.storageType == 'GCS')",
-    "the block gcs is given when storageType is GCS, and only then: make spec.gcs and spec.storageType agree"
+    "the block gcs must be set if and only if storageType is GCS: make spec.gcs and spec.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.oss) == (self.storageType == 'OSS')",
-    "the block oss is given when storageType is OSS, and only then: make spec.oss and spec.storageType agree"
+    "the block oss must be set if and only if storageType is OSS: make spec.oss and spec.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.pvc) == (self.storageType == 'PVC')",
-    "the block pvc is given when storageType is PVC, and only then: make spec.pvc and spec.storageType agree"
+    "the block pvc must be set if and only if storageType is PVC: make spec.pvc and spec.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.local) == (self.storageType == 'Local')",
-    "the block local is given when storageType is Local, and only then: make spec.local and spec.storageType agree"
+    "the block local must be set if and only if storageType is Local: make spec.local and spec.storageType agree"
 ))]
 pub struct EtcdBackupSpec {
-    /// Client URLs of the cluster to back up. One that answers is enough.
+    /// Client URLs of the cluster to back up. One reachable endpoint is enough.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -127,10 +127,10 @@ pub struct EtcdBackupSpec {
     #[schemars(length(max = 32), inner(length(max = 2048)))]
     #[x_kube(validation = (
         "self.all(endpoint, endpoint.size() > 0)",
-        "spec.etcdEndpoints may not hold an empty text: give URLs such as http://example-client:2379"
+        "spec.etcdEndpoints may not hold an empty text: use URLs such as http://example-client:2379"
     ))]
     pub etcd_endpoints: Vec<String>,
-    /// The EtcdCluster to back up; endpoints, TLS and version come from it.
+    /// The EtcdCluster to back up. The operator takes endpoints, TLS and version from the EtcdCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_cluster: Option<ClusterReference>,
     /// Name of the Secret with the client certificate for `etcdEndpoints`: `etcd-client.crt`,
@@ -146,38 +146,38 @@ pub struct EtcdBackupSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub auth_secret: Option<String>,
-    /// When, how long, and how much is kept.
+    /// Schedule, time limit and retention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_policy: Option<BackupPolicy>,
-    /// Kind of store.
+    /// Type of the store.
     pub storage_type: StorageType,
-    /// Place in S3, with `storageType: S3`.
+    /// Location in S3, with `storageType: S3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// Place in Azure Blob Storage, with `storageType: ABS`.
+    /// Location in Azure Blob Storage, with `storageType: ABS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abs: Option<AbsSource>,
-    /// Place in Google Cloud Storage, with `storageType: GCS`.
+    /// Location in Google Cloud Storage, with `storageType: GCS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gcs: Option<GcsSource>,
-    /// Place in Alibaba Cloud OSS, with `storageType: OSS`.
+    /// Location in Alibaba Cloud OSS, with `storageType: OSS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oss: Option<OssSource>,
-    /// Place on a volume, with `storageType: PVC`.
+    /// Location on a volume, with `storageType: PVC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PvcSource>,
-    /// Place in the operator's directory, with `storageType: Local`.
+    /// Location in the operator's directory, with `storageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// How the stored backup is compressed; `none` where it is not given.
+    /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Seconds after which a finished EtcdBackup is deleted. Without it the object stays. One that is made again and
-    /// again never finishes.
+    /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
+    /// with a schedule or an interval never finishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
-    /// What becomes of the backups this EtcdBackup has stored when it is deleted; `Retain` where it is not given.
+    /// What happens to the stored backups when this EtcdBackup is deleted. Default `Retain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<DeletionPolicy>,
 }
@@ -191,7 +191,7 @@ pub struct ClusterReference {
     pub name: String,
 }
 
-/// When backups are made, how long one may take, and how many are kept.
+/// Schedule, time limit and retention of backups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -203,8 +203,8 @@ pub struct ClusterReference {
     "backupPolicy.timeZone is for a schedule: add backupPolicy.schedule or remove timeZone"
 ))]
 pub struct BackupPolicy {
-    /// Seconds a whole backup may take; 0 means as long as it needs. Where it is not given the limit grows
-    /// with the database.
+    /// Time limit of one backup, in seconds; 0 means no limit. If not set, the limit grows with the size of
+    /// the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for no limit, or remove it"))]
     pub timeout_in_second: Option<i64>,
@@ -212,11 +212,12 @@ pub struct BackupPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.backupIntervalInSecond may not be negative: use 0 for one backup only"))]
     pub backup_interval_in_second: Option<i64>,
-    /// Number of backups kept, beside those `retention` keeps; 0 means all.
+    /// Number of backups to keep in addition to the backups that `retention` keeps; 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "backupPolicy.maxBackups may not be negative: use 0 to keep all"))]
     pub max_backups: Option<i64>,
-    /// When backups are made, as five cron fields or one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+    /// Schedule of the backups: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`,
+    /// `@yearly`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -224,70 +225,73 @@ pub struct BackupPolicy {
         "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in backupPolicy.timeZone"
     ))]
     pub schedule: Option<String>,
-    /// Time zone of the schedule, such as `Europe/Berlin`; `Etc/UTC` where it is not given.
+    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Seconds after which a missed backup is not made up.
+    /// Deadline in seconds for starting a missed backup. After the deadline the backup is skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub starting_deadline_seconds: Option<i64>,
-    /// Make no new backups until it is false again.
+    /// Make no new backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
-    /// Age after which a backup is deleted, such as `720h`, whatever else keeps it. The newest always stays.
+    /// Age after which a backup is deleted, such as `720h`, even if another rule keeps it. The newest backup
+    /// is always kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_age: Option<DurationText>,
-    /// How many backups are kept of each hour, day, week and month, in UTC, beside the newest `maxBackups`.
+    /// Number of backups to keep for each hour, day, week and month, in UTC, in addition to the newest
+    /// `maxBackups`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
 }
 
-/// How many backups are kept: the newest of each of the last hours, days, weeks and months that have one.
+/// Numbers of backups to keep. Of each of the last hours, days, weeks and months that have a backup, the
+/// newest backup is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Retention {
-    /// Hours of which the newest backup is kept.
+    /// Number of hours for which the newest backup is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_hourly: Option<i32>,
-    /// Days of which the newest backup is kept.
+    /// Number of days for which the newest backup is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_daily: Option<i32>,
-    /// Weeks of which the newest backup is kept.
+    /// Number of weeks for which the newest backup is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_weekly: Option<i32>,
-    /// Months of which the newest backup is kept.
+    /// Number of months for which the newest backup is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000))]
     pub keep_monthly: Option<i32>,
 }
 
-/// What is known about an EtcdBackup.
+/// Observed state of an EtcdBackup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdBackupStatus {
-    /// Generation of the spec this status was made from.
+    /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Whether the newest backup is complete.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why the newest backup is not complete, in words.
+    /// Why the newest backup is not complete.
     #[serde(default, rename = "Reason", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Version of the etcd server the newest backup came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_version: Option<String>,
-    /// Revision the newest backup holds.
+    /// Revision of the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// When the newest backup was complete.
+    /// Time at which the newest backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_success_date: Option<Time>,
-    /// Where the newest backup lies, such as `s3://bucket/key`.
+    /// Location of the newest backup, such as `s3://bucket/key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
     /// Size of the snapshot in bytes.
@@ -296,23 +300,23 @@ pub struct EtcdBackupStatus {
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Cluster ID of the cluster it was taken of, in hexadecimal without leading zeros.
+    /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// When the operator began the newest backup.
+    /// Time at which the operator started the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the newest backup was done or had failed.
+    /// Time at which the newest backup completed or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// How far a running backup is.
+    /// Progress of a running backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// How many attempts at the backup that is under way have begun and were not seen to end: the one that runs, and
-    /// those that ended with their operator.
+    /// Number of attempts at the current backup that started and have no known end: the running attempt, and
+    /// attempts whose operator process ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
-    /// The newest backups that are kept, newest first; at most ten.
+    /// The newest stored backups, newest first; at most ten.
     #[serde(
         default,
         deserialize_with = "readable_items",
@@ -329,24 +333,24 @@ pub struct EtcdBackupStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How far a transfer is.
+/// Progress of a transfer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Bytes done.
+    /// Bytes transferred.
     pub bytes: i64,
-    /// Bytes in all, where known.
+    /// Bytes in total, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
 }
 
-/// A backup that is kept.
+/// A stored backup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StoredBackup {
-    /// Where it lies.
+    /// Location, such as `s3://bucket/key`.
     pub location: String,
-    /// Revision it holds.
+    /// Revision of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
     /// Size of the snapshot in bytes.
@@ -355,13 +359,13 @@ pub struct StoredBackup {
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// When it was complete.
+    /// Time at which the backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
 }
 
 impl EtcdBackupSpec {
-    /// The storage blocks.
+    /// The storage blocks of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),
@@ -373,7 +377,7 @@ impl EtcdBackupSpec {
         }
     }
 
-    /// The Secret with the client certificate, if one is named.
+    /// Name of the Secret with the client certificate. An empty name means none.
     pub fn client_tls_secret(&self) -> Option<&str> {
         given(self.client_tls_secret.as_ref())
     }
@@ -397,19 +401,19 @@ impl BackupPolicy {
 }
 
 impl S3Source {
-    /// The Secret with the credentials, if one is named.
+    /// Name of the Secret with the credentials. An empty name means none.
     pub fn aws_secret(&self) -> Option<&str> {
         given(self.aws_secret.as_ref())
     }
 
-    /// The endpoint, if it is not AWS.
+    /// URL of the endpoint. An empty URL means AWS.
     pub fn endpoint(&self) -> Option<&str> {
         given(self.endpoint.as_ref())
     }
 }
 
 impl EtcdBackup {
-    /// The conditions of the status, or none.
+    /// The conditions of the status; empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

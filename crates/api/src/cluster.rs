@@ -16,8 +16,8 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 pub use access::{Auth, NetworkAccess, ROOT_USER};
+pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
-pub(crate) use check::{store_in_effect, validate_spec};
 pub use flags::{
     OWNED_FLAGS, TYPED_FLAGS, flag_of_env, is_flag, refused_argument, refused_variable,
 };
@@ -44,18 +44,18 @@ use crate::duration::DurationText;
 use crate::schema::is_false;
 use crate::version::{DEFAULT_REPOSITORY, DEFAULT_VERSION};
 
-/// Fewest members of a cluster.
+/// Minimum number of members of a cluster.
 pub const MIN_SIZE: i32 = 1;
-/// Most members of a cluster.
+/// Maximum number of members of a cluster.
 pub const MAX_SIZE: i32 = 7;
-/// How long a member may be down on a dead node before it is replaced, in seconds.
+/// Default of `spec.memberReplacement.after`, in seconds.
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
-/// How long the volume of a member is kept that someone else removed from etcd, unless the spec says otherwise.
+/// Default of `spec.memberReplacement.keepVolumes`, in seconds.
 pub const DEFAULT_KEEP_VOLUMES_SECONDS: u64 = 3600;
-/// How long quorum must have been lost before a recovery acts without a person, in seconds.
+/// Default of `spec.recovery.after`, in seconds.
 pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
-/// What an EtcdCluster should be.
+/// Desired state of an EtcdCluster.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "etcd.database.coreos.com",
@@ -72,45 +72,45 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "Size", type_ = "integer", json_path = ".spec.size", description = "Wanted members"),
+    printcolumn(name = "Size", type_ = "integer", json_path = ".spec.size", description = "Desired number of members"),
     printcolumn(name = "Members", type_ = "integer", json_path = ".status.size", description = "Members of the etcd cluster"),
-    printcolumn(name = "Version", type_ = "string", json_path = ".status.currentVersion", description = "Version that runs"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.currentVersion", description = "Running version"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Available",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Available\")].status",
-        description = "Whether a quorum answers"
+        description = "Whether a quorum of members is healthy"
     ),
     printcolumn(
         name = "State",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Degraded\")].reason",
-        description = "AsDesired, or what is wrong: the reason of the condition Degraded"
+        description = "AsDesired, or the problem: the reason of the condition Degraded"
     ),
     printcolumn(name = "Leader", type_ = "string", json_path = ".status.leader", priority = 1),
     printcolumn(name = "Next", type_ = "string", json_path = ".status.nextStep", priority = 1),
     printcolumn(name = "Waiting for", type_ = "string", json_path = ".status.waitingFor", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("oldSelf.hasValue() || self.metadata.name.size() <= 52")
-        .message("metadata.name must have at most 52 characters, since member names add 11 and Service names end at 63: choose a shorter name")
+        .message("metadata.name must have at most 52 characters, because member names add 11 and Service names have at most 63: choose a shorter name")
         .optional_old_self(true),
     validation = Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("metadata.name must be a DNS-1035 label, since Services are named after it: use lower-case letters, digits and dashes, and begin with a letter")
+        .message("metadata.name must be a DNS-1035 label, because Service names contain it: use lowercase letters, digits and dashes, and begin with a letter")
         .optional_old_self(true)
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!has(self.hibernate) || !self.hibernate || (has(self.pod) && has(self.pod.persistentVolumeClaimSpec))",
-    "spec.hibernate needs members with volumes, else stopping them loses the data: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
+    "spec.hibernate needs members with volumes, because members without volumes lose their data when they stop: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
 ))]
 #[x_kube(validation = (
     "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)))",
-    "spec.pod.etcdEnv may not set an option that spec.etcd sets, too: remove that variable"
+    "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
 pub struct EtcdClusterSpec {
-    /// Wanted number of members, 1 to 7. An odd number is advised: an even one tolerates no more failures
-    /// than the odd one below it.
+    /// Desired number of members, 1 to 7. Use an odd number: an even number tolerates no more failures than
+    /// the odd number below it.
     #[serde(default = "default_size")]
     #[schemars(range(min = 1, max = 7))]
     #[x_kube(validation = ("self >= 1 && self <= 7", "spec.size must be 1 to 7: use 3 or 5, or 1 for tests"))]
@@ -120,58 +120,58 @@ pub struct EtcdClusterSpec {
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(validation = (
         "self.matches('^v*[0-9]+\\\\.[0-9]+\\\\.[0-9]+(-[0-9A-Za-z.-]+)?$')",
-        "spec.version must be a full version such as 3.7.3: give major, minor and patch number, not a tag such as latest"
+        "spec.version must be a full version such as 3.7.3: use major, minor and patch number, not a tag such as latest"
     ))]
     pub version: String,
-    /// Repository of the image, which is `<repository>:v<version>`.
+    /// Repository of the image. The image is `<repository>:v<version>`.
     #[serde(default = "default_repository")]
     #[schemars(length(min = 1, max = 255))]
     pub repository: String,
-    /// Change nothing, but go on reporting.
+    /// Stop all changes to the cluster. The operator still updates the status.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// How the first members are started: all together (`Parallel`), or one, which the others join (`Seed`).
+    /// Start of the first members: all together (`Parallel`), or one first and then the others one by one
+    /// (`Seed`).
     #[serde(default)]
     pub bootstrap: BootstrapMode,
-    /// How members are reached: `Service` (a Service per member) or `Pod` (names of pods under the headless
-    /// Service). Without it the operator chooses; it chooses `Service` unless given certificates only
-    /// cover names of pods.
+    /// Host names of members: `Service` (a Service for each member) or `Pod` (pod names under the headless
+    /// Service). If not set, the operator uses `Service`, unless the given certificates cover only pod names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_address: Option<MemberAddress>,
-    /// Stop all members and keep their volumes; false brings the same cluster back.
+    /// Stop all members and keep their volumes. If set back to false, the same cluster starts again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hibernate: bool,
-    /// The members' pods.
+    /// Pods of the members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodPolicy>,
     /// TLS between members, clients and the operator.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsPolicy>,
-    /// The Services of the cluster.
+    /// Services of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub services: Option<ServicesPolicy>,
-    /// The PodDisruptionBudget of the voters.
+    /// PodDisruptionBudget of the voters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<DisruptionBudgetPolicy>,
-    /// When a member that is down is replaced.
+    /// When the operator replaces a member that is down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_replacement: Option<MemberReplacement>,
-    /// What happens when quorum is lost for good.
+    /// What the operator does after a permanent loss of quorum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
-    /// Options of etcd itself.
+    /// Options of etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdOptions>,
-    /// Upkeep of the members' databases: what is done about full ones, and when they are defragmented.
+    /// Maintenance of the members' databases: full databases and defragmentation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upkeep: Option<Upkeep>,
     /// Credentials for a cluster with authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
-    /// A NetworkPolicy for the members. Without it there is none.
+    /// NetworkPolicy of the members. If not set, the operator creates none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkAccess>,
-    /// Keep the cluster backed up, by schedule and retention, to one place.
+    /// Periodic backups of the cluster to one location.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
 }
@@ -202,14 +202,14 @@ impl Default for EtcdClusterSpec {
 }
 
 impl EtcdClusterSpec {
-    /// Whether members keep their data on volumes of their own.
+    /// Whether members keep their data on PVCs.
     pub fn is_durable(&self) -> bool {
         self.pod
             .as_ref()
             .is_some_and(|pod| pod.persistent_volume_claim_spec.is_some())
     }
 
-    /// How members are reached.
+    /// `spec.memberAddress`, or `Service` if not set.
     pub fn member_address(&self) -> MemberAddress {
         self.member_address
             .clone()
@@ -224,21 +224,21 @@ impl EtcdClusterSpec {
             .unwrap_or_default()
     }
 
-    /// Whether the voters get a PodDisruptionBudget.
+    /// Whether the operator creates a PodDisruptionBudget for the voters.
     pub fn has_disruption_budget(&self) -> bool {
         self.pod_disruption_budget
             .as_ref()
             .is_none_or(|budget| budget.enabled)
     }
 
-    /// Whether the members get a NetworkPolicy.
+    /// Whether the operator creates a NetworkPolicy for the members.
     pub fn has_network_policy(&self) -> bool {
         self.network_policy
             .as_ref()
             .is_some_and(|access| access.enabled)
     }
 
-    /// How long a member may be down on a dead node before it is replaced.
+    /// Time for which a member may be down on a dead node before the operator replaces it.
     pub fn replace_after(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -249,7 +249,7 @@ impl EtcdClusterSpec {
             ))
     }
 
-    /// How long the volume of a member is kept that someone else removed from etcd.
+    /// Time for which the operator keeps the volume of a member that a third party removed from etcd.
     pub fn keep_volumes(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -258,7 +258,7 @@ impl EtcdClusterSpec {
             .unwrap_or(std::time::Duration::from_secs(DEFAULT_KEEP_VOLUMES_SECONDS))
     }
 
-    /// Whether a lost quorum is recovered without a person.
+    /// Whether the operator recovers a lost quorum without an approval.
     pub fn recovers_automatically(&self) -> bool {
         let policy = self
             .recovery
@@ -267,7 +267,7 @@ impl EtcdClusterSpec {
         policy == Some(&RecoveryPolicy::Automatic)
     }
 
-    /// How long quorum must have been lost before a recovery acts without a person.
+    /// Time for which quorum must have been lost before an automatic recovery starts.
     pub fn recover_after(&self) -> std::time::Duration {
         self.recovery
             .as_ref()
@@ -280,7 +280,7 @@ impl EtcdClusterSpec {
 }
 
 impl EtcdCluster {
-    /// The conditions of the status, or none.
+    /// The conditions of the status; empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

@@ -1,6 +1,6 @@
-//! Conditions: their types, their reasons, and how one is set.
+//! Conditions: types, reasons, and the function that sets a condition.
 //!
-//! Time is passed in; nothing here reads a clock.
+//! The caller passes the time in.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -13,25 +13,25 @@ text_enum! {
         Available = "Available",
         /// The operator is working towards the spec.
         Progressing = "Progressing",
-        /// Something is wrong that the operator cannot or may not put right by itself.
+        /// The operator found a problem that it cannot or may not repair by itself.
         Degraded = "Degraded",
-        /// A lost member is being put back or replaced.
+        /// A lost member is restarting or being replaced.
         Recovering = "Recovering",
         /// The number of members is being changed.
         Scaling = "Scaling",
         /// The version is being changed.
         Upgrading = "Upgrading",
-        /// Every field of the spec has its effect in this release.
+        /// Every field of the spec takes effect in this release.
         FieldsInEffect = "FieldsInEffect",
-        /// The spec follows the project's advice: an odd size, a tested version.
+        /// The spec follows the project's recommendations: an odd size, a tested version.
         Advisable = "Advisable",
         /// A backup or a restore is done.
         Complete = "Complete",
-        /// A backup or a restore has failed for good.
+        /// A backup or a restore has failed and is not retried.
         Failed = "Failed",
-        /// The certificates of a cluster with TLS hold.
+        /// The certificates of a cluster with TLS are valid.
         TlsReady = "TLSReady",
-        /// What is kept of a periodic backup is what its policy says.
+        /// The stored backups of a periodic backup match its retention policy.
         RetentionApplied = "RetentionApplied",
     }
 }
@@ -39,27 +39,27 @@ text_enum! {
 text_enum! {
     /// Reason of a condition.
     Reason {
-        /// All is as the spec wants it.
+        /// The actual state matches the spec.
         AsDesired = "AsDesired",
-        /// The operator has not looked at the object yet, or cannot know.
+        /// The operator has not reconciled the object yet, or cannot determine the state.
         Unknown_ = "Unknown",
-        /// The spec is refused: the message names the field and the remedy.
+        /// The spec is invalid: the message names the field and the remedy.
         InvalidSpec = "InvalidSpec",
         /// The spec uses fields this release accepts and ignores.
         NotYetInEffect = "NotYetInEffect",
         /// All fields of the spec are in effect.
         AllInEffect = "AllInEffect",
-        /// The spec uses a field that must not be ignored and has no effect in this release.
+        /// The spec uses a field that has no effect in this release and must not be ignored.
         NotSupported = "NotSupported",
-        /// An even number of members.
+        /// The spec has an even number of members.
         EvenSize = "EvenSize",
-        /// A version the project does not test.
+        /// The spec has a version that the project does not test.
         UntestedVersion = "UntestedVersion",
-        /// The spec follows the project's advice.
+        /// The spec follows the project's recommendations.
         AsAdvised = "AsAdvised",
         /// `spec.paused` is set.
         Paused = "Paused",
-        /// `spec.hibernate` is set: no member runs, the volumes stay.
+        /// `spec.hibernate` is set: no member runs, the operator keeps the volumes.
         Hibernated = "Hibernated",
         /// `spec.hibernate` is set: the members are being stopped.
         Hibernating = "Hibernating",
@@ -69,7 +69,7 @@ text_enum! {
         Bootstrapping = "Bootstrapping",
         /// The cluster has formed and a quorum answers.
         QuorumHealthy = "QuorumHealthy",
-        /// A quorum answers, and the client Service leads to no member.
+        /// A quorum answers, but the client Service has no endpoint.
         NoEndpoint = "NoEndpoint",
         /// No quorum of voters answers.
         QuorumLost = "QuorumLost",
@@ -83,13 +83,13 @@ text_enum! {
         MemberDown = "MemberDown",
         /// A dead member is being replaced.
         ReplacingMember = "ReplacingMember",
-        /// A member's pod cannot start: the message says why.
+        /// A member's pod cannot start: the message states the cause.
         PodNotStarting = "PodNotStarting",
         /// The image of the version cannot be pulled.
         ImageNotFound = "ImageNotFound",
-        /// There is no volume for what needs one: the message says what is missing.
+        /// A required volume is missing: the message names it.
         StorageMissing = "StorageMissing",
-        /// The operator's last step failed: the message says why.
+        /// The operator's last step failed: the message states the cause.
         StepFailed = "StepFailed",
         /// Work is under way.
         InProgress = "InProgress",
@@ -97,11 +97,11 @@ text_enum! {
         Pending = "Pending",
         /// The work is done.
         Succeeded = "Succeeded",
-        /// The next backup has its time.
+        /// The next backup is scheduled.
         Scheduled = "Scheduled",
-        /// No new backups are made: `suspend` is set.
+        /// The operator makes no new backups: `suspend` is set.
         Suspended = "Suspended",
-        /// The certificates hold.
+        /// The certificates are valid.
         CertificatesHold = "CertificatesHold",
         /// A TLS Secret cannot be read.
         SecretUnreadable = "SecretUnreadable",
@@ -109,19 +109,19 @@ text_enum! {
         KeyMissing = "KeyMissing",
         /// A certificate or a private key cannot be read.
         CertificateUnreadable = "CertificateUnreadable",
-        /// A private key is not that of its certificate.
+        /// A private key does not match its certificate.
         KeyMismatch = "KeyMismatch",
-        /// A certificate was not signed by the authority that is asked about it.
+        /// A certificate is not signed by the certificate authority (CA) that must sign it.
         UnknownAuthority = "UnknownAuthority",
-        /// The authorities were replaced by others in one step, while members run that trust the ones before.
+        /// All CAs were replaced in one step, while members still run that trust the previous CAs.
         AuthorityReplaced = "AuthorityReplaced",
-        /// An authority has expired.
+        /// A CA certificate has expired.
         AuthorityExpired = "AuthorityExpired",
         /// A certificate has expired.
         CertificateExpired = "CertificateExpired",
         /// A certificate is not valid yet.
         CertificateNotYetValid = "CertificateNotYetValid",
-        /// A certificate may not be used for what it is needed for.
+        /// The key usage of a certificate does not allow its purpose.
         WrongUsage = "WrongUsage",
         /// The names of a certificate do not cover the members.
         NameNotCovered = "NameNotCovered",
@@ -141,19 +141,19 @@ text_enum! {
         ClusterExists = "ClusterExists",
         /// The referenced backup does not exist.
         BackupMissing = "BackupMissing",
-        /// The stored bytes are not those that were sent.
+        /// The stored bytes differ from the bytes that were sent.
         ChecksumMismatch = "ChecksumMismatch",
         /// The stored backup cannot be read as a snapshot.
         SnapshotUnreadable = "SnapshotUnreadable",
-        /// The deadline passed before the work was done.
+        /// The work did not complete before its deadline.
         DeadlineExceeded = "DeadlineExceeded",
-        /// Attempt after attempt ended with the operator that made it.
+        /// The operator process ended during each of several attempts.
         AttemptsCutOff = "AttemptsCutOff",
-        /// The seed member could not be prepared: the message says why.
+        /// The seed member could not be prepared: the message states the cause.
         SeedFailed = "SeedFailed",
-        /// The object was deleted before it was done.
+        /// The object was deleted before its work was done.
         Cancelled = "Cancelled",
-        /// The definition (CRD) is older than the operator and does not know what it has to record.
+        /// The installed CRD is older than the operator and lacks a field that the operator must record.
         DefinitionOutdated = "DefinitionOutdated",
     }
 }
@@ -165,7 +165,7 @@ pub enum ConditionStatus {
     True,
     /// The condition does not hold.
     False,
-    /// Nobody can say.
+    /// The operator cannot determine whether the condition holds.
     Unknown,
 }
 
@@ -186,21 +186,21 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// What a condition should say.
+/// The content of a condition to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Type of the condition.
     pub kind: ConditionType,
-    /// Whether it holds.
+    /// Whether the condition holds.
     pub status: ConditionStatus,
-    /// Why, in one word.
+    /// Cause, as one word.
     pub reason: Reason,
-    /// Why, for people: the field and the remedy where something is wrong.
+    /// Cause as a sentence. For a problem: the field and the remedy.
     pub message: String,
 }
 
 impl Finding {
-    /// A finding.
+    /// A finding of type `kind`.
     pub fn new(
         kind: ConditionType,
         status: impl Into<ConditionStatus>,
@@ -216,11 +216,11 @@ impl Finding {
     }
 }
 
-/// Longest message of a condition, in bytes.
+/// Longest message of a condition, in bytes. Longer messages are cut.
 pub const MAX_MESSAGE: usize = 32 * 1024;
 
-/// Sets a condition, in place. The transition time changes only when the status does. The order of the
-/// list is kept. Returns whether anything changed.
+/// Sets a condition in place and keeps the order of the list. The transition time changes only if the status
+/// changes. Returns whether the condition changed.
 pub fn set(
     conditions: &mut Vec<Condition>,
     finding: &Finding,
@@ -260,14 +260,14 @@ pub fn set(
     }
 }
 
-/// The condition of a type, if it is there.
+/// The condition of this type.
 pub fn find<'a>(conditions: &'a [Condition], kind: &ConditionType) -> Option<&'a Condition> {
     conditions
         .iter()
         .find(|condition| condition.type_ == kind.as_str())
 }
 
-/// Whether the condition of a type is there and holds.
+/// Whether the condition of this type exists and has the status `True`.
 pub fn is_true(conditions: &[Condition], kind: &ConditionType) -> bool {
     find(conditions, kind).is_some_and(|condition| condition.status == "True")
 }
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_transition_time_until_the_status_flips() {
+    fn keeps_transition_time_until_status_changes() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn says_whether_anything_changed() {
+    fn reports_whether_condition_changed() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_a_message_that_is_too_long_between_characters() {
+    fn truncates_long_message_between_characters() {
         let mut conditions = Vec::new();
         set(
             &mut conditions,

@@ -1,6 +1,6 @@
-//! Durations as Go writes them (`60s`, `1h30m`), which is how Kubernetes people write them.
+//! Durations in the form of Go (`60s`, `1h30m`), which is the form that Kubernetes uses.
 //!
-//! The text is kept as given: a text that is no duration must still be readable, and be reported.
+//! The text is kept as given: an invalid text must stay readable so that validation can report it.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct DurationText(pub String);
 
 impl DurationText {
-    /// The duration, or `None` when the text is not one.
+    /// The duration, or `None` if the text is invalid.
     pub fn parse(&self) -> Option<Duration> {
         let mut rest = self.0.as_str();
         let mut total = Duration::ZERO;
@@ -57,7 +57,7 @@ impl JsonSchema for DurationText {
             "maxLength": 32,
             "x-kubernetes-validations": [{
                 "rule": "self.matches('^([0-9]+(ms|s|m|h))+$')",
-                "message": "the text must be a duration: write it as in 60s, 5m or 1h30m"
+                "message": "the text must be a duration: use a form such as 60s, 5m or 1h30m"
             }]
         })
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_durations_as_go_writes_them() {
+    fn parses_go_durations() {
         let cases = [
             ("0s", 0),
             ("60s", 60_000),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_what_is_no_duration() {
+    fn rejects_invalid_durations() {
         for text in [
             "",
             "60",

@@ -1,9 +1,9 @@
-//! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, the names and labels
-//! that hang on them, and what can be said about an object without asking anybody.
+//! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and
+//! the validation that needs no I/O.
 //!
-//! Types and pure functions only: no client, no I/O, no clock, no randomness. Everything a server can
-//! refuse is in the schema (bounds, enums, CEL); `validate` repeats what protects an operator from
-//! objects stored before the schema existed.
+//! Types and pure functions only: no client, no I/O, no clock, no randomness. The schema holds every check
+//! that an API server can make (bounds, enums, CEL). `validate` repeats the checks that protect an operator
+//! from objects stored before the schema existed.
 
 #![allow(
     unreachable_pub,

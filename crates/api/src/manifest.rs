@@ -1,13 +1,13 @@
-//! The small JSON object beside each backup, at `<key>.manifest.json`: what the backup holds.
+//! The manifest: the JSON object at `<key>.manifest.json` that describes the backup at `<key>`.
 //!
-//! Written by the backup operator, read by the restore operator, readable by people.
+//! The backup operator writes the manifest, the restore operator reads it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::EtcdClusterSpec;
 
-/// What is appended to a backup's key to get its manifest's key.
+/// Suffix that turns the key of a backup into the key of its manifest.
 pub const MANIFEST_SUFFIX: &str = ".manifest.json";
 
 /// The key of the manifest of the backup at `key`.
@@ -15,11 +15,11 @@ pub fn manifest_key(key: &str) -> String {
     format!("{key}{MANIFEST_SUFFIX}")
 }
 
-/// What is known about a stored backup. Unknown fields are ignored, so that newer manifests can be read.
+/// The description of a stored backup. Unknown fields are ignored, so newer manifests can be read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupManifest {
-    /// Form of this manifest: 1.
+    /// Format of this manifest: 1.
     pub format_version: u32,
     /// Version of the etcd server the snapshot came from.
     pub etcd_version: String,
@@ -30,40 +30,43 @@ pub struct BackupManifest {
     pub revision: i64,
     /// Size of the snapshot as etcd sent it, its trailing hash included, in bytes, uncompressed.
     pub size: i64,
-    /// SHA-256 of the snapshot as etcd sent it, its trailing hash included, in hexadecimal: what `sha256sum` says of
-    /// the stored object when that is not compressed.
+    /// SHA-256 of the snapshot as etcd sent it, its trailing hash included, in hexadecimal. If the stored
+    /// object is not compressed, `sha256sum` of the object gives the same value.
     pub sha256: String,
-    /// etcd's own hash of the keys at that revision (`HashKV`), which a restore compares. Large databases have none.
+    /// etcd's own hash of the keys at that revision (`HashKV`). A restore compares this hash. Not set for
+    /// large databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
     /// How the stored object is compressed: `none` or `zstd`.
     pub compression: String,
-    /// Size of the stored object in bytes, where that is not `size`.
+    /// Size of the stored object in bytes, if it differs from `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// What the store called this writing of the object (an entity tag, a generation). An operator that crashed knows
-    /// its own work by it; nothing else asks for it, since a copy of the object has another one.
+    /// The store's identifier of this upload of the object (an entity tag, a generation). After a crash, the
+    /// operator recognizes its own upload by the tag. No other check uses the tag, because a copy of the
+    /// object has a different one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_tag: Option<String>,
     /// When the snapshot was taken.
     pub created_at: Time,
-    /// UID of the EtcdBackup it was taken for: an operator that crashed before it wrote the status knows its own work.
+    /// UID of the EtcdBackup. An operator that crashed before it wrote the status recognizes its own backup
+    /// by this UID.
     #[serde(rename = "backupUID", default, skip_serializing_if = "Option::is_none")]
     pub backup_uid: Option<String>,
-    /// The EtcdCluster the backup was taken of, where it is known.
+    /// The EtcdCluster that was backed up, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ManifestCluster>,
 }
 
-/// The EtcdCluster a backup was taken of.
+/// The EtcdCluster that was backed up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestCluster {
-    /// Its name.
+    /// Name of the EtcdCluster.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the EtcdCluster.
     pub namespace: String,
-    /// Its spec at that time.
+    /// Spec of the EtcdCluster at the time of the backup.
     pub spec: EtcdClusterSpec,
 }
 
@@ -72,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manifest_lies_beside_the_backup() {
+    fn manifest_key_appends_suffix() {
         assert_eq!(manifest_key("etcd/backup"), "etcd/backup.manifest.json");
     }
 }

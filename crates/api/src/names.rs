@@ -1,6 +1,6 @@
-//! Every name that ties objects together: group, labels, annotations, Service names, member names, URLs.
+//! All names that connect objects: group, labels, annotations, Service names, member names, URLs.
 //!
-//! Pure text. Nothing here may look anything up.
+//! Pure text functions: no lookups.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,90 +12,96 @@ pub const GROUP: &str = "etcd.database.coreos.com";
 /// The only API version.
 pub const VERSION: &str = "v1beta2";
 
-/// Label every object of a cluster carries, with [`APP`] as its value.
+/// Label on every object of a cluster, with the value [`APP`].
 pub const LABEL_APP: &str = "app";
 /// Value of [`LABEL_APP`].
 pub const APP: &str = "etcd";
 /// Label with the name of the `EtcdCluster`.
 pub const LABEL_CLUSTER: &str = "etcd_cluster";
-/// Label with the name of the member, on its pod, volume claim and Service.
+/// Label with the name of the member, on its pod, PVC and Service.
 pub const LABEL_MEMBER: &str = "etcd_node";
-/// Label with the member's part in the quorum: [`ROLE_VOTER`], [`ROLE_BUSY`] or [`ROLE_LEARNER`].
+/// Label with the member's role: [`ROLE_VOTER`], [`ROLE_BUSY`] or [`ROLE_LEARNER`].
 pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
-/// Value of [`LABEL_ROLE`] for a member that votes. The disruption budget selects it.
+/// Value of [`LABEL_ROLE`] for a voter. The PodDisruptionBudget selects this value.
 pub const ROLE_VOTER: &str = "voter";
-/// Value of [`LABEL_ROLE`] for a member that does not vote yet.
+/// Value of [`LABEL_ROLE`] for a learner.
 pub const ROLE_LEARNER: &str = "learner";
-/// Value of [`LABEL_ROLE`] for a member that votes and that the client Service passes by, because it is about to stop
-/// or is defragmented.
+/// Value of [`LABEL_ROLE`] for a drained voter. The client Service has no endpoint for this voter because it
+/// is about to stop or is being defragmented.
 pub const ROLE_BUSY: &str = "busy";
-/// Label with the end of the cluster token, on every pod. The client Service selects by it: a pod of another cluster
-/// of the same name (an abandoned bootstrap, what was there before a restore) never serves clients.
+/// Label with the end of the cluster token, on every pod. The client Service selects by this label, so that
+/// it never includes pods of another cluster with the same name. Such pods remain from an abandoned bootstrap
+/// or from the time before a restore.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
-/// Label no pod has: in the client Service's selector until the cluster ID is recorded, so that the
-/// Service has no endpoints before.
+/// Label that no pod has. The client Service selects by this label until the cluster ID is recorded, so that
+/// the Service has no endpoints before.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
-/// Pod annotation that says nothing: it was set to have the kubelet look at the pod again at once.
+/// Pod annotation without meaning. A change of this annotation makes the kubelet sync the pod at once.
 pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
-/// Pod annotation with the time from which on the client Service has passed the member by ([`ROLE_BUSY`]).
+/// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
-/// Pod annotation with the etcd version the pod was made for.
+/// Pod annotation with the etcd version that the pod was created for.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
-/// Pod annotation with the image that was asked for, whatever a webhook made of it.
+/// Pod annotation with the image that the operator requested. A webhook may have changed the image of the
+/// pod.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
-/// Pod annotation with the version that ran before its image was changed in place, and how often its container had been
-/// started again by then; taken away when the member is back.
+/// Pod annotation with the version that ran before the image was changed in place, and the restart count of
+/// the container at that time. The operator removes the annotation when the member is healthy again.
 pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
-/// Annotation with the cluster token, on every pod and volume claim.
+/// Annotation with the cluster token, on every pod and PVC.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
-/// Annotation with the cluster ID once known, on every pod and volume claim.
+/// Annotation with the cluster ID once known, on every pod and PVC.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
-/// Annotation on the volume claim of a first member: the names of all first members, separated by commas.
+/// Annotation on the PVC of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
-/// Annotation on a member's volume claim that says who removed the member from etcd: `operator`, set before the operator
-/// removes the member; else the time at which the operator noticed that the member was missing from etcd's list, with
-/// `/majority` behind it when a majority of the voters was missing.
+/// Annotation on the PVC of a member that was removed from etcd. `operator` is set before the operator
+/// removes the member. Any other value is the time at which the operator noticed that the member was missing
+/// from etcd's list, with the suffix `/majority` if a majority of the voters was missing.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
-/// Annotation on a member's Service, set before a pod is made for the member: from then on a missing pod
-/// may be a pod that was lost.
+/// Annotation on a member's Service, set before the operator creates a pod for the member. If the annotation
+/// is set, a missing pod may be a lost pod.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
-/// Annotation on an `EtcdCluster` that belongs to a restore: the UID of the `EtcdRestore`.
+/// Restore lock: annotation on an `EtcdCluster` with the UID of the `EtcdRestore` that holds the lock.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
-/// Annotation by which a person approves the recovery of an `EtcdCluster` that has lost its quorum: its cluster ID.
+/// Annotation on an `EtcdCluster` that lost its quorum: a user approves the recovery by setting the cluster
+/// ID as the value.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation on an `EtcdCluster` by which a person asks for new authorities of generated certificates: any text that was
-/// not there before. The Secret of an authority carries the text it was made for.
+/// Annotation on an `EtcdCluster`: a new value requests new generated CAs. The Secret of a CA carries the
+/// value that it was created for.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
-/// Pod annotation with a digest of the authorities its etcd trusts: it reads them when it starts.
+/// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only when it starts.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Common name of the operators' generated certificate. Nobody else gets one of this name, so it may stand for a user of
-/// etcd.
+/// Common name of the operators' generated certificate. No other generated certificate has this name, so etcd
+/// can have a user of this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
-/// Pod annotation with the authorities its etcd was started with, towards peers and towards clients: of static Secrets
-/// what stands for each, of generated certificates the first sixteen digits of each fingerprint.
+/// Pod annotation with the CAs that etcd started with, for peers and for clients. For static Secrets, each CA
+/// is identified by its name and key, so that a reissued CA counts as the same. For generated certificates:
+/// the first sixteen digits of each fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` the pod was made with.
+/// Pod annotation with the `spec.TLS` that the pod was created with.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
-/// Pod annotation with a digest of the member's certificates. A change makes the kubelet look at the Secrets at once.
+/// Pod annotation with a digest of the member's certificates. A change makes the kubelet reload the Secrets
+/// at once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
-/// Annotation on a new `EtcdCluster` that joins a cluster somebody else runs, and takes its place: that cluster's client
-/// URLs, separated by commas.
+/// Annotation on a new `EtcdCluster` that joins an existing etcd cluster and takes it over: the client URLs
+/// of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
-/// Finalizer of an `EtcdBackup` whose stored backups go with it.
+/// Finalizer of an `EtcdBackup` with the deletion policy `Delete`: the operator deletes the stored backups
+/// first.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
-/// Finalizer of an `EtcdRestore` that may have claimed an `EtcdCluster`.
+/// Finalizer of an `EtcdRestore` that may hold the restore lock of an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
-/// Annotation that gives an object to the cluster-wide operators.
+/// Annotation that assigns an object to the cluster-wide operators.
 pub const ANNOTATION_SCOPE: &str = "etcd.database.coreos.com/scope";
-/// The value of [`ANNOTATION_SCOPE`] the cluster-wide operators look for.
+/// The value of [`ANNOTATION_SCOPE`] that assigns an object to the cluster-wide operators.
 pub const SCOPE_CLUSTER_WIDE: &str = "clusterwide";
 
 /// Port of the client URL.
 pub const CLIENT_PORT: u16 = 2379;
 /// Port of the peer URL.
 pub const PEER_PORT: u16 = 2380;
-/// Port on which members listen for each other, too, while the way they talk to each other changes.
+/// Second peer port. Members listen on it while TLS between peers is switched on or off.
 pub const SECOND_PEER_PORT: u16 = 2382;
 /// Port of the plain HTTP listener for health and metrics.
 pub const METRICS_PORT: u16 = 2381;
@@ -104,9 +110,9 @@ pub const METRICS_PORT: u16 = 2381;
 pub const CONTAINER_ETCD: &str = "etcd";
 /// Name of the data volume in a member pod.
 pub const VOLUME_DATA: &str = "etcd-data";
-/// Name of the volume that carries tools into a seed pod.
+/// Name of the volume with the tools of a seed pod.
 pub const VOLUME_TOOLS: &str = "tools";
-/// Where the data volume is mounted.
+/// Mount path of the data volume.
 pub const DATA_MOUNT: &str = "/var/etcd";
 /// etcd's data directory, below [`DATA_MOUNT`].
 pub const DATA_DIR: &str = "/var/etcd/data";
@@ -118,9 +124,10 @@ pub const MANAGER_BACKUP: &str = "etcd-backup-operator";
 /// Field manager of the restore operator.
 pub const MANAGER_RESTORE: &str = "etcd-restore-operator";
 
-/// Longest name of an `EtcdCluster`: a member's Service name, `<cluster>-<suffix>`, has at most 63 characters.
+/// Maximum length of the name of an `EtcdCluster`: a member's Service name, `<cluster>-<suffix>`, has at most
+/// 63 characters.
 pub const MAX_CLUSTER_NAME: usize = 63 - 1 - MEMBER_SUFFIX;
-/// Length of the random end of a member's name.
+/// Length of the random suffix of a member's name.
 pub const MEMBER_SUFFIX: usize = 10;
 
 const SUFFIX_ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
@@ -130,17 +137,17 @@ pub fn headless_service(cluster: &str) -> String {
     cluster.to_owned()
 }
 
-/// Name of the Service clients use.
+/// Name of the client Service.
 pub fn client_service(cluster: &str) -> String {
     format!("{cluster}-client")
 }
 
-/// Name of the disruption budget of a cluster.
+/// Name of the PodDisruptionBudget of a cluster.
 pub fn disruption_budget(cluster: &str) -> String {
     cluster.to_owned()
 }
 
-/// Name of the Secret with the passwords that the operator has set, or is about to set, for etcd's user `root`.
+/// Name of the Secret with the passwords of etcd's user `root` that the operator has set or is about to set.
 pub fn auth_secret(cluster: &str) -> String {
     format!("{cluster}-auth")
 }
@@ -150,21 +157,21 @@ pub fn network_policy(cluster: &str) -> String {
     format!("{cluster}-members")
 }
 
-/// What a generated certificate is for.
+/// Purpose of a generated certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CertificateUse {
-    /// A member towards other members.
+    /// Connections of a member with other members, as client and server.
     Peer,
-    /// A member towards clients.
+    /// Server certificate of a member for clients.
     Server,
-    /// The operators towards the members.
+    /// Client certificate of the operators.
     Operator,
-    /// Clients of the user.
+    /// Client certificate for the user's clients.
     Client,
 }
 
 impl CertificateUse {
-    /// As a word, for names and labels.
+    /// The purpose as a word, for names and labels.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peer => "peer",
@@ -175,31 +182,32 @@ impl CertificateUse {
     }
 }
 
-/// Name of the Secret with a generated certificate of `owner`: a member, or the cluster for its operators and clients.
+/// Name of the Secret with a generated certificate. `owner` is a member, or the cluster for the certificates
+/// of operators and clients.
 pub fn certificate_secret(owner: &str, used: CertificateUse) -> String {
     format!("{owner}-{}-tls", used.word())
 }
 
-/// Name of the Secret with the authority that signs peers' certificates.
+/// Name of the Secret with the CA for peers.
 pub fn peer_authority_secret(cluster: &str) -> String {
     format!("{cluster}-peer-ca")
 }
 
-/// Name of the Secret with the authority that signs the members' certificates towards clients, and the clients'.
+/// Name of the Secret with the CA for the members' server certificates and the client certificates.
 pub fn client_authority_secret(cluster: &str) -> String {
     format!("{cluster}-client-ca")
 }
 
-/// A member's name from its cluster and ten random bytes, which the caller draws.
-/// The name is also that of the pod, the volume claim and the Service.
+/// A member's name: the cluster name and a suffix from ten random bytes, which the caller provides. The pod,
+/// the PVC and the Service of the member have the same name.
 pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     let suffix =
         random.map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % SUFFIX_ALPHABET.len()]));
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
-/// The cluster a member's name belongs to, or `None` when it is not a member's name.
-/// Names of coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognised: use the label.
+/// The cluster of a member, by the member's name; `None` if the name is not a member's name. Names from
+/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized: use the label.
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -218,18 +226,18 @@ pub fn is_cluster_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
 }
 
-/// The member named by the host of a peer or client URL: its first label.
+/// The member in the host name of a peer or client URL: the first label.
 pub fn member_of_url(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     if rest.starts_with('[') {
-        return None; // An IPv6 address names nobody.
+        return None; // An IPv6 address contains no member name.
     }
     let host = rest.split(['/', ':']).next()?;
     let label = host.split('.').next()?;
     (!label.is_empty() && label.parse::<u8>().is_err()).then_some(label)
 }
 
-/// Labels every object of a cluster carries.
+/// Labels of every object of a cluster.
 pub fn cluster_labels(cluster: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         (LABEL_APP.to_owned(), APP.to_owned()),
@@ -237,49 +245,50 @@ pub fn cluster_labels(cluster: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of the pod, volume claim and Service of one member, without its role.
+/// Labels of the pod, PVC and Service of one member, without its role.
 pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     let mut labels = cluster_labels(cluster);
     labels.insert(LABEL_MEMBER.to_owned(), member.to_owned());
     labels
 }
 
-/// The value of [`LABEL_TOKEN`]: the end of a token, which is the part that differs, as far as a label may hold it.
+/// The value of [`LABEL_TOKEN`]: the end of the token, cut to the maximum length of a label value. Tokens
+/// differ at their end.
 pub fn token_label(token: &str) -> &str {
     let begin = token.len().saturating_sub(63);
     let end = token.get(begin..).unwrap_or_default();
     end.trim_matches(|letter: char| !letter.is_ascii_alphanumeric())
 }
 
-/// The label selector of all objects of a cluster, as text. `status.selector` holds it.
+/// The label selector of all objects of a cluster, as in `status.selector`.
 pub fn cluster_selector(cluster: &str) -> String {
     format!("{LABEL_APP}={APP},{LABEL_CLUSTER}={cluster}")
 }
 
-/// Whether a label key belongs to the operator, so that `spec.pod.labels` may not set it.
+/// Whether the operator reserves a label key. `spec.pod.labels` may not contain reserved keys.
 pub fn is_reserved_label(key: &str) -> bool {
     key == LABEL_APP || key.starts_with("etcd_") || key.starts_with("etcd.database.coreos.com/")
 }
 
-/// Whether an annotation key belongs to the operator.
+/// Whether the operator reserves an annotation key.
 pub fn is_reserved_annotation(key: &str) -> bool {
     key == ANNOTATION_VERSION || key.starts_with("etcd.database.coreos.com/")
 }
 
-/// How the members of one cluster are reached. All URLs come from here.
+/// The addresses of the members of one cluster. All URLs are built here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// Namespace of the cluster.
     pub namespace: String,
     /// Name of the `EtcdCluster`.
     pub cluster: String,
-    /// Whether a member is reached through its own Service or by its pod's name.
+    /// Whether a member's host name is that of its Service or of its pod.
     pub member: MemberAddress,
     /// `spec.pod.ClusterDomain`: empty, or the domain with or without its leading dot.
     pub cluster_domain: String,
-    /// Whether peers speak TLS.
+    /// Whether peers use TLS.
     pub peer_tls: bool,
-    /// Whether clients speak TLS.
+    /// Whether clients use TLS.
     pub client_tls: bool,
 }
 
@@ -306,7 +315,7 @@ impl Addresses {
         )
     }
 
-    /// The peer URL of a member that listens like this: with TLS or without, and on which port.
+    /// The peer URL of a member on a given listener: `tls` and port.
     pub fn peer_url_on(&self, member: &str, (tls, port): (bool, u16)) -> String {
         format!("{}://{}:{port}", scheme(tls), self.host(member))
     }
@@ -320,8 +329,8 @@ impl Addresses {
         )
     }
 
-    /// Where a member is asked at an address; an IPv6 one stands in brackets. Certificates are made for names: after
-    /// `#` stands the one the member's is checked against.
+    /// The client URL of a member at an IP address. Certificates contain host names, so with TLS the part
+    /// after `#` names the host to verify the certificate against.
     pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
         let url = format!("{}://{at}", scheme(self.client_tls));
@@ -384,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_name_tells_its_cluster() {
+    fn member_name_contains_cluster_name() {
         let name = member_name("main-db", [0, 1, 2, 25, 26, 35, 36, 255, 7, 8]);
         assert_eq!(name, "main-db-abcz09adhi");
         assert_eq!(cluster_of_member(&name), Some("main-db"));
@@ -393,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_members_are_not_taken_for_members() {
+    fn rejects_invalid_member_names() {
         for name in [
             "main",
             "main-0000",
@@ -407,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_names_are_dns_1035_labels_of_at_most_52() {
+    fn cluster_name_is_dns_1035_label_up_to_52() {
         for good in ["a", "a1", "a-b", &"x".repeat(52)] {
             assert!(is_cluster_name(good), "{good}");
         }
@@ -417,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_follow_the_member_address_and_the_domain() {
+    fn urls_follow_member_address_and_domain() {
         let service = addresses(MemberAddress::Service, "");
         assert_eq!(service.peer_url("main-x"), "http://main-x.prod.svc:2380");
         assert_eq!(service.client_url("main-x"), "https://main-x.prod.svc:2379");
@@ -436,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_told_apart_by_the_end_of_it_that_a_label_can_hold() {
+    fn token_label_is_end_of_token() {
         assert_eq!(token_label("db-00ff"), "db-00ff");
         let long = format!("{}-0123456789abcdef", "x".repeat(52));
         assert_eq!(token_label(&long).len(), 63);
@@ -446,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_becomes_a_url_with_brackets_where_it_is_ipv6() {
+    fn ipv6_address_has_brackets_in_url() {
         let addresses = addresses(MemberAddress::Service, "");
         let plain = Addresses {
             client_tls: false,
@@ -457,7 +466,7 @@ mod tests {
         };
         assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
         assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
-        // Which name the certificate must have there.
+        // The fragment is the name to verify the certificate against.
         assert_eq!(
             at(&addresses, "10.0.0.7"),
             "https://10.0.0.7:2379#main-x.prod.svc"
@@ -465,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_member_is_read_back_from_its_url() {
+    fn member_url_contains_member_name() {
         let both = [
             addresses(MemberAddress::Service, ""),
             addresses(MemberAddress::Pod, ".x"),
@@ -479,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_own_labels_and_annotations_are_reserved() {
+    fn operator_labels_and_annotations_are_reserved() {
         for key in ["app", "etcd_cluster", "etcd_node", "etcd_x", LABEL_ROLE] {
             assert!(is_reserved_label(key), "{key}");
         }

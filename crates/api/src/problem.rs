@@ -1,23 +1,23 @@
-//! What is wrong with an object, for people: the field, the problem, the remedy.
+//! A problem of an object, as a message for users: the field, the problem, the remedy.
 
 use std::fmt;
 
 use crate::duration::DurationText;
 use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 
-/// One thing wrong with an object.
+/// A problem of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// JSON path of the field, such as `spec.s3.path`.
     pub field: String,
-    /// What is wrong with it.
+    /// The problem, as the predicate of a sentence with the field as the subject, such as `is missing`.
     pub problem: String,
-    /// What to do about it.
+    /// What the user must do, in the imperative.
     pub remedy: String,
 }
 
 impl Problem {
-    /// A problem with `field`.
+    /// A problem of `field`.
     pub fn new(
         field: impl Into<String>,
         problem: impl Into<String>,
@@ -30,35 +30,35 @@ impl Problem {
         }
     }
 
-    /// A text that is none of those this release knows.
+    /// A text that this release does not know.
     pub(crate) fn unknown(field: impl Into<String>, text: &str, known: &[&str]) -> Self {
         Self::new(
             field,
-            format!("is {text:?}, which is not known"),
+            format!("has the unknown value {text:?}"),
             format!("use one of {}", known.join(", ")),
         )
     }
 
-    /// A text that should be a duration, if it is none.
-    pub(crate) fn no_duration(
+    /// An invalid duration; `None` if the text is valid or not given.
+    pub(crate) fn invalid_duration(
         field: impl Into<String>,
         text: Option<&DurationText>,
     ) -> Option<Self> {
         let text = text.filter(|text| text.parse().is_none())?;
         Some(Self::new(
             field,
-            format!("is {:?}, which is no duration", text.0),
-            "write it as in 60s, 5m or 24h",
+            format!("is {:?}, which is not a duration", text.0),
+            "use a form such as 60s, 5m or 24h",
         ))
     }
 
-    /// A name that no cluster can have, if it is one.
-    pub(crate) fn no_cluster_name(field: impl Into<String>, name: &str) -> Option<Self> {
+    /// An invalid name of a cluster; `None` if the name is valid.
+    pub(crate) fn invalid_cluster_name(field: impl Into<String>, name: &str) -> Option<Self> {
         (!is_cluster_name(name)).then(|| {
             Self::new(
                 field,
-                format!("is {name:?}, which Services cannot be named after"),
-                format!("use a DNS-1035 label (letters, digits, dashes; a letter first) of at most {MAX_CLUSTER_NAME} characters"),
+                format!("is {name:?}, which is not a valid prefix of Service names"),
+                format!("use a DNS-1035 label of at most {MAX_CLUSTER_NAME} characters: lowercase letters, digits and dashes, beginning with a letter"),
             )
         })
     }
@@ -74,19 +74,19 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All problems in one line, for a condition's message.
+/// All problems in one line, for the message of a condition.
 pub fn summary(problems: &[Problem]) -> String {
     let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
     lines.join("; ")
 }
 
-/// The fields that are set, of those that stand beside whether they are.
-pub(crate) fn those_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
+/// The names of the fields that are flagged as set.
+pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
     let set = fields.into_iter().filter(|(set, _)| *set);
     set.map(|(_, field)| field.to_owned()).collect()
 }
 
-/// The fields that have problems, in their order.
+/// The fields of the problems, in order.
 #[cfg(test)]
 pub(crate) fn fields(problems: &[Problem]) -> Vec<&str> {
     let fields = problems.iter().map(|problem| problem.field.as_str());
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_names_field_problem_and_remedy() {
+    fn message_names_field_problem_and_remedy() {
         let problem = Problem::new("spec.size", "is 9", "use 1 to 7");
         assert_eq!(problem.to_string(), "spec.size is 9: use 1 to 7");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `EtcdRestore`: a cluster brought back from a backup.
+//! `EtcdRestore`: restore of a cluster from a backup.
 
 mod check;
 
@@ -22,22 +22,22 @@ use crate::storage::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// Phase of a restore, derived from its conditions; for people.
+    /// Phase of a restore, derived from its conditions. For display only.
     RestorePhase {
-        /// Not begun.
+        /// Not started.
         Pending = "Pending",
-        /// The seed member's data is being fetched and verified.
+        /// The seed member fetches and verifies the data.
         Preparing = "Preparing",
-        /// The seed serves, and the cluster is handed over.
+        /// The seed serves, and the restore hands the cluster over to the cluster operator.
         Starting = "Starting",
         /// The cluster serves.
         Complete = "Complete",
-        /// The restore has failed for good.
+        /// The restore has failed and is not retried.
         Failed = "Failed",
     }
 }
 
-/// What is restored, from where, and into what.
+/// Source and target of a restore.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "etcd.database.coreos.com",
@@ -45,7 +45,7 @@ text_enum! {
     kind = "EtcdRestore",
     plural = "etcdrestores",
     namespaced,
-    doc = "EtcdRestore brings an etcd cluster back from a backup.",
+    doc = "EtcdRestore restores an etcd cluster from a backup.",
     status = "EtcdRestoreStatus",
     derive = "PartialEq",
     printcolumn(
@@ -58,14 +58,14 @@ text_enum! {
         name = "State",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
-        description = "How far it is, or what is wrong: the reason of the condition Complete"
+        description = "Progress or problem: the reason of the condition Complete"
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Revision",
         type_ = "integer",
         json_path = ".status.restoredRevision",
-        description = "Revision the cluster was brought back to"
+        description = "Revision that was restored"
     ),
     printcolumn(
         name = "Reason",
@@ -82,101 +82,103 @@ text_enum! {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "has(self.backup) != has(self.backupStorageType)",
-    "spec must say which backup: give either spec.backup.name or spec.backupStorageType with its block"
+    "spec must say which backup to restore: set either spec.backup.name or spec.backupStorageType with its block"
 ))]
 #[x_kube(validation = (
     "has(self.s3) == (has(self.backupStorageType) && self.backupStorageType == 'S3')",
-    "the block s3 is given when backupStorageType is S3, and only then: make spec.s3 and spec.backupStorageType agree"
+    "the block s3 must be set if and only if backupStorageType is S3: make spec.s3 and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.abs) == (has(self.backupStorageType) && self.backupStorageType == 'ABS')",
-    "the block abs is given when backupStorageType is ABS, and only then: make spec.abs and spec.backupStorageType agree"
+    "the block abs must be set if and only if backupStorageType is ABS: make spec.abs and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.gcs) == (has(self.backupStorageType) && self.backupStorageType == 'GCS')",
-    "the block gcs is given when backupStorageType is GCS, and only then: make spec.gcs and spec.backupStorageType agree"
+    "the block gcs must be set if and only if backupStorageType is GCS: make spec.gcs and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.oss) == (has(self.backupStorageType) && self.backupStorageType == 'OSS')",
-    "the block oss is given when backupStorageType is OSS, and only then: make spec.oss and spec.backupStorageType agree"
+    "the block oss must be set if and only if backupStorageType is OSS: make spec.oss and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.pvc) == (has(self.backupStorageType) && self.backupStorageType == 'PVC')",
-    "the block pvc is given when backupStorageType is PVC, and only then: make spec.pvc and spec.backupStorageType agree"
+    "the block pvc must be set if and only if backupStorageType is PVC: make spec.pvc and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.local) == (has(self.backupStorageType) && self.backupStorageType == 'Local')",
-    "the block local is given when backupStorageType is Local, and only then: make spec.local and spec.backupStorageType agree"
+    "the block local must be set if and only if backupStorageType is Local: make spec.local and spec.backupStorageType agree"
 ))]
 #[x_kube(validation = (
     "(has(self.bumpRevision) && self.bumpRevision > 0) == (has(self.markCompacted) && self.markCompacted)",
-    "spec.bumpRevision and spec.markCompacted go together, else watchers would miss that revisions were skipped: give both or neither"
+    "spec.bumpRevision and spec.markCompacted go together, because otherwise watchers do not notice the skipped revisions: set both or neither"
 ))]
 pub struct EtcdRestoreSpec {
-    /// The EtcdCluster to bring back.
+    /// The EtcdCluster to restore.
     pub etcd_cluster: RestoreTarget,
-    /// The EtcdBackup to restore from, in place of `backupStorageType` and its block.
+    /// The EtcdBackup to restore from, instead of `backupStorageType` and its block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<BackupReference>,
-    /// Kind of store the backup lies in.
+    /// Type of the store that holds the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup_storage_type: Option<StorageType>,
-    /// Place in S3, with `backupStorageType: S3`.
+    /// Location in S3, with `backupStorageType: S3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// Place in Azure Blob Storage, with `backupStorageType: ABS`.
+    /// Location in Azure Blob Storage, with `backupStorageType: ABS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abs: Option<AbsSource>,
-    /// Place in Google Cloud Storage, with `backupStorageType: GCS`.
+    /// Location in Google Cloud Storage, with `backupStorageType: GCS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gcs: Option<GcsSource>,
-    /// Place in Alibaba Cloud OSS, with `backupStorageType: OSS`.
+    /// Location in Alibaba Cloud OSS, with `backupStorageType: OSS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oss: Option<OssSource>,
-    /// Place on a volume, with `backupStorageType: PVC`.
+    /// Location on a volume, with `backupStorageType: PVC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PvcSource>,
-    /// Place in the operator's directory, with `backupStorageType: Local`.
+    /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Allow to replace a cluster that exists and has data. Without it such a restore is refused.
+    /// Allow the restore to replace a cluster that exists and has data. If false, the operator refuses such a
+    /// restore.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overwrite: bool,
-    /// With `overwrite`: how long the volumes of the cluster that was replaced are kept at least. Without it they go
-    /// when the new cluster is complete.
+    /// With `overwrite`: minimum time for which the volumes of the replaced cluster are kept. If not set, the
+    /// volumes are deleted when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_old_data: Option<DurationText>,
-    /// Revisions to skip, so that no client sees a revision twice. Needed where clients cache, such as
-    /// Kubernetes. Goes with `markCompacted`.
+    /// Number of revisions to skip, so that no client sees a revision twice. Required if clients cache, such
+    /// as Kubernetes. Set together with `markCompacted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub bump_revision: Option<i64>,
-    /// Mark what was skipped as compacted, so that watchers start afresh. Goes with `bumpRevision`.
+    /// Mark the skipped revisions as compacted, so that watchers restart. Set together with `bumpRevision`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mark_compacted: bool,
-    /// Seconds after which a finished EtcdRestore is deleted. Without it the object stays.
+    /// Seconds after which a finished EtcdRestore is deleted. If not set, the object is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
 }
 
-/// The EtcdCluster to bring back, in the namespace of the restore.
+/// The EtcdCluster to restore, in the namespace of the EtcdRestore.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoreTarget {
-    /// Name of the EtcdCluster. The name of the EtcdRestore is free.
+    /// Name of the EtcdCluster. The EtcdRestore may have any name.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = (
         "self.size() <= 52 && self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "spec.etcdCluster.name must be a DNS-1035 label of at most 52 characters: use lower-case letters, digits and dashes, and begin with a letter"
+        "spec.etcdCluster.name must be a DNS-1035 label of at most 52 characters: use lowercase letters, digits and dashes, and begin with a letter"
     ))]
     pub name: String,
-    /// The EtcdCluster to make where none exists. Without it the spec recorded beside the backup is used.
+    /// The EtcdCluster to create if none exists. If not set, the operator uses the spec recorded in the
+    /// manifest of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<ClusterTemplate>,
 }
 
-/// An EtcdCluster to make.
+/// An EtcdCluster to create.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterTemplate {
@@ -187,7 +189,7 @@ pub struct ClusterTemplate {
     pub spec: EtcdClusterSpec,
 }
 
-/// Labels and annotations of an EtcdCluster to make.
+/// Labels and annotations of an EtcdCluster to create.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateMetadata {
@@ -201,62 +203,63 @@ pub struct TemplateMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An EtcdBackup in the namespace of the restore.
+/// An EtcdBackup in the namespace of the EtcdRestore.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupReference {
     /// Name of the EtcdBackup.
     #[schemars(schema_with = "object_name")]
     pub name: String,
-    /// Take the newest of its backups that was complete by this time, of those its status lists. Without it the
-    /// newest.
+    /// Restore the newest backup that completed by this time. Only the backups that the status of the
+    /// EtcdBackup lists are considered. If not set, the newest backup is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Time>,
 }
 
-/// What is known about an EtcdRestore.
+/// Observed state of an EtcdRestore.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdRestoreStatus {
-    /// Generation of the spec this status was made from.
+    /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether the cluster serves, at the backup's revision at least.
+    /// Whether the cluster serves and has at least the revision of the backup.
     #[serde(default)]
     pub succeeded: bool,
-    /// Why the cluster does not serve, in words.
+    /// Why the cluster does not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// `Pending`, `Preparing`, `Starting`, `Complete` or `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<RestorePhase>,
-    /// Revision the cluster was brought back to.
+    /// Revision that was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_revision: Option<i64>,
     /// Cluster ID of the restored cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// The recorded intent of the restore: the seed member.
+    /// The seed member, recorded before the operator creates it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
-    /// The backup it is made of, as it was found: written before anything is made of it, and not looked up again.
+    /// The backup that is restored. The operator records the backup before it creates anything from it, and
+    /// does not resolve the reference again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ChosenBackup>,
-    /// The cluster that was there and is replaced, as it was when the restore began.
+    /// The cluster that the restore replaces, as found when the restore began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacesStatus>,
-    /// Why the restore over a cluster that was there was given up: before anything of that cluster was changed, or where
-    /// the seed was lost with all it held after the old members had stopped.
+    /// Why a restore over an existing cluster was abandoned: before the operator changed anything of that
+    /// cluster, or because the seed and its data were lost after the old members had stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abandoned: Option<AbandonedStatus>,
-    /// When the operator began.
+    /// Time at which the operator started the restore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the restore was done or had failed.
+    /// Time at which the restore completed or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// How far the fetch is.
+    /// Progress of the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Conditions, one of each type.
@@ -269,68 +272,71 @@ pub struct EtcdRestoreStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The seed member of a restore, written before anything is created.
+/// The seed member of a restore, recorded before anything is created.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {
     /// Name of the member.
     pub member: String,
-    /// The new cluster token.
+    /// Token of the new cluster.
     pub token: String,
 }
 
-/// The backup a restore is made of.
+/// The backup that is restored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ChosenBackup {
-    /// Where it lies, such as `s3://bucket/key`.
+    /// Location, such as `s3://bucket/key`.
     pub location: String,
-    /// The EtcdBackup it is of, with `spec.backup.name`.
+    /// The EtcdBackup, with `spec.backup.name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_backup: Option<String>,
-    /// Revision it holds, as the manifest beside it says.
+    /// Revision of the backup, from its manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// Size of the stored object in bytes, where the operator can see it.
+    /// Size of the stored object in bytes, if the operator can read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// SHA-256 of the snapshot, in hexadecimal: as the manifest beside it says, or else as it was fetched.
+    /// SHA-256 of the snapshot, in hexadecimal: from the manifest, or else calculated from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// By how much its revisions are raised, with what is below marked as compacted; 0 if they are not raised.
+    /// Number by which the revisions are raised, with lower revisions marked as compacted; 0 if they are not
+    /// raised.
     #[serde(default)]
     pub bump_revision: i64,
-    /// Generation of the spec that chose it. Before anything is made of it, a changed spec chooses again.
+    /// Generation of the spec that selected the backup. Until something is created from the backup, a changed
+    /// spec selects again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// The block of its storage type, under its name: with its own path, and with names of Secrets only.
+    /// The storage block of the backup, under the name of the block, with the path of this backup. Contains
+    /// names of Secrets, but no credentials.
     #[schemars(schema_with = "open_object")]
     pub source: StorageBlock,
 }
 
-/// The cluster a restore replaces.
+/// The cluster that a restore replaces.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplacesStatus {
-    /// UID of the EtcdCluster, which it keeps.
+    /// UID of the EtcdCluster. The restore keeps the object and its UID.
     pub uid: String,
-    /// Cluster ID, if the cluster was ever formed.
+    /// Cluster ID, if the cluster ever formed.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
 }
 
-/// Why a restore was given up.
+/// Why a restore was abandoned.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AbandonedStatus {
-    /// The reason of the condition.
+    /// Reason of the condition.
     pub reason: String,
-    /// The same in words.
+    /// Message of the condition.
     pub message: String,
 }
 
 impl EtcdRestoreSpec {
-    /// The storage blocks.
+    /// The storage blocks of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),
@@ -344,7 +350,7 @@ impl EtcdRestoreSpec {
 }
 
 impl EtcdRestore {
-    /// The conditions of the status, or none.
+    /// The conditions of the status; empty without a status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

@@ -1,7 +1,7 @@
-//! Pieces of schema that several types share.
+//! Parts of the schema that several types share.
 //!
-//! Schemas of Kubernetes' own types are embedded without their descriptions: the CRD must stay small
-//! enough for `kubectl apply` (262144 bytes) and for Helm's release Secret (1 MiB).
+//! Schemas of Kubernetes types are embedded without their descriptions: the CRD must stay small enough for
+//! `kubectl apply` (262144 bytes) and for Helm's release Secret (1 MiB).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> S
     json_schema!({ "type": "array", "maxItems": 32, "items": items })
 }
 
-/// The schema of a container's environment. The names are bounded, since rules match them.
+/// The schema of a container's environment. The length of names is bounded because CEL rules match them.
 pub(crate) fn environment(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = embedded_list::<EnvVar>(generator).to_value();
     if let Some(name) = schema.pointer_mut("/items/properties/name") {
@@ -37,7 +37,7 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of an object that is recorded as it was; what it may hold is checked where it is given.
+/// The schema of an object that is recorded unchanged. The spec that it comes from is validated instead.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
@@ -47,7 +47,7 @@ pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
 }
 
-/// The schema of the name of an object where v1beta2 wrote an empty text for "none".
+/// The schema of the name of an object where an empty text means "not given", as in coreos/etcd-operator.
 pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }
@@ -65,7 +65,7 @@ fn strip_descriptions(schema: &mut Value) {
     }
 }
 
-/// Reads `null`, which Go writes for an empty list or map, as the empty value.
+/// Reads `null` as the empty value. Go writes `null` for an empty list or map.
 pub(crate) fn null_as_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -74,8 +74,8 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a list and leaves out the items that do not parse: a report written by another release must
-/// not make its object unreadable.
+/// Reads a list and skips the items that cannot be parsed: a status written by another release must not make
+/// its object unreadable.
 pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -88,7 +88,7 @@ where
         .collect())
 }
 
-/// An empty text means "not given" in v1beta2.
+/// An empty text means "not given", as in coreos/etcd-operator.
 pub(crate) fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }

@@ -1,6 +1,4 @@
-//! Where backups lie: the storage types, their blocks in a spec, and the form of a path.
-//!
-//! Shared by `EtcdBackup`, `EtcdRestore` and `EtcdCluster.spec.backup`.
+//! Storage of backups: the storage types, their blocks in a spec, and the format of a path.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -12,9 +10,9 @@ use crate::schema::{is_false, object_name, optional_object_name};
 use crate::text::text_enum;
 
 text_enum! {
-    /// Kind of store a backup lies in.
+    /// Type of the store that holds backups.
     StorageType {
-        /// Amazon S3 or a store that speaks its protocol.
+        /// Amazon S3 or an S3-compatible store.
         S3 = "S3",
         /// Azure Blob Storage.
         Abs = "ABS",
@@ -24,39 +22,39 @@ text_enum! {
         Oss = "OSS",
         /// A PersistentVolumeClaim in the same namespace.
         Pvc = "PVC",
-        /// A directory the operator's pod has mounted.
+        /// A directory that is mounted into the operator's pod.
         Local = "Local",
     }
 }
 
 text_enum! {
-    /// How S3 encrypts the object at rest.
+    /// Server-side encryption of the object in S3.
     ServerSideEncryption {
-        /// With keys the store keeps.
+        /// Keys managed by the store.
         Aes256 = "AES256",
-        /// With a key of AWS KMS.
+        /// A key of AWS KMS.
         Kms = "aws:kms",
-        /// With two layers and a key of AWS KMS.
+        /// Two layers of encryption with a key of AWS KMS.
         KmsDsse = "aws:kms:dsse",
     }
 }
 
 text_enum! {
-    /// Who may shorten an object lock.
+    /// Protection level of an object lock.
     ObjectLockMode {
-        /// Those with a special permission.
+        /// Users with the permission `s3:BypassGovernanceRetention` may shorten the lock.
         Governance = "GOVERNANCE",
-        /// Nobody.
+        /// No user may shorten the lock.
         Compliance = "COMPLIANCE",
     }
 }
 
-/// A place in S3 or a store that speaks its protocol.
+/// A location in S3 or an S3-compatible store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "self.path.matches('^[^/]+/.*[^/]$')",
-    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: use a bucket, a slash and a key that does not end in a slash"
 ))]
 #[x_kube(validation = (
     "!has(self.kmsKeyId) || (has(self.serverSideEncryption) && self.serverSideEncryption.startsWith('aws:kms'))",
@@ -66,8 +64,8 @@ pub struct S3Source {
     /// `<bucket>/<key>` of the backup. A periodic backup appends `_v<revision>_<time>` to the key.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the keys `credentials` and `config` (AWS ini files, profile `default`).
-    /// Without it the pod's own identity is used (IRSA, instance profile).
+    /// Name of the Secret with the keys `credentials` and `config` (AWS ini files, profile `default`). If not
+    /// set, the pod's own identity is used (IRSA, instance profile).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub aws_secret: Option<String>,
@@ -75,93 +73,94 @@ pub struct S3Source {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
-    /// Put the bucket into the path instead of the host name. Most S3-compatible stores need it.
+    /// Put the bucket into the URL path instead of the host name. Most S3-compatible stores need this.
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_path_style: bool,
-    /// Region of the bucket. Without it the Secret's `config`, then `us-east-1`.
+    /// Region of the bucket. If not set, the region comes from the Secret's `config`, else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub region: Option<String>,
-    /// Name of the Secret with the key `ca.crt`: the certificate authority of the endpoint.
+    /// Name of the Secret with the key `ca.crt`: the CA certificate of the endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub ca_secret: Option<String>,
-    /// Do not check the endpoint's certificate. For tests only.
+    /// Do not verify the certificate of the endpoint. For tests only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub insecure_skip_verify: bool,
-    /// How the store encrypts the object at rest.
+    /// Server-side encryption of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_side_encryption: Option<ServerSideEncryption>,
-    /// Key of AWS KMS, with `serverSideEncryption` `aws:kms` or `aws:kms:dsse`.
+    /// Key of AWS KMS. Requires `serverSideEncryption: aws:kms` or `aws:kms:dsse`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     pub kms_key_id: Option<String>,
-    /// Lock of the object against deletion. The bucket must have been made with object lock.
+    /// Lock against deletion of the object. The bucket must have been created with object lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_lock: Option<ObjectLock>,
 }
 
-/// A lock of an object against deletion.
+/// A lock against deletion of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectLock {
-    /// Who may shorten the lock.
+    /// Protection level: `GOVERNANCE` lets users with a special permission shorten the lock, `COMPLIANCE`
+    /// lets no user shorten it.
     pub mode: ObjectLockMode,
-    /// Days the object is locked, from its upload.
+    /// Duration of the lock in days, from the upload.
     #[schemars(range(min = 1, max = 36500))]
     pub days: i32,
 }
 
-/// A place in Azure Blob Storage.
+/// A location in Azure Blob Storage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "self.path.matches('^[^/]+/.*[^/]$')",
-    "path must be <container>/<key>, such as my-container/etcd/backup: give the container, a slash and a key that does not end in a slash"
+    "path must be <container>/<key>, such as my-container/etcd/backup: use a container, a slash and a key that does not end in a slash"
 ))]
 pub struct AbsSource {
     /// `<container>/<key>` of the backup.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the keys `storage-account`, `storage-key` and `cloud`.
-    /// Without it the pod's own identity is used (workload identity).
+    /// Name of the Secret with the keys `storage-account`, `storage-key` and `cloud`. If not set, the pod's
+    /// own identity is used (workload identity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub abs_secret: Option<String>,
-    /// URL of the blob service where it is not the public one.
+    /// URL of the blob service, if it is not the public one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
 }
 
-/// A place in Google Cloud Storage.
+/// A location in Google Cloud Storage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "self.path.matches('^[^/]+/.*[^/]$')",
-    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: use a bucket, a slash and a key that does not end in a slash"
 ))]
 pub struct GcsSource {
     /// `<bucket>/<key>` of the backup.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
-    /// Name of the Secret with the key `credentials.json` or `access-token`.
-    /// Without it the pod's own identity is used (workload identity).
+    /// Name of the Secret with the key `credentials.json` or `access-token`. If not set, the pod's own
+    /// identity is used (workload identity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub gcp_secret: Option<String>,
-    /// URL of the storage service where it is not the public one.
+    /// URL of the storage service, if it is not the public one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
 }
 
-/// A place in Alibaba Cloud OSS.
+/// A location in Alibaba Cloud OSS.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "self.path.matches('^[^/]+/.*[^/]$')",
-    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: give the bucket, a slash and a key that does not end in a slash"
+    "path must be <bucket>/<key>, such as my-bucket/etcd/backup: use a bucket, a slash and a key that does not end in a slash"
 ))]
 pub struct OssSource {
     /// `<bucket>/<key>` of the backup.
@@ -177,36 +176,36 @@ pub struct OssSource {
     pub endpoint: Option<String>,
 }
 
-/// A place on a PersistentVolumeClaim.
+/// A location on a PersistentVolumeClaim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
-    "path must lie below the volume's root: give a relative path without .. that does not end in a slash, such as etcd/backup"
+    "path must be below the volume's root: use a relative path without .. that does not end in a slash, such as etcd/backup"
 ))]
 pub struct PvcSource {
     /// Name of the PersistentVolumeClaim, in the namespace of the object.
     #[schemars(schema_with = "object_name")]
     pub claim_name: String,
-    /// Path of the backup below the volume's root.
+    /// Path of the backup, relative to the root of the volume.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
 }
 
-/// A place below the directory the operator was given for local backups.
+/// A location in the operator's directory for local backups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
-    "path must lie below the operator's directory: give a relative path without .. that does not end in a slash, such as etcd/backup"
+    "path must be below the operator's directory: use a relative path without .. that does not end in a slash, such as etcd/backup"
 ))]
 pub struct LocalSource {
-    /// Path of the backup below the operator's directory for local backups.
+    /// Path of the backup, relative to the operator's directory for local backups.
     #[schemars(length(min = 1, max = 1024))]
     pub path: String,
 }
 
-/// The blocks of a spec, of which exactly the one that belongs to the storage type may be given.
+/// The storage blocks of a spec. Exactly one may be set: the block of the storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     /// `spec.s3`.
@@ -223,7 +222,7 @@ pub struct Blocks<'a> {
     pub local: Option<&'a LocalSource>,
 }
 
-/// The place a spec names.
+/// The storage block that a spec selects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StorageSource<'a> {
     /// S3 or a store that speaks its protocol.
@@ -240,7 +239,8 @@ pub enum StorageSource<'a> {
     Local(&'a LocalSource),
 }
 
-/// A place by itself, as one process hands it to another: the block under its JSON name. Names of Secrets only.
+/// A storage block on its own, for transfer between processes: the block under its JSON name. Contains names
+/// of Secrets, but no credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StorageBlock {
@@ -259,7 +259,7 @@ pub enum StorageBlock {
 }
 
 impl StorageBlock {
-    /// The place.
+    /// The block as a reference.
     pub fn source(&self) -> StorageSource<'_> {
         match self {
             Self::S3(block) => StorageSource::S3(block),
@@ -271,7 +271,7 @@ impl StorageBlock {
         }
     }
 
-    /// The same block with another path.
+    /// The block with another path.
     #[must_use]
     pub fn at(mut self, path: String) -> Self {
         match &mut self {
@@ -300,8 +300,11 @@ impl From<StorageSource<'_>> for StorageBlock {
 }
 
 impl<'a> Blocks<'a> {
-    /// The place that belongs to the storage type. `prefix` and `type_field` are for the message:
-    /// `spec` and `storageType`, or `backupStorageType` in a restore.
+    /// The block of the storage type. `prefix` and `type_field` name the fields in the error: `spec` and
+    /// `storageType`, or `backupStorageType` in a restore.
+    ///
+    /// # Errors
+    /// The storage type is unknown, or its block is missing.
     pub fn select(
         &self,
         storage_type: &StorageType,
@@ -313,7 +316,7 @@ impl<'a> Blocks<'a> {
                 format!("{prefix}.{block}"),
                 format!("is missing while {prefix}.{type_field} is {storage_type}"),
                 format!(
-                    "add the block {prefix}.{block}, or name the storage type of the block that is there"
+                    "add the block {prefix}.{block}, or change {prefix}.{type_field} to the type of the existing block"
                 ),
             )
         };
@@ -343,7 +346,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Whether any block is given.
+    /// Whether any block is set.
     pub fn any(&self) -> bool {
         self.s3.is_some()
             || self.abs.is_some()
@@ -353,7 +356,7 @@ impl<'a> Blocks<'a> {
             || self.local.is_some()
     }
 
-    /// What is wrong with the storage type, its block and the block's path.
+    /// The problems of the storage type, its block and the block's path.
     pub fn problems(
         &self,
         storage_type: &StorageType,
@@ -370,7 +373,7 @@ impl<'a> Blocks<'a> {
 fn unknown_storage_type(text: &str, prefix: &str, type_field: &str) -> Problem {
     Problem::new(
         format!("{prefix}.{type_field}"),
-        format!("is {text:?}, which is no known storage type"),
+        format!("has the unknown value {text:?}"),
         format!("use one of {}", StorageType::KNOWN.join(", ")),
     )
 }
@@ -388,7 +391,7 @@ impl StorageSource<'_> {
         }
     }
 
-    /// The path as given.
+    /// The path in the spec.
     pub fn path(&self) -> &str {
         match self {
             Self::S3(source) => &source.path,
@@ -413,7 +416,7 @@ impl StorageSource<'_> {
             Some(Problem::new(
                 field,
                 format!("is {path:?}: {error}"),
-                "give <bucket>/<key>, such as my-bucket/etcd/backup",
+                "use <bucket>/<key>, such as my-bucket/etcd/backup",
             ))
         } else {
             let bad = path.is_empty()
@@ -424,32 +427,32 @@ impl StorageSource<'_> {
                 Problem::new(
                     field,
                     format!("is {path:?}"),
-                    "give a relative path without .., such as etcd/backup",
+                    "use a relative path without .., such as etcd/backup",
                 )
             })
         }
     }
 }
 
-/// A bucket and a key in it.
+/// A path in an object store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectPath {
     /// The bucket or container.
     pub bucket: String,
-    /// The key in it.
+    /// The key.
     pub key: String,
 }
 
-/// Why a path is not `<bucket>/<key>`.
+/// Why a path does not have the form `<bucket>/<key>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PathError {
-    /// There is no slash.
+    /// The path has no slash.
     #[error("the slash between bucket and key is missing")]
     NoSlash,
-    /// Nothing stands before the first slash.
+    /// The first slash is the first character.
     #[error("the bucket is missing")]
     NoBucket,
-    /// Nothing stands after the first slash.
+    /// No character follows the first slash.
     #[error("the key is missing")]
     NoKey,
     /// The key names a folder.
@@ -459,6 +462,9 @@ pub enum PathError {
 
 impl ObjectPath {
     /// Splits `<bucket>/<key>` at the first slash.
+    ///
+    /// # Errors
+    /// The bucket or the key is missing, or the key ends in a slash.
     pub fn parse(path: &str) -> Result<Self, PathError> {
         let (bucket, key) = path.split_once('/').ok_or(PathError::NoSlash)?;
         if bucket.is_empty() {
@@ -482,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_block_hands_over_is_what_it_was() {
+    fn storage_block_round_trips_as_json() {
         let oss = OssSource {
             path: "bucket/etcd".to_owned(),
             oss_secret: Some("oss".to_owned()),
@@ -507,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing_in_a_path() {
+    fn path_error_names_missing_part() {
         let cases = [
             ("bucket", PathError::NoSlash),
             ("", PathError::NoSlash),
@@ -521,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_storage_type_is_kept_and_reported() {
+    fn keeps_and_reports_unknown_storage_type() {
         let blocks = Blocks {
             s3: None,
             abs: None,
@@ -540,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_must_belong_to_the_storage_type() {
+    fn block_must_match_storage_type() {
         let s3 = S3Source {
             path: "b/k".into(),
             ..S3Source::default()

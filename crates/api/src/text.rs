@@ -1,5 +1,5 @@
-//! Enums that travel as text and keep a text they do not know, so that an object stored by another
-//! release can always be read. The schema names only the known texts; `validate` refuses the rest.
+//! Enums that are stored as text and keep an unknown text, so that an object stored by another release can
+//! always be read. The schema lists only the known texts; `validate` rejects all others.
 
 /// Declares an enum of texts with a last variant `Unknown(String)`.
 macro_rules! text_enum {
@@ -16,7 +16,7 @@ macro_rules! text_enum {
             /// The texts of all known variants.
             pub const KNOWN: &'static [&'static str] = &[$($text),+];
 
-            /// The text, as it stands in an object.
+            /// The text in an object.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$variant => $text,)+

@@ -1,4 +1,4 @@
-//! Versions of etcd: how they are written, which are supported, what they can do.
+//! Versions of etcd: parsing, support and capabilities.
 
 pub mod path;
 
@@ -6,9 +6,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// The version a cluster gets when its spec names none: the newest release the project tests.
+/// Default of `spec.version`: the newest release that the project tests.
 pub const DEFAULT_VERSION: &str = "3.7.3";
-/// The repository a cluster's image comes from when its spec names none.
+/// Default of `spec.repository`.
 pub const DEFAULT_REPOSITORY: &str = "quay.io/coreos/etcd";
 
 const OLDEST_SUPPORTED: (u64, u64) = (3, 4);
@@ -18,7 +18,7 @@ const NEWEST_SUPPORTED: (u64, u64) = (3, 7);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtcdVersion(semver::Version);
 
-/// A text that is no version.
+/// The text is not a version.
 #[derive(Debug, Error)]
 #[error("{text:?} is not a version such as 3.6.16")]
 pub struct VersionError {
@@ -27,19 +27,22 @@ pub struct VersionError {
     source: semver::Error,
 }
 
-/// How far the project vouches for a version.
+/// Test coverage of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// A minor release the project tests.
     Tested,
-    /// Older than what the project tests. Accepted, since old manifests name 3.2.13.
+    /// Older than the tested releases. Accepted because old manifests name 3.2.13.
     Older,
-    /// Newer than what the project tests.
+    /// Newer than the tested releases.
     Newer,
 }
 
 impl EtcdVersion {
-    /// Reads a version; leading `v`s are dropped, as v1beta2 did.
+    /// Parses a version. Leading `v`s are dropped, as in coreos/etcd-operator.
+    ///
+    /// # Errors
+    /// The text is not a semantic version.
     pub fn parse(text: &str) -> Result<Self, VersionError> {
         semver::Version::parse(text.trim_start_matches('v'))
             .map(Self)
@@ -54,12 +57,12 @@ impl EtcdVersion {
         (self.0.major, self.0.minor)
     }
 
-    /// The version's three numbers and pre-release.
+    /// The parsed version: major, minor, patch and pre-release.
     pub fn semver(&self) -> &semver::Version {
         &self.0
     }
 
-    /// How far the project vouches for it.
+    /// Test coverage of this version.
     pub fn support(&self) -> Support {
         match self.minor() {
             minor if minor < OLDEST_SUPPORTED => Support::Older,
@@ -68,23 +71,23 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether members can join without a vote (3.4).
+    /// Whether members can join as learners (3.4).
     pub fn has_learners(&self) -> bool {
         self.minor() >= (3, 4)
     }
 
-    /// Whether several learners may join at once, by `--max-learners` (3.6, where the flag lost its
-    /// `experimental-` prefix).
+    /// Whether `--max-learners` allows several learners at once (3.6). The flag has no `experimental-` prefix
+    /// since 3.6.
     pub fn has_max_learners(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether `--peer-skip-client-san-verification` has lost its `experimental-` prefix (3.6).
+    /// Whether `--peer-skip-client-san-verification` has its name without the `experimental-` prefix (3.6).
     pub fn has_stable_flag_names(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether `--tls-min-version` is known (3.4.25, 3.5.8, 3.6).
+    /// Whether etcd accepts `--tls-min-version` (3.4.25, 3.5.8, 3.6).
     pub fn has_tls_min_version(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -94,12 +97,12 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether snapshots are handled by `etcdutl` (3.5), and not by `etcdctl`.
+    /// Whether the image contains `etcdutl` for snapshots (3.5). Older images have only `etcdctl`.
     pub fn has_etcdutl(&self) -> bool {
         self.minor() >= (3, 5)
     }
 
-    /// Whether `/readyz` and `/livez` are served (3.4.29, 3.5.11, 3.6). Before, only `/health`.
+    /// Whether etcd serves `/readyz` and `/livez` (3.4.29, 3.5.11, 3.6). Older releases serve only `/health`.
     pub fn has_readyz(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leading_v_is_dropped() {
+    fn parse_drops_leading_v() {
         assert_eq!(version("v3.6.16"), version("3.6.16"));
         assert_eq!(
             version("3.6.16").image("quay.io/coreos/etcd"),
@@ -140,20 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_version_is_refused() {
+    fn parse_rejects_invalid_versions() {
         for text in ["", "3.6", "latest", "3.6.x", "v"] {
             assert!(EtcdVersion::parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn versions_compare_by_number_not_by_text() {
+    fn versions_compare_numerically() {
         assert!(version("3.5.9") < version("3.5.10"));
         assert!(version("3.7.0-rc.0") < version("3.7.0"));
     }
 
     #[test]
-    fn support_is_from_3_4_to_3_7() {
+    fn supports_3_4_to_3_7() {
         let cases = [
             ("3.2.13", Support::Older),
             ("3.4.0", Support::Tested),
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_follow_the_release() {
+    fn capabilities_match_release() {
         // (version, learners, max-learners, etcdutl, readyz)
         let cases = [
             ("3.3.27", false, false, false, false),

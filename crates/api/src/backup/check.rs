@@ -1,12 +1,12 @@
-//! What can be said about an `EtcdBackup` without asking anybody.
+//! Validation of an `EtcdBackup`. Pure.
 
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
-use crate::cluster::store_in_effect;
-use crate::problem::{Problem, those_set};
+use crate::cluster::can_restore_from;
+use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
-/// still have it.
+/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// have them.
 pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     let spec = &backup.spec;
     let mut problems = spec
@@ -16,12 +16,12 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
         (true, None) => problems.push(Problem::new(
             "spec.etcdEndpoints",
             "is empty",
-            "give at least one client URL such as http://example-client:2379, or spec.etcdCluster.name",
+            "set at least one client URL such as http://example-client:2379, or set spec.etcdCluster.name",
         )),
         (false, Some(_)) => problems.push(Problem::new(
             "spec.etcdCluster",
-            "is given beside spec.etcdEndpoints",
-            "give one of the two",
+            "is set together with spec.etcdEndpoints",
+            "remove one of the two",
         )),
         _ => {}
     }
@@ -29,7 +29,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
             "holds an empty text",
-            "give URLs such as http://example-client:2379",
+            "use URLs such as http://example-client:2379",
         ));
     }
     if let Some(compression @ Compression::Unknown(_)) = &spec.compression {
@@ -55,7 +55,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
 }
 
 impl BackupPolicy {
-    /// What is wrong with the policy, which stands at `prefix`.
+    /// The problems of the policy. `prefix` is the JSON path of the policy.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let numbers = [
             (
@@ -84,11 +84,11 @@ impl BackupPolicy {
         {
             problems.push(Problem::new(
                 format!("{prefix}.schedule"),
-                "is given beside backupIntervalInSecond",
+                "is set together with backupIntervalInSecond",
                 "remove one of the two",
             ));
         }
-        problems.extend(Problem::no_duration(
+        problems.extend(Problem::invalid_duration(
             format!("{prefix}.maxAge"),
             self.max_age.as_ref(),
         ));
@@ -96,13 +96,13 @@ impl BackupPolicy {
     }
 }
 
-/// The fields of a spec that are accepted and have no effect in this release.
+/// The fields of a spec that have no effect in this release.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // One backup has nothing to keep or to make up.
+    // Without a schedule or an interval there is only one backup: retention and deadline do not apply.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };
-    those_set([
+    names_of_set([
         (
             policy.max_backups.is_some_and(|count| count > 0),
             "spec.backupPolicy.maxBackups",
@@ -116,19 +116,19 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: no
-/// backup is made while one is set. There is none at present.
+/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
+/// set, the operator makes no backup. There is none at present.
 pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
 
-/// A kind of store a restore cannot reach.
-pub(crate) fn store_problem(storage_type: &StorageType, field: &str) -> Option<Problem> {
-    (storage_type.is_known() && !store_in_effect(storage_type)).then(|| {
+/// The problem of a storage type that a restore cannot read.
+pub(crate) fn unreadable_store(storage_type: &StorageType, field: &str) -> Option<Problem> {
+    (storage_type.is_known() && !can_restore_from(storage_type)).then(|| {
         Problem::new(
             field,
-            format!("is {storage_type}, a directory of the backup operator that no member's pod can reach"),
-            "copy the backup and its manifest into a bucket or a PVC, and restore it from there",
+            format!("is {storage_type}, a directory of the backup operator, which pods of members cannot access"),
+            "copy the backup and its manifest into a bucket or a PVC, and restore from that copy",
         )
     })
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_one_shot_s3_backup_is_all_in_effect() {
+    fn single_s3_backup_has_no_ineffective_fields() {
         let backup = backup(
             r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_of_a_stored_object_is_named() {
+    fn reports_each_problem_of_stored_object() {
         let cases = [
             (
                 r#"{"etcdEndpoints":null,"storageType":"S3","s3":{"path":"b/k"}}"#,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_store_is_in_effect() {
+    fn all_storage_types_are_in_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_and_what_is_kept_are_in_effect() {
+    fn schedule_and_retention_are_in_effect() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
                 "ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn one_backup_has_nothing_to_keep() {
+    fn single_backup_ignores_retention() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"maxBackups":3}}"#,
         );

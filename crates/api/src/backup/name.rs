@@ -1,30 +1,31 @@
-//! The names of periodic backups: `<path>_v<revision>_<time>`, as v1beta2 wrote them, and read back in full.
+//! The names of periodic backups: `<path>_v<revision>_<time>`, as coreos/etcd-operator wrote them.
 //!
-//! Invariant 13 rests on this: an object belongs to a path only if its whole name is one this module would write.
+//! Invariant 13 depends on this module: an object belongs to a path only if this module would write exactly
+//! the name of the object.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
 use k8s_openapi::jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
-/// The time in a name, in UTC, as v1beta2 wrote it.
+/// Format of the time in a name, in UTC, as in coreos/etcd-operator.
 const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 
-/// The parts of a periodic backup's name beside its path.
+/// The parts of a periodic backup's name after its path.
 ///
-/// The order is that of age: the time comes first, since a cluster that was restored counts its revisions from
-/// an earlier one on.
+/// Values are ordered by age. The time is compared first, because a restored cluster continues from an
+/// earlier revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Numbered {
-    /// When the backup began, to the second.
+    /// Start of the backup, to the second.
     pub time: Timestamp,
-    /// The revision the member had when the stream began: what the backup holds at least. Its own revision is in
-    /// its manifest.
+    /// The member's revision when the stream started: the minimum revision of the backup. The exact revision
+    /// is in the manifest.
     pub revision: u64,
 }
 
-/// What the names of all periodic backups of a path begin with. A sibling's names may begin so too: what is listed
-/// by this has to be read with [`parse`].
+/// Prefix of the names of all periodic backups of a path. Names of another path can have this prefix too:
+/// check each listed name with [`parse`].
 pub fn prefix(path: &str) -> String {
     format!("{path}_v")
 }
@@ -35,7 +36,7 @@ pub fn name(path: &str, parts: Numbered) -> String {
     format!("{}{}_{time}", prefix(path), parts.revision)
 }
 
-/// The parts of a name, if the whole of it is that of a periodic backup of this path.
+/// The parts of a name; `None` unless the whole name is that of a periodic backup of this path.
 pub fn parse(path: &str, key: &str) -> Option<Numbered> {
     let rest = key.strip_prefix(&prefix(path))?;
     let (revision, time) = rest.split_once('_')?;
@@ -47,7 +48,7 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // One text for each name: no signs, no leading zeros, nothing in front and nothing behind.
+    // Each backup has exactly one name: no signs, no leading zeros, no additional characters.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_written_as_v1beta2_did_and_read_back() {
+    fn name_round_trips_in_v1beta2_format() {
         let parts = Numbered {
             time: at(1_546_300_799),
             revision: 99,
@@ -76,7 +77,7 @@ mod tests {
 
     /// Invariant 13.
     #[test]
-    fn invariant_13_only_a_whole_name_is_a_name() {
+    fn invariant_13_parses_only_exact_names() {
         let good = "etcd_v99_2018-12-31-23:59:59";
         assert!(parse("etcd", good).is_some());
         for other in [
@@ -100,12 +101,12 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // The sibling's own.
+        // The name belongs to the longer path.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 
     #[test]
-    fn the_order_is_that_of_age_and_not_of_texts() {
+    fn order_is_by_age() {
         let new = Numbered {
             time: at(20),
             revision: 7,
@@ -116,12 +117,12 @@ mod tests {
         };
         assert!(
             new > old,
-            "a restored cluster counts from an earlier revision on"
+            "a restored cluster continues from an earlier revision"
         );
         let later = Numbered {
             time: at(10),
             revision: 1000,
         };
-        assert!(later > old, "1000 is more than 99");
+        assert!(later > old, "revisions compare as numbers");
     }
 }

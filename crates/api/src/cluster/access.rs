@@ -1,4 +1,4 @@
-//! Who may reach a cluster: etcd's own authentication, and the network.
+//! Access to a cluster: etcd's authentication and the NetworkPolicy.
 
 use k8s_openapi::api::networking::v1::NetworkPolicyPeer;
 use schemars::JsonSchema;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::{embedded_list, null_as_empty, object_name};
 
-/// The user etcd asks for when its authentication is turned on.
+/// The user that etcd requires before authentication can be enabled.
 pub const ROOT_USER: &str = "root";
 
 /// Credentials for a cluster with authentication.
@@ -17,23 +17,23 @@ pub struct Auth {
     /// with the role `root`.
     #[schemars(schema_with = "object_name")]
     pub secret: String,
-    /// `true`: authentication is turned on, with the Secret's user, which must be `root`, and its password follows the
-    /// Secret. `false`: it is turned off again, where the operator had turned it on. Where it is not given, the
-    /// operator leaves etcd's users and switch alone and logs in if it has to.
+    /// `true`: the operator enables authentication with the user of the Secret, which must be `root`, and
+    /// keeps the password equal to the Secret. `false`: the operator disables authentication that it enabled.
+    /// If not set, the operator does not change users or authentication, and logs in if etcd requires it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
-/// The NetworkPolicy of the members: who may connect to them. Members may always connect to each other, and the
-/// operators to them.
+/// NetworkPolicy of the members. Members may always connect to each other, and the operators may always
+/// connect to members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkAccess {
-    /// Whether there is one; default true.
+    /// Whether the operator creates the NetworkPolicy. Default true.
     #[serde(default = "enabled")]
     pub enabled: bool,
-    /// Who may connect to the client port, as in a NetworkPolicy's `from`. Where it is not given, every pod of the
-    /// cluster's own namespace may.
+    /// Peers that may connect to the client port, as in a NetworkPolicy's `from`. If not set, every pod in
+    /// the namespace of the cluster may connect.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -41,7 +41,8 @@ pub struct NetworkAccess {
     )]
     #[schemars(schema_with = "embedded_list::<NetworkPolicyPeer>")]
     pub clients: Vec<NetworkPolicyPeer>,
-    /// Who may connect to the port with health and metrics, which holds no data. Where it is not given, everybody may.
+    /// Peers that may connect to the port for health and metrics, which exposes no data. If not set, all may
+    /// connect.
     #[serde(
         default,
         deserialize_with = "null_as_empty",

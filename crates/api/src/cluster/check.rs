@@ -1,5 +1,5 @@
-//! What can be said about an `EtcdCluster` without asking anybody: what is wrong with it, what is accepted
-//! and has no effect yet, and what must not be ignored.
+//! Validation of an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored.
+//! Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,29 +10,30 @@ use super::{
     MemberAddress, RecoveryPolicy, TlsPolicy,
 };
 use crate::names::{is_reserved_annotation, is_reserved_label};
-use crate::problem::{Problem, those_set};
+use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
 
-/// The shortest life of a generated certificate: a third of it must be enough to renew it and bring it to the members.
+/// Minimum validity of a generated certificate: one third of it must be enough to renew the certificate and
+/// deliver it to the members.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
-/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
-/// still have it.
+/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// have them.
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     let mut problems = Vec::new();
-    problems.extend(Problem::no_cluster_name("metadata.name", name));
+    problems.extend(Problem::invalid_cluster_name("metadata.name", name));
     problems.extend(validate_spec(&cluster.spec));
     problems.extend(super::join::join_problem(cluster));
     problems
 }
 
-/// What is wrong with a spec, whoever holds it.
+/// The problems of a spec, in an EtcdCluster or in a template.
 pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let mut problems = Vec::new();
     if !(MIN_SIZE..=MAX_SIZE).contains(&spec.size) {
-        let remedy = format!("use {MIN_SIZE} to {MAX_SIZE}, 3 or 5 as a rule");
+        let remedy = format!("use {MIN_SIZE} to {MAX_SIZE}, usually 3 or 5");
         problems.push(Problem::new(
             "spec.size",
             format!("is {}", spec.size),
@@ -40,11 +41,11 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         ));
     }
     if EtcdVersion::parse(&spec.version).is_err() {
-        let problem = format!("is {:?}, which is no version", spec.version);
+        let problem = format!("is {:?}, which is not a version", spec.version);
         problems.push(Problem::new(
             "spec.version",
             problem,
-            "give major, minor and patch number, such as 3.7.3",
+            "use major, minor and patch number, such as 3.7.3",
         ));
     }
     if let BootstrapMode::Unknown(text) = &spec.bootstrap {
@@ -75,12 +76,15 @@ pub(crate) fn validate_spec(spec: &EtcdClusterSpec) -> Vec<Problem> {
         .member_replacement
         .as_ref()
         .and_then(|replacement| replacement.after.as_ref());
-    problems.extend(Problem::no_duration("spec.memberReplacement.after", after));
+    problems.extend(Problem::invalid_duration(
+        "spec.memberReplacement.after",
+        after,
+    ));
     let keep = spec
         .member_replacement
         .as_ref()
         .and_then(|replacement| replacement.keep_volumes.as_ref());
-    problems.extend(Problem::no_duration(
+    problems.extend(Problem::invalid_duration(
         "spec.memberReplacement.keepVolumes",
         keep,
     ));
@@ -94,7 +98,7 @@ fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         return Vec::new();
     };
     let after = recovery.after.as_ref();
-    let mut problems: Vec<Problem> = Problem::no_duration("spec.recovery.after", after)
+    let mut problems: Vec<Problem> = Problem::invalid_duration("spec.recovery.after", after)
         .into_iter()
         .collect();
     if let Some(RecoveryPolicy::Unknown(text)) = &recovery.policy {
@@ -115,13 +119,13 @@ fn tls_problems(spec: &EtcdClusterSpec) -> Option<Problem> {
     match (tls.operator_secret(), tls.server_secret()) {
         (Some(_), None) => Some(Problem::new(
             "spec.TLS.static.operatorSecret",
-            "is given without spec.TLS.static.member.serverSecret",
-            "give both or neither",
+            "is set without spec.TLS.static.member.serverSecret",
+            "set both or neither",
         )),
         (None, Some(_)) => Some(Problem::new(
             "spec.TLS.static.member.serverSecret",
-            "is given without spec.TLS.static.operatorSecret, which the operator needs to reach its own cluster",
-            "give both or neither",
+            "is set without spec.TLS.static.operatorSecret, which the operator needs to connect to the cluster",
+            "set both or neither",
         )),
         _ => None,
     }
@@ -131,8 +135,8 @@ fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Pr
     if tls.static_.is_some() {
         return Some(Problem::new(
             "spec.TLS",
-            "gives both static and generated certificates",
-            "give static or generated",
+            "has both static and generated",
+            "remove one of the two",
         ));
     }
     let durations = [
@@ -146,7 +150,7 @@ fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Pr
         ),
     ];
     for (field, text) in durations {
-        let problem = Problem::no_duration(field, text.as_ref());
+        let problem = Problem::invalid_duration(field, text.as_ref());
         if problem.is_some() {
             return problem;
         }
@@ -155,14 +159,14 @@ fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Pr
         return Some(Problem::new(
             "spec.TLS.generated.certificateDuration",
             "is too short for a renewal in time",
-            "give at least 3m, some weeks as a rule",
+            "use at least 3m, usually some weeks",
         ));
     }
     (generated.authority_duration() < generated.certificate_duration()).then(|| {
         Problem::new(
             "spec.TLS.generated.authorityDuration",
-            "is shorter than spec.TLS.generated.certificateDuration, and no certificate outlives its authority",
-            "give the authority a longer life than the certificates",
+            "is shorter than spec.TLS.generated.certificateDuration, but a certificate cannot be valid longer than its CA",
+            "use a longer duration for the CA than for the certificates",
         )
     })
 }
@@ -172,7 +176,7 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     for key in pod.labels.keys().filter(|key| is_reserved_label(key)) {
         problems.push(Problem::new(
             "spec.pod.labels",
-            format!("holds {key}, which is the operator's"),
+            format!("has the key {key}, which the operator reserves"),
             "choose another key",
         ));
     }
@@ -183,7 +187,7 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     {
         problems.push(Problem::new(
             "spec.pod.annotations",
-            format!("holds {key}, which is the operator's"),
+            format!("has the key {key}, which the operator reserves"),
             "choose another key",
         ));
     }
@@ -191,7 +195,7 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
         if let Some(remedy) = refused_argument(argument) {
             problems.push(Problem::new(
                 "spec.pod.extraArgs",
-                format!("holds {argument:?}"),
+                format!("has the item {argument:?}"),
                 remedy,
             ));
         }
@@ -207,15 +211,15 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     if !sized {
         problems.push(Problem::new(
             "spec.pod.persistentVolumeClaimSpec",
-            "does not say how big the volume is",
+            "has no volume size",
             "set resources.requests.storage",
         ));
     }
     problems
 }
 
-/// What etcd would read from its environment and is not the user's to set, or stands in `spec.etcd`. Values are not
-/// reported.
+/// The variables that set a flag of the operator, or an option that is also set in `spec.etcd`. Values are
+/// not reported.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let options = spec.etcd.as_ref().map(EtcdOptions::given);
     let options = options.unwrap_or_default();
@@ -229,10 +233,10 @@ fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         let field = "spec.pod.etcdEnv";
         let typed = options.iter().find(|(typed, _)| *typed == flag);
         if let Some(remedy) = refused_variable(name) {
-            let problem = format!("holds {name}, which sets etcd's flag --{flag}");
+            let problem = format!("has the variable {name}, which sets etcd's flag --{flag}");
             problems.push(Problem::new(field, problem, remedy));
         } else if let Some((_, option)) = typed {
-            let problem = format!("holds {name} beside spec.etcd.{option}");
+            let problem = format!("has the variable {name}, but spec.etcd.{option} is set too");
             problems.push(Problem::new(field, problem, "remove the variable"));
         }
     }
@@ -250,29 +254,29 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems
 }
 
-/// The fields of a spec that are accepted and have no effect in this release.
+/// The fields of a spec that have no effect in this release.
 pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     let Some(pod) = &spec.pod else {
         return Vec::new();
     };
     let timeout = pod.dns_timeout_in_second.unwrap_or_default();
     let image = pod.busybox_image.as_deref().unwrap_or_default();
-    those_set([
+    names_of_set([
         (timeout != 0, "spec.pod.DNSTimeoutInSecond"),
         (!image.is_empty(), "spec.pod.busyboxImage"),
     ])
 }
 
-/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore: the
-/// operator starts nothing while one is set.
+/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
+/// set, the operator starts nothing.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // None in this release: every field that must not be ignored is in effect.
+    // There is none in this release.
     let _ = spec;
     Vec::new()
 }
 
-/// Whether a restore can reach this kind of store in this release.
-pub(crate) fn store_in_effect(storage_type: &StorageType) -> bool {
+/// Whether a restore can read this type of store.
+pub(crate) fn can_restore_from(storage_type: &StorageType) -> bool {
     *storage_type != StorageType::Local
 }
 
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_spec_has_no_problem_and_is_all_in_effect() {
+    fn default_spec_is_valid() {
         let spec = EtcdClusterSpec::default();
         assert_eq!(validate(&cluster(spec.clone())), []);
         assert_eq!(not_in_effect(&spec), Vec::<String>::new());
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_of_a_stored_object_is_named() {
+    fn reports_each_problem_of_stored_object() {
         let spec = EtcdClusterSpec {
             size: 9,
             version: "latest".into(),
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn names_variables_of_owned_flags_once_and_without_values() {
+    fn reports_operator_variables_once_without_values() {
         let stored = with_variables(
             &[
                 "ETCD_LOG_LEVEL",
@@ -354,16 +358,16 @@ mod tests {
         assert_eq!(
             problems,
             [
-                "spec.pod.etcdEnv holds ETCD_FORCE_NEW_CLUSTER, which sets etcd's flag --force-new-cluster: remove the \
-                 variable, whose flag is the operator's",
-                "spec.pod.etcdEnv holds ETCD_WAL_DIR, which sets etcd's flag --wal-dir: remove the variable, whose flag \
-                 is the operator's",
+                "spec.pod.etcdEnv has the variable ETCD_FORCE_NEW_CLUSTER, which sets etcd's flag --force-new-cluster: remove the \
+                 variable, because the operator sets the flag",
+                "spec.pod.etcdEnv has the variable ETCD_WAL_DIR, which sets etcd's flag --wal-dir: remove the variable, \
+                 because the operator sets the flag",
             ]
         );
     }
 
     #[test]
-    fn refuses_a_variable_whatever_its_value_comes_from() {
+    fn rejects_operator_variable_with_any_source() {
         let text = r#"{"pod":{"etcdEnv":[
             {"name":"ETCD_DATA_DIR"},
             {"name":"ETCD_NAME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
@@ -372,9 +376,9 @@ mod tests {
         assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
     }
 
-    /// Manifests of v1beta2 have no other way to set these.
+    /// Manifests of coreos/etcd-operator have no other way to set these options.
     #[test]
-    fn refuses_variables_of_options_only_beside_their_field() {
+    fn rejects_variable_if_its_field_is_set() {
         for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
             (
                 "ETCD_QUOTA_BACKEND_BYTES",
@@ -406,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_other_containers_are_the_users() {
+    fn allows_any_variable_in_other_containers() {
         let text = r#"{"pod":{
             "sidecars":[{"name":"a","env":[{"name":"ETCD_NAME","value":"x"}]}],
             "initContainers":[{"name":"b","env":[{"name":"ETCD_DATA_DIR","value":"x"}]}]}}"#;
@@ -415,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_release_does_and_does_not_do_is_told_apart() {
+    fn reports_only_fields_without_effect() {
         let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
         for text in [
             r#"{"bootstrap":"Seed"}"#,
@@ -437,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn operator_and_server_secret_go_together() {
+    fn operator_and_server_secret_require_each_other() {
         let tls = |server: Option<&str>, operator: Option<&str>| EtcdClusterSpec {
             tls: Some(TlsPolicy {
                 static_: Some(StaticTls {
@@ -465,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_come_from_one_place_and_last_long_enough_to_be_renewed() {
+    fn rejects_two_certificate_sources_and_short_validity() {
         let generated = |text: &str| EtcdClusterSpec {
             tls: serde_json::from_str(text).unwrap(),
             ..EtcdClusterSpec::default()
@@ -493,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_v1beta2_wrote_for_nothing_is_not_reported() {
+    fn ignores_empty_values_of_v1beta2() {
         let pod: PodPolicy = serde_json::from_str(
             r#"{"ClusterDomain":"","DNSTimeoutInSecond":0,"busyboxImage":"","labels":null}"#,
         )

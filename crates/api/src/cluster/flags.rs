@@ -1,9 +1,9 @@
-//! Which flags of etcd a user may set: by `spec.pod.extraArgs`, and by `spec.pod.etcdEnv`, from which etcd reads the same
-//! flags. One list and one rule for both. Pure.
+//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same
+//! flags from both, so both share one list and one rule. Pure.
 
-/// Flags of etcd that the operator sets itself: neither `extraArgs` nor `etcdEnv` may set them, also not with the prefix
-/// `experimental-`. A name that ends in `*` stands for all that begin so. The rules of the schema repeat this list; a
-/// test compares the two.
+/// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without
+/// the prefix `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema repeat this
+/// list; a test compares both.
 pub const OWNED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -29,8 +29,8 @@ pub const OWNED_FLAGS: &[&str] = &[
     "version",
 ];
 
-/// Flags of etcd that have a field in `spec.etcd`. `extraArgs` may not set them. `etcdEnv` may, as in v1beta2, where the
-/// field is not given.
+/// Flags of etcd that have a field in `spec.etcd`. `extraArgs` may not set these flags. `etcdEnv` may set
+/// them if the field is not set, as in coreos/etcd-operator.
 pub const TYPED_FLAGS: &[&str] = &[
     "quota-backend-bytes",
     "auto-compaction-mode",
@@ -41,14 +41,14 @@ pub const TYPED_FLAGS: &[&str] = &[
     "max-request-bytes",
 ];
 
-/// The prefix of the variables from which etcd reads its flags.
+/// Prefix of the variables from which etcd reads its flags.
 const PREFIX: &str = "ETCD_";
 
-/// The flag of etcd that an environment variable sets, without dashes; `None` for a variable from which etcd reads no
-/// flag. `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
+/// The etcd flag that an environment variable sets, without dashes; `None` if etcd reads no flag from the
+/// variable. `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
 ///
-/// etcd looks up `ETCD_` and the name of each flag in upper case with `_` for `-`, in exactly this spelling
-/// (`FlagToEnv` in etcd's `pkg/flags`).
+/// For each flag, etcd reads `ETCD_` and the name of the flag in upper case with `_` for `-`, in exactly this
+/// spelling (`FlagToEnv` in etcd's `pkg/flags`).
 pub fn flag_of_env(variable: &str) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     let is_spelled = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
@@ -56,20 +56,20 @@ pub fn flag_of_env(variable: &str) -> Option<String> {
     spelled.then(|| name.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Whether an argument of etcd's command line sets the flag, which is given without dashes.
+/// Whether a command line argument sets the flag. `flag` has no dashes.
 pub fn is_flag(argument: &str, flag: &str) -> bool {
     let name = argument.strip_prefix("--");
     name.is_some_and(|name| name.split('=').next() == Some(flag))
 }
 
-/// Whether `extraArgs` may not hold this argument, and the remedy.
+/// The remedy for an argument that `extraArgs` may not contain; `None` if the argument is allowed.
 pub fn refused_argument(argument: &str) -> Option<&'static str> {
     let Some(flag) = argument.strip_prefix("--") else {
         return Some("write one flag in each item, as --flag=value");
     };
     let name = flag.split('=').next().unwrap_or_default();
     if is_owned(name) {
-        Some("remove the flag, which the operator sets itself")
+        Some("remove the flag, because the operator sets it")
     } else if TYPED_FLAGS.contains(&stable(name)) {
         Some("use the field of spec.etcd instead")
     } else {
@@ -77,10 +77,11 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether `etcdEnv` may not hold a variable of this name, whatever its value, and the remedy.
+/// The remedy for a variable that `etcdEnv` may not contain, with any value; `None` if the variable is
+/// allowed.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
-    is_owned(&flag).then_some("remove the variable, whose flag is the operator's")
+    is_owned(&flag).then_some("remove the variable, because the operator sets the flag")
 }
 
 fn is_owned(flag: &str) -> bool {
@@ -93,7 +94,7 @@ fn is_owned(flag: &str) -> bool {
         })
 }
 
-/// The name of a flag from the release on in which it is no experiment any more.
+/// The name of a flag without the prefix `experimental-`.
 fn stable(flag: &str) -> &str {
     flag.strip_prefix("experimental-").unwrap_or(flag)
 }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_the_flags_the_operator_owns() {
+    fn rejects_operator_flags() {
         for argument in [
             "--name=x",
             "--data-dir=/tmp",
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn lets_other_flags_pass() {
+    fn allows_other_flags() {
         for argument in [
             "--log-level=debug",
             "--enable-pprof",
@@ -132,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_read_as_etcd_reads_it() {
+    fn variable_names_follow_etcds_spelling() {
         let flag = |variable| flag_of_env(variable);
         assert_eq!(flag("ETCD_WAL_DIR").as_deref(), Some("wal-dir"));
         assert_eq!(
             flag("ETCD_FORCE_NEW_CLUSTER").as_deref(),
             Some("force-new-cluster")
         );
-        // etcd looks none of these up.
+        // etcd ignores these.
         for variable in [
             "",
             "ETCD_",
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_variables_of_the_flags_the_operator_owns() {
+    fn rejects_variables_of_operator_flags() {
         for variable in [
             "ETCD_FORCE_NEW_CLUSTER",
             "ETCD_WAL_DIR",
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn lets_other_variables_pass() {
+    fn allows_other_variables() {
         for variable in [
             "ETCD_AUTO_COMPACTION_RETENTION",
             "ETCD_QUOTA_BACKEND_BYTES",
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_known_on_the_command_line() {
+    fn recognizes_flag_on_command_line() {
         for argument in ["--wal-dir=/x", "--wal-dir"] {
             assert!(is_flag(argument, "wal-dir"), "{argument}");
         }

@@ -1,11 +1,12 @@
-//! What is wrong with the annotation that names a cluster to join.
+//! Validation of the annotation that names an etcd cluster to join.
 
 use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The annotation and `spec.TLS` contradict each other: members of both clusters are reached in the same way, and
-/// nothing that is begun with the wrong one comes to an end. A cluster that began here pays no heed to its annotation.
+/// The problem if the annotation and `spec.TLS` contradict each other. Members of both clusters must use the
+/// same scheme, otherwise the join can never complete. The annotation has no effect on a cluster that
+/// bootstrapped by itself.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata
@@ -26,9 +27,9 @@ pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty());
     let other = { urls }.find(|url| !url.starts_with(scheme))?;
     let field = format!("metadata.annotations[{ANNOTATION_JOIN}]");
-    let problem = format!("names {other}, and clients of this cluster use {scheme}");
-    let remedy = "name client URLs with the scheme that spec.TLS says, and let spec.TLS say of clients and peers what the \
-                  cluster to join has; take the annotation away when that cluster is gone";
+    let problem = format!("names {other}, but clients of this cluster use {scheme}");
+    let remedy = "use client URLs with the scheme of spec.TLS, and make spec.TLS match the TLS of the cluster to join, for \
+                  clients and peers; remove the annotation if that cluster no longer exists";
     Some(Problem::new(field, problem, remedy))
 }
 
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_joined_in_the_way_its_clients_are_served() {
+    fn join_urls_must_match_client_tls() {
         let secrets =
             json!({ "static": { "member": { "serverSecret": "s" }, "operatorSecret": "o" } });
         let peers = json!({ "static": { "member": { "peerSecret": "p" } } });
@@ -60,13 +61,17 @@ mod tests {
             ("x:2379", &plain, false),
             ("https://x:2379", &secrets, true),
             ("https://x:2379,http://y:2379", &secrets, false),
-            // Clients are served without TLS.
+            // Clients connect without TLS.
             ("http://x:2379", &peers, true),
         ] {
             let problem = join_problem(&cluster(urls, tls, &[]));
             assert_eq!(problem.is_none(), good, "{urls} {tls}: {problem:?}");
         }
-        let began_here = cluster("https://x:2379", &plain, &["db-a"]);
-        assert_eq!(join_problem(&began_here), None, "it joins nobody");
+        let bootstrapped = cluster("https://x:2379", &plain, &["db-a"]);
+        assert_eq!(
+            join_problem(&bootstrapped),
+            None,
+            "the annotation is ignored"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The smaller parts of `EtcdCluster.spec`.
+//! The smaller types of `EtcdCluster.spec`.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -14,11 +14,11 @@ use crate::storage::{
 use crate::text::text_enum;
 
 text_enum! {
-    /// How the first members are started.
+    /// Start of the first members.
     BootstrapMode {
         /// All first members together.
         Parallel = "Parallel",
-        /// One seed member, then one by one.
+        /// One seed member, then the others one by one.
         Seed = "Seed",
     }
 }
@@ -31,11 +31,11 @@ impl Default for BootstrapMode {
 }
 
 text_enum! {
-    /// How a member is reached by its peers and by clients.
+    /// Host name of a member for peers and clients.
     MemberAddress {
-        /// Through a Service of its own: `<member>.<namespace>.svc`.
+        /// The member's own Service: `<member>.<namespace>.svc`.
         Service = "Service",
-        /// By its pod's name under the headless Service: `<member>.<cluster>.<namespace>.svc`.
+        /// The pod's name under the headless Service: `<member>.<cluster>.<namespace>.svc`.
         Pod = "Pod",
     }
 }
@@ -43,31 +43,31 @@ text_enum! {
 text_enum! {
     /// Type of the client Service.
     ClientServiceType {
-        /// Reached inside the Kubernetes cluster only.
+        /// Reachable only inside the Kubernetes cluster.
         ClusterIp = "ClusterIP",
-        /// Reached on a port of every node.
+        /// Reachable on a port of every node.
         NodePort = "NodePort",
-        /// Reached through a load balancer.
+        /// Reachable through a load balancer.
         LoadBalancer = "LoadBalancer",
     }
 }
 
 text_enum! {
-    /// What the operator may do when quorum is lost for good.
+    /// What the operator does after a permanent loss of quorum.
     RecoveryPolicy {
-        /// Report, and wait for a person.
+        /// Report the loss and wait for an approval.
         Manual = "Manual",
-        /// Go on from the most advanced survivor, and write down what was lost.
+        /// Continue from the most advanced survivor and record what was lost.
         Automatic = "Automatic",
     }
 }
 
 text_enum! {
-    /// What etcd's automatic compaction goes by.
+    /// Criterion of etcd's automatic compaction.
     AutoCompactionMode {
-        /// By age.
+        /// Age of revisions.
         Periodic = "periodic",
-        /// By number of revisions.
+        /// Number of revisions.
         Revision = "revision",
     }
 }
@@ -76,12 +76,12 @@ text_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicesPolicy {
-    /// The Service clients use, `<cluster>-client`.
+    /// The client Service, `<cluster>-client`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientServicePolicy>,
 }
 
-/// The Service clients use.
+/// The client Service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -93,7 +93,7 @@ pub struct ServicesPolicy {
     "spec.services.client.loadBalancerClass needs type LoadBalancer: set the type or remove loadBalancerClass"
 ))]
 pub struct ClientServicePolicy {
-    /// Type of the Service; `ClusterIP` where it is not given.
+    /// Type of the Service. Default `ClusterIP`.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ClientServiceType>,
     /// Annotations of the Service.
@@ -104,7 +104,7 @@ pub struct ClientServicePolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub load_balancer_class: Option<String>,
-    /// Addresses a load balancer lets in, as CIDRs.
+    /// Client addresses that the load balancer accepts, as CIDRs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub load_balancer_source_ranges: Vec<String>,
@@ -118,7 +118,7 @@ pub struct ClientServicePolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DisruptionBudgetPolicy {
-    /// Whether there is one. It keeps a quorum of the voters.
+    /// Whether the operator creates a PodDisruptionBudget. The budget protects a quorum of the voters.
     #[serde(default = "enabled")]
     pub enabled: bool,
 }
@@ -127,40 +127,43 @@ fn enabled() -> bool {
     true
 }
 
-/// When a member that is down is replaced.
+/// When the operator replaces a member that is down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberReplacement {
-    /// How long a member may be down on a lost node, such as `60s` (the default) or `5m`, before it is replaced
-    /// although its disk exists. So long, too, may a member fail to start for no known reason.
+    /// Time for which a member may be down on a lost node before the operator replaces it although its disk
+    /// exists, such as `5m`. Default `60s`. The same limit applies to a member that does not start for an
+    /// unknown reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
-    /// How long the volume of a member is kept that someone else removed from etcd, such as `1h` (the default) or
-    /// `24h`. It is kept longer until the cluster is at its size, healthy and compared. When a majority of the members
-    /// was removed, the operator never deletes their volumes.
+    /// Minimum time for which the operator keeps the volume of a member that another client removed from
+    /// etcd, such as `24h`. Default `1h`. The volume is kept longer until the cluster has its full size, is
+    /// healthy and has passed the data comparison. If a majority of the members was removed, the operator
+    /// never deletes their volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_volumes: Option<DurationText>,
 }
 
-/// What happens when quorum is lost for good.
+/// What the operator does after a permanent loss of quorum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
-    /// Who decides: a person, by an annotation (`Manual`, where it is not given), or the operator (`Automatic`).
+    /// `Manual` (default): a user approves the recovery by an annotation. `Automatic`: the operator starts
+    /// the recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
-    /// How long quorum must have been lost, such as `60s` (the default) or `5m`, before `Automatic` acts, and
-    /// before a recovery goes on without a survivor that does not answer.
+    /// Time for which quorum must have been lost before `Automatic` starts a recovery, such as `5m`. Default
+    /// `60s`. A recovery waits for the same time for survivors that do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
 }
 
-/// Options of etcd itself. What is not given is left to etcd.
+/// Options of etcd. Options that are not set keep etcd's own defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!has(self.autoCompactionMode) || has(self.autoCompactionRetention)",
-    "spec.etcd.autoCompactionMode does nothing without a retention: set spec.etcd.autoCompactionRetention"
+    "spec.etcd.autoCompactionMode has no effect without a retention: set spec.etcd.autoCompactionRetention"
 ))]
 #[x_kube(validation = (
     "!has(self.autoCompactionRetention) || (has(self.autoCompactionMode) && self.autoCompactionMode == 'revision' ? self.autoCompactionRetention.matches('^[0-9]+$') : self.autoCompactionRetention.matches('^([0-9]+|([0-9]+(ms|s|m|h))+)$'))",
@@ -168,39 +171,40 @@ pub struct Recovery {
 ))]
 #[x_kube(validation = (
     "!has(self.electionTimeout) || [duration(has(self.heartbeatInterval) ? self.heartbeatInterval : '100ms')].all(beat, duration(self.electionTimeout) >= beat + beat + beat + beat + beat)",
-    "spec.etcd.electionTimeout must be at least five times spec.etcd.heartbeatInterval (100ms where not given): raise the one or lower the other"
+    "spec.etcd.electionTimeout must be at least five times spec.etcd.heartbeatInterval (default 100ms): raise electionTimeout or lower heartbeatInterval"
 ))]
 pub struct EtcdOptions {
     /// Size of the database at which etcd raises the alarm NOSPACE, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub quota_backend_bytes: Option<i64>,
-    /// What automatic compaction goes by.
+    /// Criterion of automatic compaction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_compaction_mode: Option<AutoCompactionMode>,
-    /// How much automatic compaction keeps: a duration such as `30m`, or a number of revisions.
+    /// Retention of automatic compaction: a duration such as `30m`, or a number of revisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32))]
     pub auto_compaction_retention: Option<String>,
-    /// Time between heartbeats of the leader, such as `100ms`.
+    /// Interval of the leader's heartbeats, such as `100ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat_interval: Option<DurationText>,
-    /// Time without a heartbeat after which a member stands for election, such as `1s`; at most `50s`.
+    /// Time without a heartbeat after which a member starts an election, such as `1s`; at most `50s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("duration(self) <= duration('50s')", "spec.etcd.electionTimeout must be at most 50s, which is etcd's own limit: lower it"))]
     pub election_timeout: Option<DurationText>,
-    /// Committed transactions after which etcd writes a raft snapshot to disk.
+    /// Number of committed transactions after which etcd writes a raft snapshot to disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub snapshot_count: Option<i64>,
-    /// Largest request a client may send, in bytes.
+    /// Maximum size of a client request, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_request_bytes: Option<i64>,
 }
 
 impl EtcdOptions {
-    /// The flags that the given options set, without dashes, each with its field. In the order of [`TYPED_FLAGS`].
+    /// The flags of the options that are set, without dashes, each with its field. In the order of
+    /// [`TYPED_FLAGS`].
     pub(super) fn given(&self) -> Vec<(&'static str, &'static str)> {
         let Self {
             quota_backend_bytes,
@@ -230,70 +234,70 @@ impl EtcdOptions {
     }
 }
 
-/// Where and how often a cluster is backed up.
+/// Schedule and location of a cluster's periodic backups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "has(self.s3) == (self.storageType == 'S3')",
-    "the block s3 is given when storageType is S3, and only then: make spec.backup.s3 and spec.backup.storageType agree"
+    "the block s3 must be set if and only if storageType is S3: make spec.backup.s3 and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.abs) == (self.storageType == 'ABS')",
-    "the block abs is given when storageType is ABS, and only then: make spec.backup.abs and spec.backup.storageType agree"
+    "the block abs must be set if and only if storageType is ABS: make spec.backup.abs and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.gcs) == (self.storageType == 'GCS')",
-    "the block gcs is given when storageType is GCS, and only then: make spec.backup.gcs and spec.backup.storageType agree"
+    "the block gcs must be set if and only if storageType is GCS: make spec.backup.gcs and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.oss) == (self.storageType == 'OSS')",
-    "the block oss is given when storageType is OSS, and only then: make spec.backup.oss and spec.backup.storageType agree"
+    "the block oss must be set if and only if storageType is OSS: make spec.backup.oss and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.pvc) == (self.storageType == 'PVC')",
-    "the block pvc is given when storageType is PVC, and only then: make spec.backup.pvc and spec.backup.storageType agree"
+    "the block pvc must be set if and only if storageType is PVC: make spec.backup.pvc and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.local) == (self.storageType == 'Local')",
-    "the block local is given when storageType is Local, and only then: make spec.backup.local and spec.backup.storageType agree"
+    "the block local must be set if and only if storageType is Local: make spec.backup.local and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
     "spec.backup.backupPolicy must say when: set schedule or backupIntervalInSecond"
 ))]
 pub struct ClusterBackup {
-    /// When, and how much is kept.
+    /// Schedule and retention.
     pub backup_policy: BackupPolicy,
-    /// Kind of store.
+    /// Type of the store.
     pub storage_type: StorageType,
-    /// Place in S3, with `storageType: S3`.
+    /// Location in S3, with `storageType: S3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// Place in Azure Blob Storage, with `storageType: ABS`.
+    /// Location in Azure Blob Storage, with `storageType: ABS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abs: Option<AbsSource>,
-    /// Place in Google Cloud Storage, with `storageType: GCS`.
+    /// Location in Google Cloud Storage, with `storageType: GCS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gcs: Option<GcsSource>,
-    /// Place in Alibaba Cloud OSS, with `storageType: OSS`.
+    /// Location in Alibaba Cloud OSS, with `storageType: OSS`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oss: Option<OssSource>,
-    /// Place on a volume, with `storageType: PVC`.
+    /// Location on a volume, with `storageType: PVC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PvcSource>,
-    /// Place in the operator's directory, with `storageType: Local`.
+    /// Location in the operator's directory, with `storageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// How stored backups are compressed; `none` where it is not given.
+    /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Make no backups until it is false again.
+    /// Make no backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
 }
 
 impl ClusterBackup {
-    /// The storage blocks.
+    /// The storage blocks of the spec.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks {
             s3: self.s3.as_ref(),

@@ -1,24 +1,24 @@
-//! How members talk to each other, and how that changes while they run.
+//! Encryption between peers, and how it changes while members run.
 //!
-//! A member is dialled at its peer URL, which stands in etcd's list, and each peer listener either speaks TLS or does
-//! not (`configurePeerListeners` in etcd's `server/embed/etcd.go`). So there is a second port, and the way from one to
-//! the other leads over four stages. Whoever is at a stage and whoever is at the next have one listener in common:
-//! members are started with the next stage when all peer URLs name that one. From the second stage on members have
-//! certificates, and reach both kinds of URL.
+//! A member's peers connect to the peer URL in etcd's member list. Each peer listener either uses TLS or does
+//! not (`configurePeerListeners` in etcd's `server/embed/etcd.go`). A switch therefore needs a second port
+//! and four stages. Two adjacent stages have one listener in common. The operator restarts members with the
+//! next stage when all peer URLs name the common listener. From the second stage on, members have
+//! certificates and can dial both kinds of URL.
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::{PEER_PORT, SECOND_PEER_PORT};
 
-/// A peer listener: whether it speaks TLS, and its port.
+/// A peer listener: whether it uses TLS, and its port.
 pub type PeerListener = (bool, u16);
 
-/// How members talk to each other, in the order of the way from plain text to TLS.
+/// Stage of the switch between plain text and TLS, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerStage {
     /// Without TLS.
     Plain,
-    /// Without TLS on the usual port, with it on the second.
+    /// Without TLS on the first port, with TLS on the second port.
     PlainAndTls,
     /// With TLS on both ports.
     TlsTwice,
@@ -27,10 +27,10 @@ pub enum PeerStage {
 }
 
 impl PeerStage {
-    /// All of them, in their order.
+    /// All stages, in order.
     pub const ALL: [Self; 4] = [Self::Plain, Self::PlainAndTls, Self::TlsTwice, Self::Tls];
 
-    /// What a member listens on.
+    /// The listeners of a member.
     pub fn listeners(self) -> &'static [PeerListener] {
         match self {
             Self::Plain => &[(false, PEER_PORT)],
@@ -40,22 +40,23 @@ impl PeerStage {
         }
     }
 
-    /// Where a new member is dialled. Every member at this stage and at those beside it listens there or can dial it.
+    /// The listener in the peer URL of a new member. Every member at this stage or an adjacent stage listens
+    /// there or can dial it.
     pub fn usual(self) -> PeerListener {
         (self >= Self::TlsTwice, PEER_PORT)
     }
 
-    /// The listener that a stage and the one beside it have in common.
+    /// The listener that two adjacent stages have in common.
     pub fn shared_with(self, other: Self) -> Option<PeerListener> {
         let shared = |listener: &&PeerListener| other.listeners().contains(listener);
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The stage beside this one on the way to another; that one itself when it is reached.
+    /// The adjacent stage on the way to `other`; `other` itself if it is reached.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
-        let way = Self::ALL;
-        let at = way
+        let stages = Self::ALL;
+        let at = stages
             .iter()
             .position(|stage| *stage == self)
             .unwrap_or_default();
@@ -64,10 +65,10 @@ impl PeerStage {
             std::cmp::Ordering::Equal => at,
             std::cmp::Ordering::Greater => at.saturating_sub(1),
         };
-        way.get(next).copied().unwrap_or(other)
+        stages.get(next).copied().unwrap_or(other)
     }
 
-    /// As a word.
+    /// The name of the stage in `status.TLS.peers`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Plain => "Plain",
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_beside_each_other_share_one_listener_and_others_none() {
+    fn adjacent_stages_share_one_listener() {
         for (at, stage) in PeerStage::ALL.into_iter().enumerate() {
             for (there, other) in PeerStage::ALL.into_iter().enumerate() {
                 let shared = stage.shared_with(other);
@@ -98,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn a_new_member_listens_where_it_is_dialled_and_is_dialled_with_tls_only_by_who_can() {
+    fn new_member_is_reachable_at_adjacent_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // The stage beside it, too, has certificates where it is dialled with TLS.
+            // Members at the adjacent stage also have certificates.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }
     }
 
     #[test]
-    fn the_way_goes_over_every_stage_in_both_directions() {
+    fn switch_passes_every_stage_in_both_directions() {
         let on = [
             PeerStage::Plain,
             PeerStage::PlainAndTls,

@@ -1,4 +1,4 @@
-//! `EtcdCluster.spec.pod`: what the members' pods look like.
+//! `EtcdCluster.spec.pod`: the pods of the members.
 
 use k8s_openapi::api::core::v1::{
     Affinity, Container, EnvVar, LocalObjectReference, PersistentVolumeClaimSpec,
@@ -16,20 +16,20 @@ use crate::text::text_enum;
 text_enum! {
     /// When the image is pulled.
     ImagePullPolicy {
-        /// At every start.
+        /// The image is pulled at every start.
         Always = "Always",
-        /// When the node does not have it.
+        /// The image is pulled if the node does not have it.
         IfNotPresent = "IfNotPresent",
-        /// Never.
+        /// The image is never pulled.
         Never = "Never",
     }
 }
 
-/// What the members' pods look like.
+/// Pods of the members.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodPolicy {
-    /// Labels of the pods, besides the operator's own.
+    /// Labels of the pods, in addition to the operator's own.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -38,10 +38,10 @@ pub struct PodPolicy {
     #[schemars(schema_with = "text_map")]
     #[x_kube(validation = (
         "self.all(key, key != 'app' && !key.startsWith('etcd_') && !key.startsWith('etcd.database.coreos.com/'))",
-        "spec.pod.labels may not hold app, etcd_* or etcd.database.coreos.com/*, which are the operator's: choose other keys"
+        "spec.pod.labels may not hold app, etcd_* or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
     ))]
     pub labels: TextMap,
-    /// Annotations of the pods, besides the operator's own.
+    /// Annotations of the pods, in addition to the operator's own.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -50,10 +50,10 @@ pub struct PodPolicy {
     #[schemars(schema_with = "text_map")]
     #[x_kube(validation = (
         "self.all(key, key != 'etcd.version' && !key.startsWith('etcd.database.coreos.com/'))",
-        "spec.pod.annotations may not hold etcd.version or etcd.database.coreos.com/*, which are the operator's: choose other keys"
+        "spec.pod.annotations may not hold etcd.version or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
     ))]
     pub annotations: TextMap,
-    /// Labels of the nodes the pods may run on.
+    /// Labels of the nodes on which the pods may run.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -61,14 +61,16 @@ pub struct PodPolicy {
     )]
     #[schemars(schema_with = "text_map")]
     pub node_selector: TextMap,
-    /// Affinity of the pods. Without it they prefer nodes without another member of the cluster.
+    /// Affinity of the pods. If not set, pods prefer nodes without another member of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<Affinity>")]
     pub affinity: Option<Affinity>,
-    /// Require different nodes for the members. Deprecated by v1beta2: use `affinity`, which goes first.
+    /// Require a different node for each member. Deprecated by v1beta2: use `affinity`, which takes
+    /// precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anti_affinity: Option<bool>,
-    /// How pods are spread. Without it they are spread over zones where there are some.
+    /// Topology spread constraints of the pods. If not set, pods are spread over the zones, if the nodes have
+    /// zones.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -88,8 +90,9 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
-    /// Environment of the etcd container. etcd reads the flag `--x-y` from `ETCD_X_Y`. Variables of flags that the
-    /// operator sets are refused. A variable is left out of the pod where its flag is on etcd's command line.
+    /// Environment of the etcd container. etcd reads the flag `--x-y` from `ETCD_X_Y`. Variables of flags
+    /// that the operator sets are rejected. A variable is left out of the pod if its flag is on etcd's
+    /// command line.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -98,10 +101,11 @@ pub struct PodPolicy {
     #[schemars(schema_with = "environment")]
     #[x_kube(validation = (
         "!self.exists(env, env.name.matches('^ETCD_(EXPERIMENTAL_)?(NAME|DATA_DIR|WAL_DIR|CONFIG_FILE|FORCE_NEW_CLUSTER|INITIAL_[A-Z0-9_]*|LISTEN_[A-Z0-9_]*|ADVERTISE_CLIENT_URLS|DISCOVERY[A-Z0-9_]*|(PEER_)?(CERT_FILE|KEY_FILE|TRUSTED_CA_FILE|CLIENT_CERT_AUTH|AUTO_TLS)|PEER_SKIP_CLIENT_SAN_VERIFICATION|MAX_LEARNERS|VERSION)$'))",
-        "spec.pod.etcdEnv may not set names, addresses, directories, discovery, TLS or membership of etcd, which are the operator's: remove that variable"
+        "spec.pod.etcdEnv may not set names, addresses, directories, discovery, TLS or membership of etcd, which the operator manages: remove that variable"
     ))]
     pub etcd_env: Vec<EnvVar>,
-    /// Flags of etcd, one in each item, such as `--log-level=debug`. Those the operator sets are refused.
+    /// Flags of etcd, one in each item, such as `--log-level=debug`. Flags that the operator sets are
+    /// rejected.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -114,14 +118,14 @@ pub struct PodPolicy {
     ))]
     #[x_kube(validation = (
         "!self.exists(arg, arg.matches('^--(experimental-)?(name|data-dir|wal-dir|config-file|force-new-cluster|initial-.*|listen-.*|advertise-client-urls|discovery.*|(peer-)?(cert-file|key-file|trusted-ca-file|client-cert-auth|auto-tls)|peer-skip-client-san-verification|max-learners|version)(=.*)?$'))",
-        "spec.pod.extraArgs may not set names, addresses, directories, discovery, TLS or membership of etcd, which are the operator's: remove that flag"
+        "spec.pod.extraArgs may not set names, addresses, directories, discovery, TLS or membership of etcd, which the operator manages: remove that flag"
     ))]
     #[x_kube(validation = (
         "!self.exists(arg, arg.matches('^--(experimental-)?(quota-backend-bytes|auto-compaction-mode|auto-compaction-retention|heartbeat-interval|election-timeout|snapshot-count|max-request-bytes)(=.*)?$'))",
         "spec.pod.extraArgs may not set a flag that has a field: use spec.etcd for quota, compaction, heartbeat, election, snapshot count and request size"
     ))]
     pub extra_args: Vec<String>,
-    /// The volume of each member. Without it data lives as long as the pod.
+    /// PersistentVolumeClaim of each member. If not set, the data of a member is lost with its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
     #[x_kube(validation = (
@@ -129,7 +133,7 @@ pub struct PodPolicy {
         "spec.pod.persistentVolumeClaimSpec must say how big the volume is: set resources.requests.storage"
     ))]
     pub persistent_volume_claim_spec: Option<PersistentVolumeClaimSpec>,
-    /// Security context of the pods. Without it they run as user 65532 under the restricted profile.
+    /// Security context of the pods. If not set, pods run as user 65532 under the restricted profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<PodSecurityContext>")]
     pub security_context: Option<PodSecurityContext>,
@@ -164,11 +168,11 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub runtime_class_name: Option<String>,
-    /// Seconds a member has to end.
+    /// Seconds that a member has to stop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Further volumes of the pods.
+    /// Additional volumes of the pods.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -177,10 +181,10 @@ pub struct PodPolicy {
     #[schemars(schema_with = "embedded_list::<Volume>")]
     #[x_kube(validation = (
         "self.all(volume, !(volume.name in ['etcd-data', 'tools']))",
-        "spec.pod.volumes may not be named etcd-data or tools, which are the operator's: choose another name"
+        "spec.pod.volumes may not be named etcd-data or tools, which the operator reserves: choose another name"
     ))]
     pub volumes: Vec<Volume>,
-    /// Further mounts of the etcd container.
+    /// Additional mounts of the etcd container.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -189,7 +193,7 @@ pub struct PodPolicy {
     #[schemars(schema_with = "embedded_list::<VolumeMount>")]
     #[x_kube(validation = (
         "self.all(mount, !mount.mountPath.startsWith('/var/etcd'))",
-        "spec.pod.volumeMounts may not lie below /var/etcd, where etcd keeps its data: choose another mountPath"
+        "spec.pod.volumeMounts may not be below /var/etcd, where etcd keeps its data: choose another mountPath"
     ))]
     pub volume_mounts: Vec<VolumeMount>,
     /// Containers that run before etcd.
@@ -201,10 +205,10 @@ pub struct PodPolicy {
     #[schemars(schema_with = "embedded_list::<Container>")]
     #[x_kube(validation = (
         "self.all(container, !(container.name in ['etcd', 'fetch', 'restore']))",
-        "spec.pod.initContainers may not be named etcd, fetch or restore, which are the operator's: choose another name"
+        "spec.pod.initContainers may not be named etcd, fetch or restore, which the operator reserves: choose another name"
     ))]
     pub init_containers: Vec<Container>,
-    /// Containers that run beside etcd.
+    /// Containers that run next to etcd in the pod.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -213,10 +217,11 @@ pub struct PodPolicy {
     #[schemars(schema_with = "embedded_list::<Container>")]
     #[x_kube(validation = (
         "self.all(container, !(container.name in ['etcd', 'fetch', 'restore']))",
-        "spec.pod.sidecars may not be named etcd, fetch or restore, which are the operator's: choose another name"
+        "spec.pod.sidecars may not be named etcd, fetch or restore, which the operator reserves: choose another name"
     ))]
     pub sidecars: Vec<Container>,
-    /// Domain of the Kubernetes cluster, such as `.cluster.local`, put behind `svc` in the members' names.
+    /// Domain of the Kubernetes cluster, such as `.cluster.local`, appended to `svc` in the members' host
+    /// names.
     #[serde(
         default,
         rename = "ClusterDomain",
@@ -225,17 +230,17 @@ pub struct PodPolicy {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(\\\\.?[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\\\\.?$')",
-        "spec.pod.ClusterDomain must be a domain such as .cluster.local: use lower-case letters, digits, dashes and dots"
+        "spec.pod.ClusterDomain must be a domain such as .cluster.local: use lowercase letters, digits, dashes and dots"
     ))]
     pub cluster_domain: Option<String>,
-    /// Of v1beta2, without effect: no container waits for DNS any more.
+    /// No effect. Accepted for compatibility with coreos/etcd-operator: no container waits for DNS.
     #[serde(
         default,
         rename = "DNSTimeoutInSecond",
         skip_serializing_if = "Option::is_none"
     )]
     pub dns_timeout_in_second: Option<i64>,
-    /// Of v1beta2, without effect: no busybox image is used any more.
+    /// No effect. Accepted for compatibility with coreos/etcd-operator: no busybox image is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub busybox_image: Option<String>,

@@ -1,4 +1,5 @@
-//! `EtcdCluster.status`: the report, and the little that neither etcd nor the pods can say.
+//! `EtcdCluster.status`: the observed state, and the few records that cannot be derived from etcd or the
+//! pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -12,7 +13,7 @@ use crate::schema::{is_false, null_as_empty, readable_items};
 use crate::text::text_enum;
 
 text_enum! {
-    /// Phase of a cluster, derived from its conditions; for people and for what reads v1beta2.
+    /// Phase of a cluster, derived from its conditions. For display and for readers of v1beta2.
     ClusterPhase {
         /// The first members are being started.
         Creating = "Creating",
@@ -20,53 +21,54 @@ text_enum! {
         Running = "Running",
         /// The members are being stopped, because `spec.hibernate` is set.
         Hibernating = "Hibernating",
-        /// No member runs, because `spec.hibernate` is set; the volumes stay.
+        /// No member runs, because `spec.hibernate` is set. The operator keeps the volumes.
         Hibernated = "Hibernated",
-        /// The spec is refused; v1beta2's end of the road, here a state like any other.
+        /// The spec is invalid. In coreos/etcd-operator this phase was final; here the cluster leaves it when
+        /// the spec is valid.
         Failed = "Failed",
     }
 }
 
 text_enum! {
-    /// A member's part in the quorum.
+    /// Role of a member.
     MemberRole {
-        /// Votes, and leads.
+        /// Voter that is the leader.
         Leader = "Leader",
-        /// Votes.
+        /// Voter.
         Voter = "Voter",
-        /// Does not vote yet.
+        /// Member without a vote.
         Learner = "Learner",
     }
 }
 
 text_enum! {
-    /// How far a recovery from the loss of the quorum is.
+    /// Phase of a recovery from quorum loss.
     RecoveryPhase {
-        /// The new cluster's first member is being made from the survivor.
+        /// The operator creates the first member of the new cluster from the survivor.
         InProgress = "InProgress",
-        /// The new cluster was verified and recorded.
+        /// The new cluster is verified and recorded.
         Complete = "Complete",
-        /// It was given up: a quorum came back, or the survivor was lost.
+        /// The recovery was abandoned: a quorum returned, or the survivor was lost.
         Cancelled = "Cancelled",
     }
 }
 
 text_enum! {
-    /// Who decided that a lost quorum is recovered.
+    /// How a recovery was approved.
     RecoveryApproval {
-        /// A person, by the annotation.
+        /// A user set the annotation.
         Annotation = "Annotation",
         /// `spec.recovery.policy: Automatic`.
         Policy = "Policy",
     }
 }
 
-/// What is known about an EtcdCluster. Except for `bootstrap`, `clusterID`, `recovery`, `staleApproval`, `replaced`,
-/// `defragmentation` and `TLS` all of it is a report that can be rebuilt.
+/// Observed state of an EtcdCluster. All fields can be rebuilt, except `bootstrap`, `clusterID`, `recovery`,
+/// `staleApproval`, `replaced`, `defragmentation` and `TLS`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
-    /// Generation of the spec this status was made from.
+    /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Creating`, `Running`, `Hibernating`, `Hibernated` or `Failed`.
@@ -76,10 +78,10 @@ pub struct EtcdClusterStatus {
     /// Why the phase is `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the operator leaves the cluster alone, because `spec.paused` is set.
+    /// Whether the operator changes nothing because `spec.paused` is set.
     #[serde(default, skip_serializing_if = "is_false")]
     pub control_paused: bool,
-    /// Number of members in etcd's own list.
+    /// Number of members in etcd's member list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i32>,
     /// Number of the cluster's pods, for the scale subresource.
@@ -91,38 +93,40 @@ pub struct EtcdClusterStatus {
     /// Names of the members by readiness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<MembersStatus>,
-    /// What is known about each member.
+    /// Observed state of each member.
     #[serde(
         default,
         deserialize_with = "readable_items",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub member_details: Vec<MemberStatus>,
-    /// Cluster ID as etcd gives it, in hexadecimal without leading zeros. A cluster that has one is never bootstrapped again.
+    /// Cluster ID as etcd reports it, in hexadecimal without leading zeros. The operator never bootstraps a
+    /// cluster again that has a cluster ID.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// Name of the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
-    /// The recorded intent of the first start.
+    /// Record of the bootstrap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<BootstrapStatus>,
-    /// The last recovery from the loss of the quorum: what was decided before it began, and how it ended.
+    /// The last recovery from quorum loss: the decision, recorded before the recovery began, and the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<RecoveryStatus>,
-    /// An approval of a recovery (the annotation `etcd.database.coreos.com/recover`) that was there while a quorum
-    /// answered. It approves nothing until it was removed and set again.
+    /// Value of the annotation `etcd.database.coreos.com/recover` that was set while a quorum answered. This
+    /// value approves nothing until the annotation is removed and set again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_approval: Option<String>,
-    /// The last restore over this cluster: what was there before.
+    /// The last restore over this cluster: the cluster that was replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<ReplacedStatus>,
-    /// The last defragmentation of members, recorded before each is told.
+    /// The last defragmentation of members, recorded before each call to a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<DefragmentationStatus>,
-    /// The TLS that members are started with. While `spec.TLS` is another, what is on the way to it.
+    /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
+    /// `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
-    // Two operators record it: whoever does replaces it whole.
+    // Two operators write this record: each write replaces the whole record.
     #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
     /// Alarms that etcd has raised.
@@ -132,28 +136,28 @@ pub struct EtcdClusterStatus {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub alarms: Vec<AlarmStatus>,
-    /// The certificate that ends first.
+    /// The certificate that expires first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificates: Option<CertificatesStatus>,
-    /// Version the members run.
+    /// Running version of the members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_version: Option<String>,
-    /// Version the members are brought to, while that goes on.
+    /// Target version of a version change in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_version: Option<String>,
-    /// Name of the Service clients use.
+    /// Name of the client Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// Port of the Service clients use.
+    /// Port of the client Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_port: Option<i32>,
-    /// What the operator does next.
+    /// Next step of the operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
-    /// What the next step waits for.
+    /// Condition that the next step waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    /// The newest backup of this cluster that is known.
+    /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
     /// Conditions, one of each type.
@@ -166,21 +170,21 @@ pub struct EtcdClusterStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The TLS that members are started with: recorded before the first is.
+/// The TLS that members are started with, recorded before the first member starts with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TlsStatus {
-    /// Token of the cluster it is about.
+    /// Token of the cluster that this record belongs to.
     pub token: String,
-    /// How members talk to each other: `Plain`, `PlainAndTls`, `TlsTwice` or `Tls`.
+    /// Stage of encryption between peers: `Plain`, `PlainAndTls`, `TlsTwice` or `Tls`.
     pub peers: String,
-    /// The `spec.TLS` they are started with.
+    /// The `spec.TLS` that members are started with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TlsPolicy>,
 }
 
 impl TlsStatus {
-    /// The record of a cluster whose members are started with this.
+    /// The record for a cluster whose members are started with `policy`.
     pub fn new(token: &str, policy: Option<&TlsPolicy>) -> Self {
         Self {
             token: token.to_owned(),
@@ -192,12 +196,13 @@ impl TlsStatus {
         }
     }
 
-    /// Whether its fields agree with each other. If one was changed by hand, none of them counts.
+    /// Whether the fields of the record agree with each other. If a user changed one of them, the whole
+    /// record is invalid.
     pub fn is_consistent(&self) -> bool {
         *self == Self::new(&self.token, self.policy().as_ref())
     }
 
-    /// What members are started with, complete.
+    /// The policy that members are started with, including the peer stage.
     pub fn policy(&self) -> Option<TlsPolicy> {
         let mut policy = self.policy.clone()?;
         let stages = PeerStage::ALL.into_iter();
@@ -208,50 +213,50 @@ impl TlsStatus {
     }
 }
 
-/// The certificate of a cluster that ends first, an authority's among them.
+/// The certificate of a cluster that expires first. CA certificates are included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificatesStatus {
-    /// Its Secret.
+    /// Name of the Secret.
     pub secret: String,
-    /// The key of the Secret it stands under.
+    /// Key in the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Until when it is valid.
+    /// End of the validity.
     pub not_after: Time,
-    /// How little is left, where that is little: `30d`, `7d`, `1d` or `Expired`. Of a generated certificate it is said
-    /// when its renewal is overdue.
+    /// Remaining validity, if short: `30d`, `7d`, `1d` or `Expired`. For a generated certificate, only
+    /// reported if its renewal is overdue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }
 
-/// A recovery from the loss of the quorum: a new cluster begins with what the most advanced survivor has.
+/// A recovery from quorum loss: a new cluster starts with the data of the most advanced survivor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecoveryStatus {
     /// `InProgress`, `Complete` or `Cancelled`.
     #[schemars(with = "String")]
     pub phase: RecoveryPhase,
-    /// `Annotation` or `Policy`: who decided.
+    /// `Annotation` or `Policy`: how the recovery was approved.
     #[schemars(with = "String")]
     pub approved_by: RecoveryApproval,
     /// Cluster ID of the cluster that lost its quorum.
     #[serde(rename = "fromClusterID")]
     pub from_cluster_id: String,
-    /// Token of that cluster; stands on its pods and volume claims.
+    /// Token of that cluster, as on its pods and PVCs.
     pub from_token: String,
-    /// The member whose data the new cluster begins with.
+    /// Member that provides the data of the new cluster.
     pub survivor: String,
-    /// The survivor's revision. Writes acknowledged after it may be missing in the new cluster.
+    /// Revision of the survivor. Later acknowledged writes may be missing in the new cluster.
     pub revision: i64,
-    /// Members whose data is gone.
+    /// Members with lost data.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub lost_members: Vec<String>,
-    /// Members that have data and were not waited for any longer, since they did not answer.
+    /// Members that have data but did not answer in time. The recovery continued without them.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -269,42 +274,43 @@ pub struct RecoveryStatus {
         skip_serializing_if = "Option::is_none"
     )]
     pub to_cluster_id: Option<String>,
-    /// When it was decided.
+    /// Time of the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the new cluster was recorded, or the recovery was given up.
+    /// Time at which the new cluster was recorded or the recovery was abandoned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// What was lost, or why the recovery was given up, in words.
+    /// What was lost, or why the recovery was abandoned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// The cluster that a restore replaced by this one, recorded in one write with the new cluster's ID and token.
-/// Whatever carries another token than the recorded one is of a cluster before.
+/// The cluster that a restore replaced, recorded in one write with the ID and token of the new cluster.
+/// Objects with any other token than the recorded one belong to an earlier cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplacedStatus {
     /// Name of the EtcdRestore.
     pub restore: String,
-    /// Cluster ID of the cluster before, if it was ever formed.
+    /// Cluster ID of the replaced cluster, if it ever formed.
     #[serde(
         default,
         rename = "fromClusterID",
         skip_serializing_if = "Option::is_none"
     )]
     pub from_cluster_id: Option<String>,
-    /// Its members.
+    /// Members of the replaced cluster.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub members: Vec<String>,
-    /// When it was replaced.
+    /// Time of the replacement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// Until when its volumes are kept at least; else they go when the new cluster is complete.
+    /// Time until which the volumes of the replaced cluster are kept at least. If not set, they are deleted
+    /// when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_data_until: Option<Time>,
 }
@@ -329,40 +335,40 @@ pub struct MembersStatus {
     pub unready: Vec<String>,
 }
 
-/// What is known about one member.
+/// Observed state of one member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberStatus {
     /// Name of the member.
     pub name: String,
-    /// Member ID as etcd gives it, in hexadecimal without leading zeros.
+    /// Member ID as etcd reports it, in hexadecimal without leading zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// `Leader`, `Voter` or `Learner`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub role: Option<MemberRole>,
-    /// Whether the member answered when it was last asked.
+    /// Whether the member answered the last health check.
     #[serde(default)]
     pub healthy: bool,
-    /// Version the member runs.
+    /// Running version of the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Size of its database file in bytes.
+    /// Size of the database file in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub db_size: Option<i64>,
-    /// Bytes of the file that hold data.
+    /// Bytes of the database file in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub db_size_in_use: Option<i64>,
-    /// Revisions the member is behind the most advanced one.
+    /// Number of revisions that the member is behind the most advanced member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision_lag: Option<i64>,
-    /// Node its pod runs on.
+    /// Node of the member's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 }
 
-/// The recorded intent of the first start, written before anything is created.
+/// Record of the bootstrap, written before anything is created.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BootstrapStatus {
@@ -379,13 +385,13 @@ pub struct BootstrapStatus {
 pub struct LastBackup {
     /// Name of the EtcdBackup.
     pub name: String,
-    /// When it was complete.
+    /// Time at which the backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// Revision it holds.
+    /// Revision of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// Where it lies.
+    /// Location of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
 }

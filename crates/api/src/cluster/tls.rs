@@ -11,9 +11,9 @@ use crate::duration::DurationText;
 use crate::names::{self, CertificateUse};
 use crate::schema::{given, null_as_empty, optional_object_name};
 
-/// How long a generated certificate is valid where the spec does not say it.
+/// Default of `spec.TLS.generated.certificateDuration`.
 const DEFAULT_VALIDITY: Duration = Duration::from_hours(90 * 24);
-/// How long a generated authority is valid where the spec does not say it.
+/// Default of `spec.TLS.generated.authorityDuration`.
 const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// TLS of a cluster: `static` or `generated`.
@@ -21,44 +21,44 @@ const DEFAULT_AUTHORITY_VALIDITY: Duration = Duration::from_hours(10 * 365 * 24)
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!(has(self.static) && has(self.generated))",
-    "spec.TLS takes its certificates from one place: give static or generated, not both"
+    "spec.TLS takes its certificates from one source: set static or generated, not both"
 ))]
 pub struct TlsPolicy {
-    /// Certificates from Secrets that somebody else keeps.
+    /// Certificates from existing Secrets, which the user maintains.
     #[serde(default, rename = "static", skip_serializing_if = "Option::is_none")]
     pub static_: Option<StaticTls>,
-    /// Certificates that the operator makes, renews and replaces.
+    /// Certificates that the operator creates, renews and replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<GeneratedTls>,
-    /// Members let clients in without TLS, too, on the same port. For the time in which clients are changed, when TLS is
-    /// switched on or off; default false.
+    /// Members also accept clients without TLS on the same port. Use this while clients change, when TLS is
+    /// switched on or off. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_plaintext: Option<bool>,
-    /// How far members are that change the way they talk to each other. Kept by the operator, and no part of the
-    /// object.
+    /// Stage of a switch of TLS between peers. Set by the operator; not a field of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub peer_stage: Option<PeerStage>,
 }
 
-/// Certificates that the operator makes: an authority for peers and one for clients, certificates for every member,
-/// one for the operator, and one for clients in the Secret `<cluster>-client-tls`.
+/// Certificates that the operator creates: a CA for peers and a CA for clients, certificates for every
+/// member, one for the operator, and one for clients in the Secret `<cluster>-client-tls`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GeneratedTls {
-    /// Whether members talk TLS to each other; default true.
+    /// Whether members use TLS between each other. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<bool>,
-    /// Whether members talk TLS to clients; default true.
+    /// Whether members use TLS for clients. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<bool>,
-    /// How long a certificate is valid; it is renewed at two thirds of its life. Default `2160h`, at least `3m`.
+    /// Validity of a certificate. The operator renews a certificate after two thirds of its validity. Default
+    /// `2160h`, at least `3m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_duration: Option<DurationText>,
-    /// How long an authority is valid; it is replaced at two thirds of its life. Default `87600h`.
+    /// Validity of a CA. The operator replaces a CA after two thirds of its validity. Default `87600h`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority_duration: Option<DurationText>,
-    /// More names and addresses under which clients reach the members, such as that of a load balancer.
+    /// Additional host names and addresses for the server certificates, such as the name of a load balancer.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -79,7 +79,7 @@ impl GeneratedTls {
         self.client.unwrap_or(true)
     }
 
-    /// How long a certificate is valid.
+    /// Validity of a certificate.
     pub fn certificate_duration(&self) -> Duration {
         let given = self.certificate_duration.as_ref();
         given
@@ -87,7 +87,7 @@ impl GeneratedTls {
             .unwrap_or(DEFAULT_VALIDITY)
     }
 
-    /// How long an authority is valid.
+    /// Validity of a CA.
     pub fn authority_duration(&self) -> Duration {
         let given = self.authority_duration.as_ref();
         given
@@ -101,11 +101,11 @@ impl GeneratedTls {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!(has(self.operatorSecret) && self.operatorSecret != '') || (has(self.member) && has(self.member.serverSecret) && self.member.serverSecret != '')",
-    "spec.TLS.static.operatorSecret needs spec.TLS.static.member.serverSecret: give both or neither"
+    "spec.TLS.static.operatorSecret needs spec.TLS.static.member.serverSecret: set both or neither"
 ))]
 #[x_kube(validation = (
     "!(has(self.member) && has(self.member.serverSecret) && self.member.serverSecret != '') || (has(self.operatorSecret) && self.operatorSecret != '')",
-    "spec.TLS.static.member.serverSecret needs spec.TLS.static.operatorSecret, else the operator cannot reach its own cluster: give both or neither"
+    "spec.TLS.static.member.serverSecret needs spec.TLS.static.operatorSecret, because the operator is a client of the cluster: set both or neither"
 ))]
 pub struct StaticTls {
     /// Certificates of the members.
@@ -118,13 +118,13 @@ pub struct StaticTls {
     pub operator_secret: Option<String>,
 }
 
-/// How the keys of a TLS Secret are called.
+/// Names of the keys in a TLS Secret.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNames {
-    /// As in v1beta2, another name for each purpose: `peer.crt`, `peer.key`, `peer-ca.crt`.
+    /// A different name for each purpose, as in coreos/etcd-operator: `peer.crt`, `peer.key`, `peer-ca.crt`.
     #[default]
     OfPurpose,
-    /// As cert-manager and `kubectl create secret tls` write them: `tls.crt`, `tls.key`, `ca.crt`.
+    /// The names that cert-manager and `kubectl create secret tls` use: `tls.crt`, `tls.key`, `ca.crt`.
     Usual,
 }
 
@@ -136,25 +136,25 @@ pub struct MemberTls {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub peer_secret: Option<String>,
-    /// Name of the Secret for TLS towards clients: `server.crt`, `server.key` and `server-ca.crt`.
+    /// Name of the Secret for TLS with clients: `server.crt`, `server.key` and `server-ca.crt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub server_secret: Option<String>,
-    /// How the keys of the Secret for peers are called. Found, and no part of the object.
+    /// Key names in the Secret for peers. Read from the Secret; not a field of the object.
     #[serde(skip)]
     pub peer_keys: KeyNames,
-    /// How the keys of the Secret for clients are called. Found, and no part of the object.
+    /// Key names in the Secret for clients. Read from the Secret; not a field of the object.
     #[serde(skip)]
     pub server_keys: KeyNames,
 }
 
 impl TlsPolicy {
-    /// The Secret for TLS between members, if they use it.
+    /// Name of the static Secret for TLS between members.
     pub fn peer_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.member.as_ref()?.peer_secret.as_ref())
     }
 
-    /// The Secret for TLS towards clients, if they use it.
+    /// Name of the static Secret for TLS with clients.
     pub fn server_secret(&self) -> Option<&str> {
         given(
             self.static_
@@ -166,12 +166,12 @@ impl TlsPolicy {
         )
     }
 
-    /// The Secret with the operator's client certificate, if it has one.
+    /// Name of the static Secret with the operator's client certificate.
     pub fn operator_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.operator_secret.as_ref())
     }
 
-    /// How the keys of the Secret for TLS between members are called.
+    /// Key names in the Secret for TLS between members.
     pub fn peer_keys(&self) -> KeyNames {
         if self.generated.is_some() {
             return KeyNames::Usual;
@@ -180,7 +180,7 @@ impl TlsPolicy {
         member.map(|member| member.peer_keys).unwrap_or_default()
     }
 
-    /// How the keys of the Secret for TLS towards clients are called.
+    /// Key names in the Secret for TLS with clients.
     pub fn server_keys(&self) -> KeyNames {
         if self.generated.is_some() {
             return KeyNames::Usual;
@@ -189,13 +189,13 @@ impl TlsPolicy {
         member.map(|member| member.server_keys).unwrap_or_default()
     }
 
-    /// What the operator makes itself, if it does.
+    /// The policy for generated certificates.
     pub fn generated(&self) -> Option<&GeneratedTls> {
         self.generated.as_ref()
     }
 
-    /// The Secret from which this member takes its certificate towards its peers; `None` when peers use no TLS.
-    /// Generated ones are the member's own.
+    /// Name of the Secret with this member's peer certificate; `None` if peers do not use TLS. Each member
+    /// has its own generated Secret; a static Secret is shared by all members.
     pub fn peer_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -205,7 +205,7 @@ impl TlsPolicy {
         }
     }
 
-    /// The Secret from which this member takes its certificate towards clients; `None` when clients use no TLS.
+    /// Name of the Secret with this member's server certificate; `None` if clients do not use TLS.
     pub fn server_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -215,7 +215,8 @@ impl TlsPolicy {
         }
     }
 
-    /// The Secret with the operators' own client certificate for this cluster; `None` when clients use no TLS.
+    /// Name of the Secret with the operators' client certificate for this cluster; `None` if clients do not
+    /// use TLS.
     pub fn operator_secret_of(&self, cluster: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -235,17 +236,17 @@ impl TlsPolicy {
         self.server_secret_of("").is_some()
     }
 
-    /// Whether clients get in with TLS alone.
+    /// Whether members accept only clients that use TLS.
     pub fn insists_on_tls(&self) -> bool {
         self.encrypts_clients() && !self.accepts_plaintext()
     }
 
-    /// Whether members that talk TLS to clients let them in without it, too.
+    /// Whether members that use TLS for clients also accept clients without TLS.
     pub fn accepts_plaintext(&self) -> bool {
         self.encrypts_clients() && self.accept_plaintext == Some(true)
     }
 
-    /// The same without TLS between members; `None` where nothing else was encrypted.
+    /// The policy without TLS between members; `None` if clients do not use TLS either.
     #[must_use]
     pub fn without_peers(&self) -> Option<Self> {
         let mut policy = self.clone();
@@ -259,7 +260,7 @@ impl TlsPolicy {
         policy.encrypts_clients().then_some(policy)
     }
 
-    /// How members talk to each other.
+    /// The stage of encryption between peers.
     pub fn peers(&self) -> PeerStage {
         match (self.encrypts_peers(), self.peer_stage) {
             (false, _) => PeerStage::Plain,
@@ -269,7 +270,7 @@ impl TlsPolicy {
     }
 }
 
-/// How members talk to each other under a policy, or without one.
+/// The stage of encryption between peers for a policy; `Plain` without a policy.
 pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
     policy.map_or(PeerStage::Plain, TlsPolicy::peers)
 }

@@ -1,4 +1,4 @@
-//! `EtcdCluster.spec.upkeep`: full databases and their defragmentation, and what is recorded of it.
+//! `EtcdCluster.spec.upkeep` and its status: full databases and defragmentation.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -10,61 +10,63 @@ use super::{EtcdCluster, EtcdClusterSpec};
 use crate::schema::null_as_empty;
 use crate::text::text_enum;
 
-/// Bytes that have to be free in a database file before its share counts, where `minFreeBytes` is not given.
+/// Default of `minFreeBytes`.
 pub const DEFAULT_MIN_FREE_BYTES: i64 = 104_857_600;
-/// The quota of an etcd that was given none (`DefaultQuotaBytes` in etcd's `server/storage/quota.go`).
+/// etcd's default quota (`DefaultQuotaBytes` in etcd's `server/storage/quota.go`).
 pub const DEFAULT_QUOTA_BYTES: i64 = 2_147_483_648;
 
 text_enum! {
-    /// What is done about a database that has reached its quota.
+    /// What the operator does if a database has reached its quota.
     NoSpacePolicy {
-        /// Compact as configured, defragment member after member, take the alarm back.
+        /// Compact as configured, defragment the members one at a time, disarm the alarm.
         Cure = "Cure",
-        /// Report, and leave it to a person.
+        /// Report the problem and change nothing.
         Report = "Report",
     }
 }
 
 text_enum! {
-    /// Why members are defragmented.
+    /// Cause of a defragmentation.
     DefragmentationCause {
         /// The database has reached its quota.
         NoSpace = "NoSpace",
-        /// The schedule says so.
+        /// The schedule.
         Schedule = "Schedule",
-        /// Too much of the file is free.
+        /// The free share of the database file exceeds the threshold.
         Threshold = "Threshold",
     }
 }
 
-/// Upkeep of the members' databases.
+/// Maintenance of the members' databases.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Upkeep {
-    /// When the database has reached its quota and etcd refuses writes.
+    /// What the operator does if the database has reached its quota and etcd rejects writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_space: Option<NoSpace>,
-    /// When members are defragmented although no database is full. Never where it is not given.
+    /// When the operator defragments members whose database is not full. If not set, never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<Defragmentation>,
 }
 
-/// What happens when the database has reached its quota.
+/// What the operator does if the database has reached its quota.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoSpace {
-    /// `Cure` (where it is not given): compact, defragment and take the alarm back. `Report`: leave it to a person.
+    /// `Cure` (default): compact, defragment and disarm the alarm. `Report`: report the problem and change
+    /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<NoSpacePolicy>,
-    /// Revisions that are kept when the operator compacts a database that is full. Where it is not given it keeps
-    /// what `spec.etcd.autoCompactionRetention` says in mode `revision`, and compacts nothing in the other mode or
-    /// without one: what has to be kept is not known then.
+    /// Number of revisions to keep when the operator compacts a full database. If not set, the operator uses
+    /// `spec.etcd.autoCompactionRetention` in mode `revision`. In mode `periodic` or without a retention it
+    /// does not compact, because the revisions to keep are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub keep_revisions: Option<i64>,
 }
 
-/// When members are defragmented. A member answers nobody while it is, so it is one at a time, the leader last.
+/// When the operator defragments members. A member does not serve requests during its defragmentation, so
+/// members are defragmented one at a time, the leader last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -76,8 +78,8 @@ pub struct NoSpace {
     "spec.upkeep.defragmentation must say when: set schedule or freePercent"
 ))]
 pub struct Defragmentation {
-    /// When all members are defragmented, as five cron fields or one of `@hourly`, `@daily`, `@weekly`, `@monthly`,
-    /// `@yearly`. A time that is missed by more than an hour is left out.
+    /// Schedule of the defragmentation of all members: five cron fields, or one of `@hourly`, `@daily`,
+    /// `@weekly`, `@monthly`, `@yearly`. A run that is missed by more than an hour is skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
@@ -85,16 +87,16 @@ pub struct Defragmentation {
         "spec.upkeep.defragmentation.schedule must have five cron fields such as 0 3 * * 6, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in spec.upkeep.defragmentation.timeZone"
     ))]
     pub schedule: Option<String>,
-    /// Time zone of the schedule, such as `Europe/Berlin`; `Etc/UTC` where it is not given.
+    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Share of a member's database file that has to be free, in percent, for that member to be defragmented at
-    /// any time.
+    /// Minimum free share of a member's database file, in percent, for the operator to defragment this member
+    /// at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 95))]
     pub free_percent: Option<i64>,
-    /// Bytes that have to be free besides; 104857600 (100 MiB) where it is not given.
+    /// Minimum of free bytes in the file, in addition to `freePercent`. Default 104857600 (100 MiB).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub min_free_bytes: Option<i64>,
@@ -107,26 +109,26 @@ pub struct AlarmStatus {
     /// `NoSpace` or `Corrupt`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Whose: the member's name, or its ID where it is none of the members.
+    /// Name of the member that raised the alarm, or the member ID if the member is unknown.
     pub member: String,
 }
 
-/// The last defragmentation of the cluster: written before its first call to a member, and before each.
+/// The last defragmentation of the cluster. The operator updates this record before each call to a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DefragmentationStatus {
     /// `NoSpace`, `Schedule` or `Threshold`.
     #[schemars(with = "String")]
     pub cause: DefragmentationCause,
-    /// When it was decided.
+    /// Time at which the operator decided to defragment.
     pub start_time: Time,
-    /// When it was over.
+    /// Time at which the defragmentation ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Revision before which everything was compacted first, where that was asked for.
+    /// Revision of the compaction before the defragmentation, if the operator compacted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compacted_revision: Option<i64>,
-    /// The members, in the order they were told.
+    /// The members, in the order of the calls.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -141,35 +143,35 @@ pub struct DefragmentationStatus {
 pub struct MemberDefragmentation {
     /// Name of the member.
     pub name: String,
-    /// When it was told.
+    /// Time at which the operator called the member.
     pub start_time: Time,
-    /// When it had answered.
+    /// Time at which the member had answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Bytes of its database file before.
+    /// Size of the database file before the defragmentation, in bytes.
     pub size_before: i64,
-    /// Bytes of its database file after.
+    /// Size of the database file after the defragmentation, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_after: Option<i64>,
-    /// Why it failed.
+    /// Why the defragmentation failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 impl EtcdClusterSpec {
-    /// The quota the members are given.
+    /// The quota of the members' databases, in bytes.
     pub fn quota_bytes(&self) -> i64 {
         let given = self.etcd.as_ref().and_then(|etcd| etcd.quota_backend_bytes);
         given.unwrap_or(DEFAULT_QUOTA_BYTES)
     }
 
-    /// Whether a full database is left to a person.
+    /// Whether the operator only reports a full database.
     pub fn only_reports_no_space(&self) -> bool {
         let policy = self.no_space().and_then(|rule| rule.policy.as_ref());
         policy == Some(&NoSpacePolicy::Report)
     }
 
-    /// How many revisions are kept when a full database is compacted; `None`: it is not.
+    /// Number of revisions to keep when the operator compacts a full database; `None` if it must not compact.
     pub fn revisions_kept(&self) -> Option<i64> {
         if let Some(kept) = self.no_space().and_then(|rule| rule.keep_revisions) {
             return Some(kept);
@@ -180,7 +182,7 @@ impl EtcdClusterSpec {
         kept.filter(|kept| by_revision && *kept > 0)
     }
 
-    /// When members are defragmented besides.
+    /// When the operator defragments members whose database is not full.
     pub fn defragmentation(&self) -> Option<&Defragmentation> {
         self.upkeep.as_ref()?.defragmentation.as_ref()
     }
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_database_is_compacted_as_the_spec_says_and_not_otherwise() {
+    fn full_database_is_compacted_only_per_spec() {
         for (json, kept) in [
             ("{}", None),
             (r#"{"upkeep":{"noSpace":{"keepRevisions":10}}}"#, Some(10)),
@@ -232,17 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_is_etcds_own_where_none_is_given() {
+    fn quota_defaults_to_etcds_default() {
         assert_eq!(spec("{}").quota_bytes(), 2 << 30);
         let given = spec(r#"{"etcd":{"quotaBackendBytes":16777216}}"#);
         assert_eq!(given.quota_bytes(), 16 << 20);
     }
 
     #[test]
-    fn members_are_defragmented_only_when_somebody_asks_for_it() {
+    fn defragmentation_is_off_by_default() {
         assert_eq!(spec("{}").defragmentation(), None);
         assert!(!spec("{}").only_reports_no_space());
-        let asked = spec(r#"{"upkeep":{"defragmentation":{"schedule":"@weekly"}}}"#);
-        assert!(asked.defragmentation().is_some());
+        let scheduled = spec(r#"{"upkeep":{"defragmentation":{"schedule":"@weekly"}}}"#);
+        assert!(scheduled.defragmentation().is_some());
     }
 }

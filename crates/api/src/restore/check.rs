@@ -1,16 +1,16 @@
-//! What can be said about an `EtcdRestore` without asking anybody.
+//! Validation of an `EtcdRestore`. Pure.
 
 use super::{EtcdRestore, EtcdRestoreSpec};
-use crate::backup::store_problem;
-use crate::cluster::{self, store_in_effect, validate_spec};
-use crate::problem::{Problem, those_set};
+use crate::backup::unreadable_store;
+use crate::cluster::{self, can_restore_from, validate_spec};
+use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// Where the template's spec stands in a restore.
+/// JSON path of the template, with a trailing dot.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
 
-/// What is wrong with the object. The schema refuses all of it; objects stored before it existed may
-/// still have it.
+/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// have them.
 pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
     let spec = &restore.spec;
     let mut problems = Vec::new();
@@ -18,24 +18,24 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
         (None, None) => problems.push(Problem::new(
             "spec.backupStorageType",
             "is missing",
-            "give spec.backupStorageType with its block, or spec.backup.name",
+            "set spec.backupStorageType with its block, or set spec.backup.name",
         )),
         (Some(_), Some(_)) => problems.push(Problem::new(
             "spec.backup",
-            "is given beside spec.backupStorageType",
-            "give one of the two",
+            "is set together with spec.backupStorageType",
+            "remove one of the two",
         )),
         (Some(_), None) if spec.blocks().any() => problems.push(Problem::new(
             "spec.backup",
-            "is given beside the place of a backup",
-            "give one of the two",
+            "is set together with a storage block",
+            "remove one of the two",
         )),
         (Some(_), None) => {}
         (None, Some(kind)) => {
             problems.extend(spec.blocks().problems(kind, "spec", "backupStorageType"));
         }
     }
-    problems.extend(Problem::no_cluster_name(
+    problems.extend(Problem::invalid_cluster_name(
         "spec.etcdCluster.name",
         &spec.etcd_cluster.name,
     ));
@@ -43,10 +43,10 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
         problems.push(Problem::new(
             "spec.bumpRevision",
             "and spec.markCompacted do not agree",
-            "give both or neither",
+            "set both or neither",
         ));
     }
-    problems.extend(Problem::no_duration(
+    problems.extend(Problem::invalid_duration(
         "spec.keepOldData",
         spec.keep_old_data.as_ref(),
     ));
@@ -63,11 +63,11 @@ fn in_template(problem: Problem) -> Problem {
     }
 }
 
-/// The fields of a spec that are accepted and have no effect in this release.
+/// The fields of a spec that have no effect in this release.
 pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     let kind = spec.backup_storage_type.as_ref();
-    let mut fields = those_set([(
-        kind.is_some_and(|kind| !store_in_effect(kind)),
+    let mut fields = names_of_set([(
+        kind.is_some_and(|kind| !can_restore_from(kind)),
         "spec.backupStorageType",
     )]);
     if let Some(template) = &spec.etcd_cluster.template {
@@ -80,12 +80,12 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     fields
 }
 
-/// The fields of a spec that have no effect in this release and that it would be dangerous to ignore:
-/// nothing is restored while one is set.
+/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
+/// set, the operator restores nothing.
 pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     let kind = spec.backup_storage_type.as_ref();
     let mut problems: Vec<Problem> = kind
-        .and_then(|kind| store_problem(kind, "spec.backupStorageType"))
+        .and_then(|kind| unreadable_store(kind, "spec.backupStorageType"))
         .into_iter()
         .collect();
     if let Some(template) = &spec.etcd_cluster.template {
@@ -98,9 +98,9 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     problems
 }
 
-/// Why no seed can reach what is stored in this kind of store, if none can.
+/// The problem of a storage type that a seed cannot read.
 pub fn unreachable(kind: &StorageType) -> Option<Problem> {
-    store_problem(kind, "spec.storageType")
+    unreadable_store(kind, "spec.storageType")
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn an_s3_restore_is_all_in_effect() {
+    fn s3_restore_has_no_ineffective_fields() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_of_a_stored_object_is_named() {
+    fn reports_each_problem_of_stored_object() {
         let cases = [
             (
                 r#"{"etcdCluster":{"name":"main"}}"#,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_templates_fields_are_reported_with_their_place() {
+    fn reports_template_fields_with_full_path() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main","template":{"spec":{"pod":{"busyboxImage":"b"}}}},"backup":{"name":"a"}}"#,
         );

@@ -1,71 +1,76 @@
-//! Which version of etcd may follow which: one minor release at a time, from a floor release on, and back only where
-//! etcd itself can go back. Pure.
+//! Allowed version changes of etcd: upgrades by one minor release at a time, from a minimum patch release on,
+//! and downgrades where etcd supports them.
 //!
-//! The sources are etcd's own: the upgrade guides (`content/en/docs/v3.6/upgrades/upgrade_3_6.md` and
-//! `v3.7/upgrades/upgrade_3_7.md` in etcd-io/website), for 3.5.20 issue 19557 in etcd-io/etcd (the promotion of a
-//! learner that 3.5.1 to 3.5.19 do not write to the store 3.6 reads), for 3.5.26 the post "zombie members" of December
-//! 2025 (issue 20967: members long removed that come back with 3.6), and for the way back `allowedDowngradeVersion` in
-//! `server/etcdserver/version/downgrade.go` of etcd 3.6.
+//! Sources:
+//! - Upgrade guides: `content/en/docs/v3.6/upgrades/upgrade_3_6.md` and `v3.7/upgrades/upgrade_3_7.md` in
+//!   etcd-io/website.
+//! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not write the promotion of a learner to the
+//!   store that 3.6 reads.
+//! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). Members that were removed long ago
+//!   reappear with 3.6.
+//! - Downgrades: `allowedDowngradeVersion` in `server/etcdserver/version/downgrade.go` of etcd 3.6.
 
 use super::EtcdVersion;
 
-/// The first release whose members can go back to the minor release before, by etcd's own downgrade.
+/// The first release that supports etcd's downgrade to the previous minor release.
 const DOWNGRADES_FROM: (u64, u64) = (3, 6);
 
-/// How a cluster gets from one version to another.
+/// Direction of a version change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Within a minor release, in either direction.
+    /// Within a minor release: patch upgrade or patch downgrade.
     Within,
     /// To the next minor release.
     Up,
-    /// To the minor release before, which etcd has to be told of first.
+    /// To the previous minor release. etcd's downgrade must be enabled first.
     Down,
 }
 
-/// What a minor release asks of the one before.
+/// Minimum patch release of the previous minor release for an upgrade.
 struct Floor {
-    /// The minor release that asks.
+    /// The minor release to upgrade to.
     of: (u64, u64),
-    /// The oldest release before it that may go on to it.
+    /// The oldest patch release of the previous minor release that may be upgraded.
     patch: u64,
-    /// Why.
+    /// The cause, for the error message.
     why: &'static str,
 }
 
-/// In their order: the first that is not met is named.
+/// Ordered by patch release: the error names the first requirement that is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
         patch: 20,
-        why: "3.5.1 to 3.5.19 lose the promotion of a learner, and 3.6 would not start (etcd issue 19557)",
+        why: "3.5.1 to 3.5.19 do not store the promotion of a learner, so 3.6 would not start (etcd issue 19557)",
     },
     Floor {
         of: (3, 6),
         patch: 26,
-        why: "before 3.5.26 members that were removed long ago may come back with 3.6 (etcd issue 20967)",
+        why: "before 3.5.26, members that were removed long ago can reappear with 3.6 (etcd issue 20967)",
     },
     Floor {
         of: (3, 7),
         patch: 11,
-        why: "3.6 before 3.6.11 may not work beside 3.7 (etcd's upgrade guide)",
+        why: "3.6 before 3.6.11 may not work in one cluster with 3.7 (etcd's upgrade guide)",
     },
 ];
 
-/// The way from the version a cluster runs to another one, or why there is none and which version comes in between.
+/// The direction of the change from one version to another.
 ///
 /// # Errors
-/// In words for the user.
+/// The change is not allowed. The text names the cause and the version to set first.
 pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
     let ((major, minor), (to_major, to_minor)) = (from.minor(), to.minor());
     if major != to_major {
-        return Err(format!("there is no way from etcd {from} to {to}"));
+        return Err(format!(
+            "etcd {from} cannot change to {to}: set spec.version to a {major}.x release"
+        ));
     }
     if to_minor == minor {
         return Ok(Way::Within);
     }
     if to_minor < minor {
-        return back(from, to);
+        return downgrade(from, to);
     }
     let floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
     let patch = from.semver().patch;
@@ -74,7 +79,7 @@ pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
         let stop = format!("{major}.{minor}.{needed}");
         let why = floor.why;
         return Err(format!(
-            "etcd {from} cannot go to {to} directly: {why}; set spec.version to {stop} or a later {major}.{minor} first"
+            "etcd {from} cannot be upgraded to {to} directly, because {why}: set spec.version to {stop} or a later {major}.{minor} first"
         ));
     }
     if to_minor > minor + 1 {
@@ -89,30 +94,30 @@ pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
             None => format!("a {major}.{next} release"),
         };
         return Err(format!(
-            "etcd goes up by one minor release at a time: from {from}, set spec.version to {stop} before {to}"
+            "etcd upgrades by one minor release at a time: from {from}, set spec.version to {stop} before {to}"
         ));
     }
     Ok(Way::Up)
 }
 
-fn back(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
+fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
     let (major, minor) = from.minor();
     let (_, to_minor) = to.minor();
     if from.minor() < DOWNGRADES_FROM {
         return Err(format!(
-            "etcd before 3.6 cannot go back to an earlier minor release: set spec.version to {from} or later; a backup \
-             can be restored into a new cluster of {to} if it was made by that version"
+            "etcd before 3.6 cannot be downgraded to an earlier minor release: set spec.version to {from} or later; a backup \
+             made by {to} can be restored into a new cluster of that version"
         ));
     }
     if (major, to_minor) < (DOWNGRADES_FROM.0, DOWNGRADES_FROM.1 - 1) {
         return Err(format!(
-            "etcd {from} can go back to 3.5 at the lowest, not to {to}"
+            "etcd {from} cannot be downgraded to {to}: set spec.version to 3.5 or later"
         ));
     }
     if to_minor + 1 < minor {
         let between = minor - 1;
         return Err(format!(
-            "etcd goes back by one minor release at a time: from {from}, set spec.version to a {major}.{between} \
+            "etcd downgrades by one minor release at a time: from {from}, set spec.version to a {major}.{between} \
              release before {to}"
         ));
     }
@@ -131,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_release_is_free_in_both_directions() {
+    fn allows_patch_changes_in_both_directions() {
         for (from, to) in [
             ("3.5.1", "3.5.35"),
             ("3.5.35", "3.5.1"),
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_minor_release_at_a_time_from_the_floor_on() {
+    fn allows_next_minor_from_minimum_patch() {
         for (from, to) in [
             ("3.4.23", "3.5.35"),
             ("3.5.26", "3.6.0"),
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_names_the_stop_over() {
+    fn rejected_upgrade_names_intermediate_version() {
         for (from, to, stop) in [
             ("3.4.23", "3.6.16", "3.5.26 or a later 3.5"),
             ("3.5.35", "3.7.3", "3.6.11 or a later 3.6"),
@@ -170,17 +175,17 @@ mod tests {
     }
 
     #[test]
-    fn the_way_back_is_one_minor_release_and_ends_at_3_5() {
+    fn downgrades_by_one_minor_down_to_3_5() {
         assert_eq!(between("3.6.16", "3.5.35"), Ok(Way::Down));
         assert_eq!(between("3.7.3", "3.6.16"), Ok(Way::Down));
-        for (from, to, says) in [
-            ("3.5.35", "3.4.23", "cannot go back"),
-            ("3.6.16", "3.4.23", "3.5 at the lowest"),
+        for (from, to, expected) in [
+            ("3.5.35", "3.4.23", "cannot be downgraded"),
+            ("3.6.16", "3.4.23", "3.5 or later"),
             ("3.7.3", "3.5.35", "a 3.6 release"),
-            ("4.0.0", "3.7.3", "no way"),
+            ("4.0.0", "3.7.3", "cannot change"),
         ] {
             let why = between(from, to).unwrap_err();
-            assert!(why.contains(says), "{from} {to}: {why}");
+            assert!(why.contains(expected), "{from} {to}: {why}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files of the workspace.
+//! Access to files of the workspace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub(crate) fn yaml_files(directory: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The objects of a YAML file, and those that stand as text in its ConfigMaps.
+/// The objects of a YAML file, including the objects in the text of its ConfigMaps.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     let mut objects = documents(&text, path);
@@ -52,7 +52,7 @@ fn documents(text: &str, path: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Compares a generated file with what it should be, or rewrites it when `UPDATE` is set.
+/// Fails if a generated file differs from `text`. Rewrites the file if `UPDATE` is set.
 pub(crate) fn expect_generated(path: &str, text: &str) {
     let file = root().join(path);
     if std::env::var_os("UPDATE").is_some() {
@@ -62,6 +62,6 @@ pub(crate) fn expect_generated(path: &str, text: &str) {
     let found = fs::read_to_string(&file).unwrap_or_default();
     assert!(
         found == text,
-        "{path} is not what the types say: run `UPDATE=1 cargo test -p api`"
+        "{path} is out of date: run `UPDATE=1 cargo test -p api`"
     );
 }

@@ -1,4 +1,4 @@
-//! What is generated from the types: the definitions in the chart and the reference page.
+//! Generated files: the CRDs in the chart and the reference page.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::files::{expect_generated, root};
 use crate::reference;
 
-/// `kubectl apply` keeps the whole object in an annotation, and annotations end here.
+/// Maximum size of all annotations of an object. `kubectl apply` stores the whole object in an annotation.
 const ANNOTATION_LIMIT: usize = 262_144;
 
 fn definitions() -> Vec<(String, Value)> {
@@ -27,7 +27,7 @@ fn definitions() -> Vec<(String, Value)> {
 #[test]
 fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
-        // A release that is uninstalled must not take the definitions, and with them all clusters, away.
+        // Helm must keep the CRDs when a release is uninstalled: deleting a CRD deletes all clusters.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
         let yaml = serde_yaml_ng::to_string(&definition).unwrap();
         let text = format!(
@@ -50,7 +50,7 @@ fn api_reference_is_up_to_date() {
 }
 
 #[test]
-fn definitions_fit_into_kubectls_annotation() {
+fn crds_fit_into_kubectl_annotation() {
     for (name, definition) in definitions() {
         let size = definition.to_string().len();
         assert!(size < ANNOTATION_LIMIT / 2, "{name} has {size} bytes");
@@ -58,7 +58,7 @@ fn definitions_fit_into_kubectls_annotation() {
 }
 
 #[test]
-fn kinds_have_the_names_and_subresources_of_the_design() {
+fn crds_have_expected_names_and_subresources() {
     let found: Vec<Value> = definitions()
         .into_iter()
         .map(|(_, definition)| definition)
@@ -92,7 +92,7 @@ fn kinds_have_the_names_and_subresources_of_the_design() {
 }
 
 #[test]
-fn chart_has_the_version_of_the_workspace() {
+fn chart_version_matches_workspace() {
     let chart = fs::read_to_string(root().join("charts/etcd-operator/Chart.yaml")).unwrap();
     let chart: Value = serde_yaml_ng::from_str(&chart).unwrap();
     assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
@@ -114,9 +114,9 @@ fn conditions_are_merged_by_type() {
     }
 }
 
-/// Two operators record what members are started with: nothing of the other's record may stay in it.
+/// Two operators write `status.TLS`: fields of the other operator's record must not remain.
 #[test]
-fn what_members_are_started_with_is_replaced_whole() {
+fn status_tls_is_replaced_atomically() {
     let mut all = definitions().into_iter();
     let (_, crd) = all
         .find(|(name, _)| name.starts_with("etcdclusters."))

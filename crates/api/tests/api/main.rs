@@ -1,6 +1,6 @@
-//! The API as files: generated definitions and reference, rules, old manifests, examples.
+//! Tests of the API as files: generated CRDs and reference, validation rules, old manifests, examples.
 //!
-//! `UPDATE=1 cargo test -p api` rewrites what is generated.
+//! `UPDATE=1 cargo test -p api` rewrites the generated files.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Manifests as users have them: of coreos/etcd-operator v0.9.4, and the examples of this project.
+//! Manifests of users: of coreos/etcd-operator v0.9.4, and the examples of this project.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::files::{objects, root, yaml_files};
 use crate::schema::refusals;
 
-/// Reads an object into its type and back; what was given must all be there.
+/// Reads an object into its type and back. No given field may be lost.
 fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T {
     let typed: T = serde_json::from_value(object.clone())
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -22,7 +22,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go writes `false` and nothing alike.
+            // Go omits `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -43,7 +43,7 @@ fn assert_contains(whole: &Value, part: &Value, place: &str) {
     }
 }
 
-/// The problems of an object of ours, and the fields that are not in effect; `None` for other kinds.
+/// The problems of an object of this API, and its fields without effect; `None` for other kinds.
 fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
     match object["kind"].as_str()? {
         "EtcdCluster" => {
@@ -104,7 +104,7 @@ fn examples_parse_and_are_accepted() {
 }
 
 #[test]
-fn examples_say_which_fields_are_not_in_effect_yet() {
+fn examples_mark_fields_without_effect() {
     for path in yaml_files("examples") {
         let text = std::fs::read_to_string(&path).unwrap();
         let waiting = objects(&path)
@@ -121,7 +121,7 @@ fn examples_say_which_fields_are_not_in_effect_yet() {
 }
 
 #[test]
-fn the_first_example_is_the_defaults_written_out() {
+fn first_example_spells_out_defaults() {
     let path = root().join("examples/example-etcd-cluster.yaml");
     let object = objects(&path).remove(0);
     let typed: EtcdCluster = round_trip(&object, &path);

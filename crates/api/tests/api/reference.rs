@@ -1,4 +1,4 @@
-//! The API reference page, made from the schemas of the definitions.
+//! Builds the API reference page from the schemas of the CRDs.
 
 use std::fmt::Write;
 
@@ -9,8 +9,8 @@ pub(crate) fn page(definitions: &[Value]) -> String {
     let mut page = String::from(
         "<!-- Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit. -->\n\n\
          # API reference\n\n\
-         Group `etcd.database.coreos.com`, version `v1beta2`. A dot leads into an object, `[]` into the items of a list.\n\
-         Fields marked *required* must be given. Parts that are Kubernetes' own types are not unfolded: see the Kubernetes\n\
+         Group `etcd.database.coreos.com`, version `v1beta2`. A dot separates a field from its parent object, `[]` stands for the items of a list.\n\
+         Fields marked *required* must be set. Fields of Kubernetes types are not listed: see the Kubernetes\n\
          API reference.\n",
     );
     for definition in definitions {
@@ -22,7 +22,7 @@ pub(crate) fn page(definitions: &[Value]) -> String {
         for part in ["spec", "status"] {
             write!(
                 page,
-                "\n### {kind} {part}\n\n| field | type | what it is |\n|---|---|---|\n"
+                "\n### {kind} {part}\n\n| field | type | description |\n|---|---|---|\n"
             )
             .unwrap();
             let mut rows = Vec::new();
@@ -66,7 +66,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // The whole spec of a cluster stands under EtcdCluster already.
+        // The spec of a cluster is listed under EtcdCluster.
         if path.ends_with("template.spec") {
             continue;
         }
@@ -78,7 +78,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
     }
 }
 
-/// Kubernetes' own types are embedded without descriptions.
+/// Whether a type belongs to this API: Kubernetes types are embedded without descriptions.
 fn is_own(schema: &Value) -> bool {
     schema["properties"]
         .as_object()
@@ -134,7 +134,7 @@ fn cell(text: &str) -> String {
         .replace('|', "\\|")
 }
 
-/// Text that is no Markdown: what would be markup in it is written so that it is not.
+/// Escapes Markdown in a text.
 fn literal(text: &str) -> String {
     cell(text)
         .replace('<', "&lt;")

@@ -1,6 +1,6 @@
-//! Every rule of the schemas, with one object it accepts and one it refuses. The objects are the
-//! fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`; the end-to-end tests apply the same ones to a real
-//! kube-apiserver. A refused one names in its first line what the refusal must say.
+//! Every rule of the schemas, with one object that the rule accepts and one that it rejects. The objects are
+//! the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same
+//! fixtures to a real kube-apiserver. The first line of a rejected fixture contains the expected message.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ fn expected(path: &Path) -> String {
     let first = text.lines().next().unwrap_or_default();
     let fragment = first.strip_prefix("# ").unwrap_or_else(|| {
         panic!(
-            "{}: the first line does not say what is expected",
+            "{}: the first line must be `# <expected message>`",
             path.display()
         )
     });
@@ -46,7 +46,7 @@ fn accepted_fixtures_are_accepted() {
 }
 
 #[test]
-fn refused_fixtures_are_refused_for_their_reason_only() {
+fn refused_fixtures_fail_only_for_expected_reason() {
     for path in yaml_files(REFUSED) {
         let expected = expected(&path);
         for object in objects(&path) {
@@ -56,7 +56,7 @@ fn refused_fixtures_are_refused_for_their_reason_only() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // A bound and its rule may both speak; nothing else may be wrong.
+            // A bound and its rule may both report the field. No other error is allowed.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }
@@ -91,7 +91,7 @@ fn every_rule_has_an_accepted_and_a_refused_fixture() {
 }
 
 #[test]
-fn every_rule_says_what_to_do() {
+fn every_rule_message_names_a_remedy() {
     let mut messages = BTreeSet::new();
     for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
         collect_messages(schema_of(kind), &mut messages);
@@ -107,9 +107,10 @@ fn is_refused(pod: &Value) -> bool {
     !refusals(&object).is_empty()
 }
 
-/// The schema and the operator, which judges by itself where an older definition is installed, have one rule.
+/// The schema and the operator have the same rule. The operator validates on its own where an older CRD is
+/// installed.
 #[test]
-fn schema_and_operator_refuse_the_same_flags_and_variables() {
+fn schema_and_operator_reject_same_flags_and_variables() {
     let others = [
         "log-level",
         "names",
@@ -158,9 +159,9 @@ fn schema_and_operator_refuse_the_same_flags_and_variables() {
     }
 }
 
-/// Whatever the operator owns by a flag it owns by the flag's variable.
+/// The operator reserves a flag and the variable of the flag alike.
 #[test]
-fn a_variable_is_judged_as_its_flag_is() {
+fn variable_follows_rule_of_its_flag() {
     for owned in OWNED_FLAGS {
         let flag = owned.replace('*', "x");
         assert!(refused_argument(&format!("--{flag}")).is_some());
@@ -170,9 +171,9 @@ fn a_variable_is_judged_as_its_flag_is() {
     }
 }
 
-/// A restore's template goes by the same rules, in the schema and in the operator.
+/// The schema and the operator apply the same rules to a restore's template.
 #[test]
-fn a_template_sets_no_flag_the_operator_owns() {
+fn template_may_not_set_operator_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",
         "metadata": { "name": "example" }, "spec": { "backup": { "name": "b" }, "etcdCluster": { "name": "c",
             "template": { "spec": { "pod": { "etcdEnv": [{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }] } } } } } });

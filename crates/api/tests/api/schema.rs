@@ -1,6 +1,6 @@
-//! What a kube-apiserver does with an object and a schema, as far as the fixtures need it: unknown
-//! fields, types, bounds, lengths, enums, required fields, defaults and CEL rules. Patterns are left to
-//! the real server, which sees the same fixtures in the end-to-end tests.
+//! The checks of a kube-apiserver that the fixtures need: unknown fields, types, bounds, lengths, enums,
+//! required fields, defaults and CEL rules. Patterns are not checked here: the end-to-end tests apply the
+//! same fixtures to a real API server.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,8 +25,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The evaluator hands `oldSelf` of a creation to `optionalOldSelf` rules as null, not as an empty
-/// optional: these rules of the whole object are reduced to what they say of a creation.
+/// On creation, the evaluator passes `oldSelf` to `optionalOldSelf` rules as null instead of an empty
+/// optional. These rules of the whole object are therefore reduced to their part for creations.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()
@@ -50,7 +50,7 @@ pub(crate) fn schema_of(kind: &str) -> &'static Value {
         .unwrap_or_else(|| panic!("no definition of {kind}"))
 }
 
-/// Everything the server would say against the object; empty when it is accepted.
+/// The errors of the API server for the object; empty if it accepts the object.
 pub(crate) fn refusals(object: &Value) -> Vec<String> {
     let schema = schema_of(object["kind"].as_str().expect("kind"));
     let object = apply_defaults(schema, object);
@@ -68,7 +68,7 @@ fn check(schema: &Value, value: &Value, path: &str, refusals: &mut Vec<String>) 
     {
         return;
     }
-    let mut refuse = |why: String| refusals.push(format!("{path}: {why}"));
+    let mut refuse = |cause: String| refusals.push(format!("{path}: {cause}"));
     if value.is_null() {
         return; // Pruned, or allowed by `nullable`.
     }
