@@ -1,27 +1,27 @@
-//! How a cluster lets its clients in: TLS material and credentials, in memory only.
+//! Access to a cluster: TLS material and credentials, in memory only.
 //!
-//! Nothing here is printed: `Debug` shows what kind of access it is, never its content (invariant 14).
+//! `Debug` prints which kinds of access are set, never their content (invariant 14).
 
 use std::fmt;
 
-/// How to reach a cluster's members.
+/// Access to the members of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// For `https` URLs; `None` where the cluster speaks plain HTTP.
+    /// For `https` URLs; `None` if the cluster uses plain HTTP.
     pub tls: Option<TlsAccess>,
     /// For clusters with authentication enabled.
     pub credentials: Option<Credentials>,
 }
 
-/// PEM bytes as they stand in a Secret.
+/// PEM bytes, as in a Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct TlsAccess {
-    /// The authority that signed the members' certificates.
+    /// The CA certificate that signed the members' certificates.
     pub ca: Vec<u8>,
-    /// The client's certificate chain and key, where the members ask for one.
+    /// The client's certificate chain and key, if the members require a client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The user of etcd's authentication that the certificate names, where nobody else has one of that name: it is made
-    /// when authentication is turned on.
+    /// The etcd user that is the common name of the certificate, if no other certificate has this name. The
+    /// client creates this user when it enables authentication.
     pub user: Option<String>,
 }
 
@@ -33,19 +33,19 @@ impl fmt::Debug for TlsAccess {
     }
 }
 
-/// A user of etcd's own authentication.
+/// A user of etcd's authentication.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// The user's name.
     pub user: String,
     /// The user's password.
     pub password: String,
-    /// Passwords that may still be the user's: while one is changed, the one before.
+    /// Previous passwords that may still be valid during a password change.
     pub former: Vec<String>,
 }
 
 impl Credentials {
-    /// The passwords to try, the wanted one first.
+    /// The passwords to try, the current password first.
     pub(crate) fn passwords(&self) -> impl Iterator<Item = &str> {
         let former = self.former.iter().filter(|one| **one != self.password);
         std::iter::once(&self.password)
@@ -60,8 +60,9 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// A client URL, and after `#` the name its certificate is checked against where that is not the URL's host: members
-/// are asked at their pods' addresses, and certificates are made for names. The check itself is never left out.
+/// Splits an endpoint into the client URL and the host name after `#`. The certificate is verified against
+/// this name if it differs from the host of the URL: members are dialed at pod IP addresses, but certificates
+/// contain host names. Verification is never skipped.
 pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
     match endpoint.split_once('#') {
         Some((url, name)) => (url, Some(name)),
@@ -75,7 +76,7 @@ mod tests {
 
     /// Invariant 14.
     #[test]
-    fn invariant_14_debug_output_carries_no_secret() {
+    fn invariant_14_debug_output_contains_no_secret() {
         let access = Access {
             tls: Some(TlsAccess {
                 ca: b"CA-PEM".to_vec(),

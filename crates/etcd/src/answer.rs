@@ -1,10 +1,10 @@
-//! What etcd and the transport below it answer, turned into [`Error`]. Pure: no I/O here.
+//! Translates errors of etcd and of the transport into [`Error`]. Pure.
 
 use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// gRPC codes by number, as the protocol defines them.
+/// gRPC status codes, as numbered by the protocol.
 mod code {
     pub(super) const DEADLINE_EXCEEDED: i32 = 4;
     pub(super) const PERMISSION_DENIED: i32 = 7;
@@ -14,27 +14,27 @@ mod code {
     pub(super) const UNAUTHENTICATED: i32 = 16;
 }
 
-/// What etcd says to the promotion of a member that votes already.
+/// etcd's error for the promotion of a voter.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
-/// How the answer to a compaction ends that was done before.
+/// End of etcd's error for a revision that is already compacted.
 pub(crate) const COMPACTED: &str = "required revision has been compacted";
 
-/// What etcd says to a user, and to a role, that is there already.
+/// etcd's errors for a user or role that already exists.
 pub(crate) const USER_EXISTS: &str = "user name already exists";
 pub(crate) const ROLE_EXISTS: &str = "role name already exists";
 
-/// How the answer to a read ends that an election interrupts.
+/// End of etcd's error for a read that an election interrupts.
 pub(crate) const LEADER_CHANGED: &str = "leader changed";
 
-/// What a learner says to everything but `Status`.
+/// A learner's error for every call except `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
-/// Turns what the client library returned for a call to `endpoint` into the port's words.
+/// Translates an error of the client library for a call to `endpoint`.
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // A status made on this side of the wire has a cause; one that etcd sent has none.
+            // A status that was created locally has a source; a status from etcd has none.
             if let Some(cause) = status.source() {
                 return transport(endpoint, &chain(cause));
             }
@@ -62,32 +62,33 @@ fn chain(error: &dyn StdError) -> String {
 
 fn transport(endpoint: &str, text: &str) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // A connection that ended, in words that hold one of those all the same.
-    const ENDED: [&str; 2] = ["close_notify", "handshake eof"];
-    let shown = format!("{endpoint}: {text}");
-    let ended = ENDED.iter().any(|word| text.contains(word));
-    if !ended && TLS_WORDS.iter().any(|word| text.contains(word)) {
-        Error::Tls(shown)
+    // Texts for closed connections that also contain a TLS word.
+    const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
+    let full = format!("{endpoint}: {text}");
+    let closed = CLOSED.iter().any(|word| text.contains(word));
+    if !closed && TLS_WORDS.iter().any(|word| text.contains(word)) {
+        Error::Tls(full)
     } else {
-        Error::Unreachable(shown)
+        Error::Unreachable(full)
     }
 }
 
-/// The texts are those of etcd's `rpctypes`; they have been the same since 3.4.
+/// The texts come from etcd's `rpctypes` and have not changed since 3.4.
 fn answered(endpoint: &str, code: i32, message: &str) -> Error {
-    let shown = || format!("{endpoint}: {}", message.trim_start_matches("etcdserver: "));
+    let full = || format!("{endpoint}: {}", message.trim_start_matches("etcdserver: "));
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // The ID is a hash of the URLs and the second: the same ID means the same URLs, added a moment ago.
+    // The member ID is a hash of the URLs and the time in seconds: the same ID means the same URLs, added
+    // within the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }
     if message == ALREADY_VOTER {
-        return Error::Other(shown());
+        return Error::Other(full());
     }
     if message.contains("request timed out") || code == code::DEADLINE_EXCEEDED {
-        return Error::Timeout(shown());
+        return Error::Timeout(full());
     }
     if code == code::PERMISSION_DENIED
         || code == code::UNAUTHENTICATED
@@ -101,18 +102,18 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
         .iter()
         .any(|text| message.contains(text))
     {
-        return Error::AccessDenied(shown());
+        return Error::AccessDenied(full());
     }
     match code {
         code::UNAVAILABLE | code::RESOURCE_EXHAUSTED | code::FAILED_PRECONDITION => {
-            Error::Unavailable(shown())
+            Error::Unavailable(full())
         }
-        _ => Error::Other(shown()),
+        _ => Error::Other(full()),
     }
 }
 
-/// Of the errors of several members the one that says most about the cluster: an answer before silence.
-pub(crate) fn most_telling(errors: Vec<Error>) -> Error {
+/// Selects the most specific error of several members: an answer from etcd takes precedence over no answer.
+pub(crate) fn most_specific(errors: Vec<Error>) -> Error {
     fn rank(error: &Error) -> u8 {
         match error {
             Error::MemberNotFound | Error::PeerUrlExists => 0,
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_what_etcd_refuses_for_now_as_unavailable() {
+    fn classifies_temporary_rejections_as_unavailable() {
         for (code, message) in [
             (14, "etcdserver: unhealthy cluster"),
             (14, "etcdserver: no leader"),
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_the_definite_answers_apart() {
+    fn distinguishes_permanent_errors() {
         assert!(matches!(
             answered("e", 5, "etcdserver: member not found"),
             Error::MemberNotFound
@@ -206,8 +207,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_tells_more_than_silence() {
-        let error = most_telling(vec![
+    fn prefers_answer_over_unreachable() {
+        let error = most_specific(vec![
             Error::Unreachable("a".into()),
             Error::Unavailable("b: no leader".into()),
             Error::Timeout("c".into()),
@@ -216,8 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn names_every_member_that_could_not_be_reached() {
-        let error = most_telling(vec![
+    fn lists_every_unreachable_member() {
+        let error = most_specific(vec![
             Error::Unreachable("a: refused".into()),
             Error::Unreachable("b: refused".into()),
         ]);

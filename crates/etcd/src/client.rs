@@ -1,6 +1,6 @@
-//! The real client, over `etcd-client`: one connection a member, kept while it works, dropped when it fails.
+//! The real client, based on `etcd-client`: one connection for each member, kept until it fails or is idle.
 //!
-//! It decides nothing about membership; it reaches, asks within a deadline, and translates the answer.
+//! The client makes no membership decisions. It connects, calls within a deadline, and translates the answer.
 
 mod auth;
 mod deadlines;
@@ -25,9 +25,9 @@ pub use deadlines::Deadlines;
 
 use crate::access::{Access, split};
 use crate::answer::{
-    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_telling,
+    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_specific,
 };
-use crate::login::{ALONE, Session, asks_for_token};
+use crate::login::{NOT_HEDGED, Session, asks_for_token};
 use crate::port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
     Pulse, Snapshot, Status,
@@ -47,23 +47,23 @@ pub struct EtcdClient {
 }
 
 impl EtcdClient {
-    /// A client for one cluster, or for several that are reached the same way.
+    /// A client for one cluster, or for several clusters with the same access.
     pub fn new(access: Access) -> Self {
         Self::with_deadlines(access, Deadlines::default())
     }
 
-    /// As [`EtcdClient::new`], with deadlines other than the defaults.
+    /// Like [`EtcdClient::new`], with the given deadlines.
     pub fn with_deadlines(access: Access, deadlines: Deadlines) -> Self {
         Self {
-            session: Session::new(access.credentials.clone(), is_certified(&access)),
+            session: Session::new(access.credentials.clone(), has_certificate(&access)),
             access,
             deadlines,
             connections: Mutex::new(HashMap::new()),
         }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
-        // Nothing is left half done under the lock, so a poisoned one is as good as new.
+    fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
+        // No operation under the lock can leave the map inconsistent, so a poisoned lock is safe to use.
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -88,7 +88,7 @@ impl EtcdClient {
             options = options.with_tls(config);
         } else if !url.starts_with("http://") {
             return Err(Error::Other(format!(
-                "{endpoint}: a client URL begins with http:// or https://"
+                "{endpoint}: a client URL must begin with http:// or https://"
             )));
         }
         self.session
@@ -99,32 +99,36 @@ impl EtcdClient {
 
     async fn connection(&self, endpoint: &str) -> Result<Client, Error> {
         self.close_idle();
-        let kept = self.kept().get(endpoint).map(|kept| kept.client.clone());
-        match kept {
+        let client = self
+            .connections()
+            .get(endpoint)
+            .map(|found| found.client.clone());
+        match client {
             Some(client) => Ok(client),
             None => self.connect(endpoint).await,
         }
     }
 
-    /// Closes the connections that were not used for as long as the deadlines say: their members may be gone.
+    /// Closes connections that were not used for [`Deadlines::idle`]: their members may no longer exist.
     pub fn close_idle(&self) {
         let idle = self.deadlines.idle;
-        self.kept()
+        self.connections()
             .retain(|_, connection| connection.answered.elapsed() < idle);
     }
 
-    /// One call to one member, within `deadline`, connecting included.
+    /// Calls one member within `deadline`, including the connection.
     async fn ask<T, C, F>(&self, endpoint: &str, deadline: Duration, call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
-        self.ask_beside(endpoint, deadline, &ALONE, call).await
+        self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
     }
 
-    /// The same beside calls to other members; `overtaken` when one of them has answered.
-    async fn ask_beside<T, C, F>(
+    /// Like [`Self::ask`], concurrent with calls to other members. `overtaken` is set once another member has
+    /// answered.
+    async fn ask_hedged<T, C, F>(
         &self,
         endpoint: &str,
         deadline: Duration,
@@ -139,15 +143,15 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // What is asked of one member, and quickly, a certificate is enough for: nobody waits for a login then, which
-            // nobody gives while there is no quorum.
-            let brief = self.session.is_certified() && deadline <= self.deadlines.status;
+            // For a short call to one member the client certificate is sufficient. Such a call does not wait
+            // for a login, because no member issues a token without a quorum.
+            let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
-                self.session.known()
+                self.session.login_number()
             } else {
                 Box::pin(self.logged_in(endpoint, None, deadline)).await?
             };
-            let mut answer = self.shown(login, overtaken, call(&client)).await;
+            let mut answer = self.call_with_login(login, overtaken, call(&client)).await;
             let asks = |answer: &Result<T, _>| answer.as_ref().is_err_and(asks_for_token);
             let denied = |answer: &Result<T, _>| {
                 let error = answer.as_ref().err().map(|it| classify(endpoint, it));
@@ -155,23 +159,23 @@ impl EtcdClient {
             };
             if login.is_none()
                 && (asks(&answer) || denied(&answer))
-                && let Some(former) = self.session.take_back()
+                && let Some(former) = self.session.restore_login()
             {
                 login = Some(former);
-                answer = self.shown(login, overtaken, call(&client)).await;
+                answer = self.call_with_login(login, overtaken, call(&client)).await;
             } else if brief && login.is_some() && asks(&answer) {
                 self.session.drop_token();
                 login = None;
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member does not know the token, as it was started, or the token has lasted its time; or it does
-                // not take the certificate for a user.
+                // The member restarted and lost the token, the token has expired, or the member does not
+                // accept the certificate as a user.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
-                answer = self.shown(login, overtaken, call(&client)).await;
+                answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // Also where the user that the certificate names may do less.
+                // This also happens if the certificate's user has fewer permissions.
                 let text = format!("{endpoint}: no member has answered the login yet");
                 return Err(Error::Unavailable(text));
             }
@@ -181,7 +185,7 @@ impl EtcdClient {
                         client,
                         answered: Instant::now(),
                     };
-                    self.kept().insert(endpoint.to_owned(), connection);
+                    self.connections().insert(endpoint.to_owned(), connection);
                     Ok(answer)
                 }
                 Err(error) => Err(classify(endpoint, &error)),
@@ -193,12 +197,12 @@ impl EtcdClient {
             answer,
             Err(Error::Unreachable(_) | Error::Timeout(_) | Error::Tls(_))
         ) {
-            self.kept().remove(endpoint);
+            self.connections().remove(endpoint);
         }
         answer
     }
 
-    /// A read that an election interrupts is repeated: the next leader is there within a second or so.
+    /// Retries a read that an election interrupts. A new leader is usually elected within a second.
     async fn ask_through_election<T, C, F>(
         &self,
         endpoint: &str,
@@ -211,38 +215,41 @@ impl EtcdClient {
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
-        const PAUSE: Duration = Duration::from_millis(100);
+        const ELECTION_RETRY: Duration = Duration::from_millis(100);
         let end = Instant::now() + deadline;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.ask_beside(endpoint, left, overtaken, call).await {
-                Err(Error::Unavailable(text)) if text.ends_with(LEADER_CHANGED) && left > PAUSE => {
-                    tokio::time::sleep(PAUSE).await;
+            match self.ask_hedged(endpoint, left, overtaken, call).await {
+                Err(Error::Unavailable(text))
+                    if text.ends_with(LEADER_CHANGED) && left > ELECTION_RETRY =>
+                {
+                    tokio::time::sleep(ELECTION_RETRY).await;
                 }
                 answer => return answer,
             }
         }
     }
 
-    /// The members in the order to try them: those that answered last come first.
+    /// The members in the order to try them: the most recently answering member first.
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
-        let kept = self.kept();
+        let connections = self.connections();
         let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
         ordered.sort_by_key(|endpoint| {
-            kept.get(*endpoint)
+            connections
+                .get(*endpoint)
                 .map_or(Duration::MAX, |connection| connection.answered.elapsed())
         });
         ordered
     }
 
-    /// A read any member may answer: a member that is silent is overtaken by the next one.
+    /// A read that any member may answer. If a member does not answer, the next member is asked concurrently.
     async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
-        self.session.know(via);
+        self.session.set_members(via);
         let ordered = self.ordered(via);
         let mut waiting = ordered.iter();
         let overtaken = AtomicBool::new(false);
@@ -254,37 +261,37 @@ impl EtcdClient {
             if let Some(endpoint) = waiting.next() {
                 asked.push(self.ask_through_election(endpoint, left, &overtaken, &call));
             }
-            let patience = if waiting.len() == 0 {
+            let wait = if waiting.len() == 0 {
                 left
             } else {
                 self.deadlines.hedge.min(left)
             };
-            match timeout(patience, asked.next()).await {
+            match timeout(wait, asked.next()).await {
                 Ok(Some(Ok(answer))) => {
                     overtaken.store(true, Ordering::Relaxed);
                     return Ok(answer);
                 }
                 Ok(Some(Err(error))) => errors.push(error),
-                Ok(None) => return Err(most_telling(errors)),
+                Ok(None) => return Err(most_specific(errors)),
                 Err(_) if Instant::now() >= end => {
                     errors.push(Error::Timeout(via.join(", ")));
-                    return Err(most_telling(errors));
+                    return Err(most_specific(errors));
                 }
                 Err(_) => {}
             }
         }
     }
 
-    /// A change: the members are tried one after the other, and only while it is certain that the last one
-    /// did not take it or that taking it twice does no harm. Changes name members by ID or URL, so a second
-    /// one is refused by etcd; a member that is silent may have taken it, so its timeout ends the call.
+    /// A change. The next member is tried only if the previous member certainly did not apply the change, or
+    /// if a second application does no harm. Changes name members by ID or URL, so etcd rejects a duplicate.
+    /// A member that does not answer may have applied the change, so a timeout ends the call.
     async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
         T: Send,
     {
-        self.session.know(via);
+        self.session.set_members(via);
         let mut errors = Vec::new();
         let end = Instant::now() + self.deadlines.call;
         for endpoint in self.ordered(via) {
@@ -299,12 +306,13 @@ impl EtcdClient {
                 answer => return answer,
             }
         }
-        Err(most_telling(errors))
+        Err(most_specific(errors))
     }
 }
 
-/// Whether the client shows a certificate, which may name a user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
-fn is_certified(access: &Access) -> bool {
+/// Whether the client has a certificate, which may name a user (`AuthInfoFromTLS` in etcd's
+/// `server/auth/store.go`).
+fn has_certificate(access: &Access) -> bool {
     let tls = access.tls.as_ref();
     tls.is_some_and(|tls| tls.identity.is_some())
 }
@@ -338,9 +346,9 @@ fn members_from(
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // Before 3.5 the list itself is always local, and the library never asks for the linearizable
-            // one. A linearizable read of nothing on the same member is the same barrier: the member has
-            // applied everything that was committed when the question came.
+            // Before 3.5 the list itself is always local, and the library never requests a linearizable list.
+            // A linearizable read of an empty range on the same member has the same effect: the member has
+            // applied everything that was committed when the read arrived.
             let barrier = client
                 .get(
                     [0_u8],
@@ -352,7 +360,7 @@ impl Etcd for EtcdClient {
             let answered = list.header().map(etcd_client::ResponseHeader::member_id);
             if asked != answered {
                 return Err(etcd_client::Error::EndpointError(
-                    "the connection changed from one member to another".to_owned(),
+                    "the connection switched to another member between two calls".to_owned(),
                 ));
             }
             Ok(members_from(list.header(), list.members()))
@@ -393,7 +401,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // The library asks for the list as the member has it, which is what is wanted here.
+        // The library requests the member's local list, which is intended here.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             Ok(members_from(list.header(), list.members()))
@@ -431,9 +439,9 @@ impl Etcd for EtcdClient {
                 AlarmKind::NoSpace => AlarmType::Nospace,
                 AlarmKind::Corrupt => AlarmType::Corrupt,
             };
-            let mut whose = AlarmOptions::new();
-            whose.with_member(alarm.member.0);
-            let answer = client.alarm(AlarmAction::Deactivate, kind, Some(whose));
+            let mut member = AlarmOptions::new();
+            member.with_member(alarm.member.0);
+            let answer = client.alarm(AlarmAction::Deactivate, kind, Some(member));
             answer.await.map(|_| ())
         })
         .await
@@ -478,7 +486,7 @@ impl Etcd for EtcdClient {
                 let answer = client.member_add(urls, Some(options)).await?;
                 let Some(member) = answer.member() else {
                     return Err(etcd_client::Error::Internal(
-                        "the answer to the addition names no member".to_owned(),
+                        "the response to MemberAdd contains no member".to_owned(),
                     ));
                 };
                 Ok(Added {
@@ -506,7 +514,7 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // The member votes already: an earlier promotion whose answer was lost.
+                // The member is already a voter: an earlier promotion succeeded but its answer was lost.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {
@@ -547,15 +555,15 @@ impl Etcd for EtcdClient {
     }
 
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
-        self.how_logged_in(via).await
+        self.login_state(via).await
     }
 
     async fn enable_auth(&self, via: &[String]) -> Result<(), Error> {
-        self.turn_auth_on(via).await
+        self.enable_authentication(via).await
     }
 
     async fn disable_auth(&self, via: &[String]) -> Result<(), Error> {
-        self.turn_auth_off(via).await
+        self.disable_authentication(via).await
     }
 
     async fn change_password(&self, via: &[String]) -> Result<(), Error> {
@@ -581,7 +589,7 @@ impl Etcd for EtcdClient {
             .await?;
         Ok(answer.map(|answer| KeyHash {
             hash: answer.hash(),
-            // -1 in a store that was never compacted.
+            // etcd reports -1 for a store that was never compacted.
             compacted: answer.compact_version().max(0),
         }))
     }

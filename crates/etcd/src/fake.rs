@@ -1,7 +1,7 @@
-//! An in-memory cluster for the tests of the operators: etcd's own membership rules, and failures on demand.
+//! An in-memory cluster for the operators' tests, with etcd's membership rules and failures on demand.
 //!
-//! It follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server with the time a connection
-//! must have lasted left out: a member that is up counts as connected.
+//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server, except for
+//! the minimum age of a connection: a member that is up counts as connected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -19,50 +19,50 @@ use crate::port::{
 /// One member of a [`FakeEtcd`].
 #[derive(Clone, Debug)]
 pub struct FakeMember {
-    /// As in the member list.
+    /// The entry in the member list.
     pub member: Member,
-    /// Whether it runs and is connected.
+    /// Whether the member runs and is connected.
     pub up: bool,
-    /// Whether a learner's log is close enough to the leader's to be promoted.
+    /// Whether the learner's log is close enough to the leader's for a promotion.
     pub caught_up: bool,
-    /// What `status` reports.
+    /// The version, as reported by `status`.
     pub version: String,
-    /// What `status` reports.
+    /// The revision, as reported by `status`.
     pub revision: i64,
-    /// What `status` reports, bytes.
+    /// The database size in bytes, as reported by `status`.
     pub db_size: i64,
-    /// How much of that is free: a defragmentation gives it back.
+    /// Free bytes of the database. A defragmentation releases them.
     pub free: i64,
 }
 
-/// The state of a [`FakeEtcd`], open to tests.
+/// The state of a [`FakeEtcd`], public for tests.
 #[derive(Clone, Debug)]
 pub struct FakeState {
     /// The cluster's ID.
     pub cluster_id: ClusterId,
-    /// In the order they were added.
+    /// The members, in order of their addition.
     pub members: Vec<FakeMember>,
-    /// Who leads; a leader that is down is replaced by the first voter that is up.
+    /// The leader. If it is down, the first voter that is up becomes the leader.
     pub leader: Option<MemberId>,
     /// etcd's `--max-learners`.
     pub max_learners: usize,
-    /// The version the cluster may go back to.
+    /// The target version of an enabled downgrade.
     pub downgrade: Option<String>,
-    /// The alarms raised.
+    /// The raised alarms.
     pub alarms: Vec<Alarm>,
-    /// What is older was compacted.
+    /// The compaction revision.
     pub compacted: i64,
-    /// What a snapshot streams, trailer included.
+    /// The chunks of a snapshot, including the SHA-256.
     pub snapshot: Vec<Bytes>,
-    /// What every member says of its keys.
+    /// The hash of every member's keys.
     pub hash: Option<KeyHash>,
-    /// What a login finds; `None` without credentials.
+    /// The result of a login; `None` without credentials.
     pub login: Option<Login>,
-    /// What is told where health is asked for, by address and port.
+    /// Health data by address and port.
     pub pulses: BTreeMap<String, Pulse>,
-    /// How long a `status` takes.
+    /// Duration of a `status` call.
     pub slow: Duration,
-    /// Answers to the next calls, whatever they are: `Some` fails the call, `None` lets it through.
+    /// Results of the next calls: `Some` fails the call, `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -74,7 +74,7 @@ pub struct FakeEtcd {
 }
 
 impl FakeEtcd {
-    /// A formed cluster of voters that are all up; `client_url` makes the URL of a member from its name.
+    /// A formed cluster of running voters. `client_url` returns the URL of a member by its name.
     pub fn formed(cluster_id: u64, names: &[&str], client_url: impl Fn(&str) -> String) -> Self {
         let members: Vec<FakeMember> = (1..)
             .zip(names)
@@ -114,7 +114,7 @@ impl FakeEtcd {
         }
     }
 
-    /// Looks at or changes the state.
+    /// Reads or changes the state.
     pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = change(&mut state);
@@ -122,7 +122,7 @@ impl FakeEtcd {
         answer
     }
 
-    /// The member that was added under `id` starts, with the name and client URL it gives itself.
+    /// Starts the member that was added as `id`, with its name and client URL.
     pub fn start(&self, id: MemberId, name: &str, client_url: &str) {
         self.with(|state| {
             if let Some(member) = state.find(id) {
@@ -178,13 +178,13 @@ impl FakeState {
     }
 
     fn elect(&mut self) {
-        let stands = self.has_quorum().then(|| {
+        let leader = self.has_quorum().then(|| {
             self.voters()
                 .find(|member| member.up && Some(member.member.id) == self.leader)
                 .or_else(|| self.voters().find(|member| member.up))
                 .map(|member| member.member.id)
         });
-        self.leader = stands.flatten();
+        self.leader = leader.flatten();
     }
 
     fn find(&mut self, id: MemberId) -> Option<&mut FakeMember> {
@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The new member counts as one that is neither started nor connected.
+        // The new member counts as neither started nor connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refuses_a_second_learner_and_a_learner_that_lags() {
+    async fn rejects_second_learner_and_early_promotion() {
         let (etcd, via) = three();
         let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
         assert_eq!(added.members.members.len(), 4);
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lets_a_dead_voter_go_and_keeps_a_live_one_that_quorum_needs() {
+    async fn removes_dead_voter_but_not_needed_one() {
         let (etcd, via) = three();
         etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
         let live = etcd.remove_member(&via, MemberId(2)).await;
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_nothing_linearizable_without_a_quorum() {
+    async fn linearizable_calls_fail_without_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| {
             state.members[0].up = false;

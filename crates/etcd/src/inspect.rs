@@ -1,84 +1,86 @@
-//! Reads a snapshot as it streams by, in constant memory: its SHA-256 and the revision it holds.
+//! Calculates the SHA-256 and the revision of a snapshot stream, in constant memory.
 //!
-//! A snapshot is a bbolt file (pages of fixed size, little endian) followed by 32 bytes, the SHA-256 of the file.
-//! The revision is the last key of the `key` bucket: the right edge of its tree. The pages come in file order, not
-//! in tree order, and the file also holds pages that are free: old ones, and, since etcd goes on committing while
-//! it sends, newer ones than the snapshot itself. So the greatest key seen is not good enough: for each page the few
-//! bytes are kept that make the right edge walkable at the end (the last child of a branch, the last revision of a
-//! leaf), of the leaves only those with the greatest revisions.
+//! A snapshot is a bbolt file (pages of fixed size, little endian) followed by 32 bytes, the SHA-256 of the
+//! file. The revision is the last key of the `key` bucket, at the right edge of its tree.
 //!
-//! No I/O here, and nothing is interpreted beyond the right edge.
+//! Pages arrive in file order, not in tree order. The file also contains free pages: old pages and, because
+//! etcd commits while it sends, pages newer than the snapshot. Therefore the greatest key is not the revision
+//! of the snapshot. The inspector keeps a few bytes of each page to follow the right edge at the end: the
+//! last child of a branch, the last revision of a leaf. Only the leaves with the greatest revisions are kept.
+//!
+//! No I/O. Nothing except the right edge is interpreted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sha2::{Digest, Sha256};
 
-use page::{Edge, KEYS_NOTED, Note, read_page};
+use page::{Edge, Note, REVISION_KEY, read_page};
 
 mod page;
 mod walk;
 
 pub use walk::{Revisions, WalkError};
 
-/// Bytes of the SHA-256 that follows the file.
+/// Length of the SHA-256 after the file, in bytes.
 const TRAILER: usize = 32;
 
-/// etcd aligns its file to this; a length beyond it by 32 says that there is a trailer.
+/// Alignment of etcd's file in bytes. A length of a multiple plus 32 means that the SHA-256 is present.
 const ALIGNMENT: u64 = 512;
 
-/// What a snapshot turned out to be.
+/// Result of the inspection of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
-    /// Bytes in all, trailer included.
+    /// Size in bytes, including the SHA-256.
     pub size: u64,
-    /// SHA-256 of all bytes, trailer included: what `sha256sum` says of the stored object.
+    /// SHA-256 of all bytes, including the trailing SHA-256. `sha256sum` of the stored object gives the same
+    /// value.
     pub sha256: [u8; 32],
-    /// Whether a trailer followed the file; if so, it matched.
+    /// Whether the SHA-256 followed the file. If so, it matched.
     pub trailer: bool,
-    /// The newest revision in the snapshot, as `etcdutl snapshot status` shows it.
+    /// The newest revision in the snapshot, as reported by `etcdutl snapshot status`.
     pub revision: i64,
-    /// The revision the store was compacted at, 0 if never. It can lie above `revision` when the newest keys were
-    /// deleted and compacted away; etcd counts on from the greater of both.
+    /// The compaction revision, 0 if the store was never compacted. It is greater than `revision` if the
+    /// newest keys were deleted and compacted; etcd continues from the greater of both.
     pub compacted: i64,
 }
 
 impl Inspected {
-    /// The revision an etcd that is started from it serves: that of an empty store is 1, and after a compaction
-    /// etcd never counts from below it.
+    /// The revision of an etcd that starts from this snapshot. An empty store has revision 1, and the
+    /// revision is never below the compaction revision.
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
 }
 
-/// Why a stream is no whole snapshot.
+/// Why a stream is not a complete snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InspectError {
-    /// The SHA-256 at the end is not that of what was received: damaged on the way, or cut off.
+    /// The SHA-256 at the end does not match the received bytes: the stream was damaged or truncated.
     #[error("the snapshot's SHA-256 does not match what etcd sent with it")]
     ChecksumMismatch,
-    /// Neither a whole number of sectors nor that and a checksum.
-    #[error("the snapshot is cut off after {size} bytes")]
+    /// Length is neither sector-aligned nor aligned plus a 32-byte SHA-256.
+    #[error("the snapshot is truncated after {size} bytes")]
     Truncated {
         /// Bytes received.
         size: u64,
     },
-    /// The first pages are not those of an etcd database.
+    /// The first pages are not meta pages of an etcd database.
     #[error("this is not an etcd database")]
     NotADatabase,
-    /// The tree of keys cannot be followed.
+    /// The tree of keys is damaged.
     #[error("the database's tree of keys is broken at page {page}")]
     Broken {
-        /// The page that should be there.
+        /// The missing or damaged page.
         page: u64,
     },
 }
 
-/// Takes a snapshot's bytes in order, in chunks of any size.
+/// Inspects the bytes of a snapshot, in order and in chunks of any size.
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes seen: file or trailer, known only at the end.
+    /// The last bytes: part of the file or the SHA-256, known only at the end.
     held: Vec<u8>,
     pages: Pages,
 }
@@ -90,7 +92,7 @@ impl Default for Inspector {
 }
 
 impl Inspector {
-    /// An inspector that has seen nothing.
+    /// An inspector at the start of a snapshot.
     pub fn new() -> Self {
         Self {
             size: 0,
@@ -100,12 +102,12 @@ impl Inspector {
         }
     }
 
-    /// Bytes taken so far.
+    /// Number of bytes so far.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn push(&mut self, chunk: &[u8]) {
         self.size += chunk.len() as u64;
         if chunk.len() >= TRAILER {
@@ -129,7 +131,10 @@ impl Inspector {
         self.pages.push(bytes);
     }
 
-    /// Says what it was, once every byte was pushed.
+    /// Returns the result after the last byte.
+    ///
+    /// # Errors
+    /// The stream is not a complete snapshot.
     pub fn finish(mut self) -> Result<Inspected, InspectError> {
         let beyond = self.size % ALIGNMENT;
         let trailer = beyond == TRAILER as u64;
@@ -155,36 +160,36 @@ impl Inspector {
     }
 }
 
-/// A revision key that lies beyond its page's first page, in the overflow.
+/// A revision key in the overflow pages of a page.
 struct Pending {
     page: u64,
-    /// From the beginning of the file.
+    /// Offset from the beginning of the file.
     at: u64,
     bytes: Vec<u8>,
 }
 
-/// What is kept of the pages.
+/// The kept parts of the pages.
 struct Pages {
     offset: u64,
     page_size: usize,
     buffer: Vec<u8>,
-    /// Of the meta page with the greatest transaction: that and the root of all buckets.
+    /// Transaction and root of all buckets, from the meta page with the greatest transaction.
     root: Option<(u64, u64)>,
-    /// Branch pages in file order with their last child.
+    /// Branch pages with their last child, in file order.
     branches: Vec<(u64, u64)>,
-    /// Pages that hold buckets or the store's own marks, in file order.
+    /// Pages with buckets or with the store's metadata, in file order.
     notes: Vec<(u64, Note)>,
     /// The leaves with the greatest last revisions.
     leaves: BinaryHeap<Reverse<(i64, u64)>>,
     pending: Vec<Pending>,
 }
 
-/// bbolt's smallest page is the operating system's.
+/// bbolt uses the page size of the operating system.
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 
-/// Overflow keys waited for at a time; more than this only a forged file has.
-const PENDING: usize = 4096;
+/// Maximum number of pending overflow keys. Only a forged file has more.
+const MAX_PENDING: usize = 4096;
 
 impl Pages {
     fn new() -> Self {
@@ -221,12 +226,12 @@ impl Pages {
         }
     }
 
-    /// Bytes at the positions that overflow keys were announced at.
+    /// Collects the bytes of pending overflow keys.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {
             pending.collect(self.offset, bytes);
-            if pending.bytes.len() == KEYS_NOTED {
+            if pending.bytes.len() == REVISION_KEY {
                 done.push(index);
             }
         }
@@ -238,7 +243,7 @@ impl Pages {
         }
     }
 
-    /// One whole page is in the buffer; `later` are the bytes after it that are here already.
+    /// Processes the complete page in the buffer. `later` contains the available bytes after the page.
     fn page(&mut self, later: &[u8]) {
         let id = self.offset / self.page_size as u64 - 1;
         if id < 2 {
@@ -260,17 +265,17 @@ impl Pages {
                 let mut pending = Pending {
                     page: id,
                     at: id * self.page_size as u64 + offset,
-                    bytes: Vec::with_capacity(KEYS_NOTED),
+                    bytes: Vec::with_capacity(REVISION_KEY),
                 };
                 let from = usize::try_from(offset)
                     .map_or(self.page_size, |offset| offset.min(self.page_size));
                 pending.bytes.extend_from_slice(&self.buffer[from..]);
                 pending.collect(self.offset, later);
-                if pending.bytes.len() == KEYS_NOTED {
+                if pending.bytes.len() == REVISION_KEY {
                     if let Some(revision) = page::revision(&pending.bytes) {
                         self.keep_leaf(id, revision);
                     }
-                } else if self.pending.len() < PENDING {
+                } else if self.pending.len() < MAX_PENDING {
                     self.pending.push(pending);
                 }
             }
@@ -278,9 +283,10 @@ impl Pages {
     }
 
     fn keep_leaf(&mut self, page: u64, revision: i64) {
-        /// 2 MiB. The right edge is lost only if etcd writes more leaves than this while it sends.
-        const LEAVES: usize = 1 << 17;
-        if self.leaves.len() == LEAVES {
+        /// Maximum number of kept leaves, 2 MiB. The right edge is lost only if etcd writes more leaves than
+        /// this while it sends.
+        const MAX_LEAVES: usize = 1 << 17;
+        if self.leaves.len() == MAX_LEAVES {
             if let Some(Reverse((least, _))) = self.leaves.peek()
                 && *least >= revision
             {
@@ -291,7 +297,7 @@ impl Pages {
         self.leaves.push(Reverse((revision, page)));
     }
 
-    /// The last revision and the compacted one, from the root of the last transaction.
+    /// The last revision and the compaction revision, from the root of the last transaction.
     fn right_edge(&self) -> Result<(i64, i64), InspectError> {
         let (_, root) = self.root.ok_or(InspectError::NotADatabase)?;
         let buckets = self.note(root).ok_or(InspectError::Broken { page: root })?;
@@ -302,7 +308,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // The bucket is small enough to lie within the root page.
+            // The bucket is inlined in the root page.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };
@@ -315,10 +321,10 @@ impl Pages {
     }
 
     fn last_revision(&self, root: u64) -> Result<i64, InspectError> {
-        /// A tree this deep would have more pages than a file can hold.
-        const DEPTH: usize = 64;
+        /// Maximum depth: a deeper tree would have more pages than a file can contain.
+        const MAX_DEPTH: usize = 64;
         let mut page = root;
-        for _ in 0..DEPTH {
+        for _ in 0..MAX_DEPTH {
             let branch = self.branches.binary_search_by_key(&page, |(id, _)| *id);
             let Ok(index) = branch else {
                 return self.leaf_revision(page);
@@ -339,12 +345,12 @@ impl Pages {
 }
 
 impl Pending {
-    /// Takes what it waits for from `bytes`, which begin at `offset` of the file.
+    /// Collects the missing bytes from `bytes`, which begin at `offset` of the file.
     fn collect(&mut self, offset: u64, bytes: &[u8]) {
         let next = self.at + self.bytes.len() as u64;
-        if self.bytes.len() < KEYS_NOTED && next >= offset {
+        if self.bytes.len() < REVISION_KEY && next >= offset {
             let skip = usize::try_from(next - offset).unwrap_or(usize::MAX);
-            let wanted = KEYS_NOTED - self.bytes.len();
+            let wanted = REVISION_KEY - self.bytes.len();
             self.bytes
                 .extend(bytes.iter().skip(skip).take(wanted).copied());
         }

@@ -1,7 +1,7 @@
-//! The etcd port: what the operators ask of an etcd cluster, as a trait, with the real client and a fake.
+//! The etcd port: the operators' interface to an etcd cluster as a trait, with a real client and a fake.
 //!
-//! Callers name the members they want to reach by client URL; nothing here knows Kubernetes.
-//! Every call has a deadline that is really applied: a member that hangs costs its caller that long and no more.
+//! Callers address members by client URL. The crate has no knowledge of Kubernetes. Every call has a deadline
+//! that is enforced: a member that does not answer delays its caller no longer than the deadline.
 
 mod access;
 mod answer;

@@ -1,19 +1,25 @@
-//! The login of a client: one for all members, since etcd makes a token known to every one of them.
+//! The login of a client. All members share it, because every member of a cluster knows each token.
 //!
-//! What etcd does (`server/auth/store.go`, `simple_token.go`, `api/v3rpc/interceptor.go`): a token is given out by a
-//! voter, through a quorum, and each member forgets it five minutes after it has last seen it, and when it starts
-//! again. A learner gives none out and asks for one like the others, also for `Status` since 3.5.26 and 3.6.9. So the
-//! token is fetched where it can be had and shown wherever it is asked for, and fetched anew when a member does not
-//! know it. While authentication is off none is given out, and none is needed.
+//! etcd's rules (`server/auth/store.go`, `simple_token.go`, `api/v3rpc/interceptor.go`):
+//! - A voter issues a token through a quorum. A learner issues none.
+//! - Each member forgets a token five minutes after it was last used there, and at a restart.
+//! - A learner requires a token like other members, for `Status` since 3.5.26 and 3.6.9.
+//! - While authentication is disabled, no token is issued or required.
 //!
-//! A client whose certificate names a user needs no token, where members ask for certificates: without a quorum, which
-//! gives none out, it is the only way in for whoever has none yet. etcd looks at the certificate only where no token is
-//! shown (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`), so one that a member does not know is dropped then.
+//! The client therefore requests a token from any member that issues one, presents it to all members, and
+//! requests a new one if a member does not know it.
 //!
-//! A token ends with the place in the log of the cluster that gave it out, and a member whose log does not reach that far
-//! does not refuse it: it keeps the call (`isValidSimpleToken` in `simple_token.go`). That is a member that lags, and
-//! one of another cluster, restored or recovered. So a login is doubted when a call is not answered. A doubted one is
-//! shown until there is another, as silence has other reasons; whoever has a certificate shows that meanwhile.
+//! Certificates: if members require client certificates, a client with a certificate that names a user needs
+//! no token. Without a quorum, no token is issued and the certificate is the only way to authenticate. etcd
+//! checks the certificate only if no token is presented (`AuthInfoFromCtx` in
+//! `server/etcdserver/v3_server.go`). The client therefore drops a token that a member does not know.
+//!
+//! Suspect logins: a token ends with a position in the log of the cluster that issued it. A member with a
+//! shorter log does not reject the token: it blocks the call (`isValidSimpleToken` in `simple_token.go`).
+//! This happens with a member that lags, and after a restore or recovery with a member of the new cluster. A
+//! login therefore becomes suspect if a call is not answered. A client without a certificate presents a
+//! suspect token until it has a new one, because a missing answer has other causes too. A client with a
+//! certificate presents only the certificate meanwhile.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,70 +39,73 @@ use tower::util::BoxCloneSyncService;
 use crate::access::Credentials;
 use crate::port::{Error, Login};
 
-/// The header etcd looks for the token in (`rpctypes.TokenFieldNameGRPC`).
+/// The header with the token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
-/// The call that gives a token out; a token that is out of date would only be in its way.
+/// The call that issues a token. It is sent without a token, because an expired token would make it fail.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// How long a refusal is taken for granted: each try costs the member a hash that is made to be slow.
-const REFUSED_FOR: Duration = Duration::from_secs(3);
-/// So long nobody is asked again after nobody has answered: calls that need no login are not to wait for one.
-const SILENT_FOR: Duration = Duration::from_secs(2);
-/// How long what was found is told; then it is asked again whether authentication is on. Calls go on with the token
-/// they have: also without a quorum, which gives no new one out, a member knows one that it is shown time and again.
-const FOUND_FOR: Duration = Duration::from_mins(4);
+/// Time for which a rejected login is not repeated: each attempt costs the member a slow password hash.
+const REJECTION_CACHE: Duration = Duration::from_secs(3);
+/// Time without login attempts after no member has answered: calls that need no login must not wait for one.
+const NO_ANSWER_BACKOFF: Duration = Duration::from_secs(2);
+/// Time after which the client checks again whether authentication is enabled. Calls keep using the existing
+/// token meanwhile. Without a quorum no new token is issued, but a member keeps a token that is used
+/// regularly.
+const LOGIN_CACHE: Duration = Duration::from_mins(4);
 
-/// A call that was given up earlier says nothing about the login it showed. Less than the least time anybody gives a
-/// call: the cluster operator gives members that are not ready 250 ms, and those that keep calls do not become ready. A
-/// read that another member answers meanwhile says nothing either, however long it has taken ([`Session::shows`]).
-const PATIENCE: Duration = Duration::from_millis(200);
-/// How often a login is doubted at most: another one costs a member a hash, and the cluster an entry of its log.
-const DOUBTED_EVERY: Duration = Duration::from_secs(15);
+/// Minimum duration of an unanswered call that makes a login suspect. The value is below the shortest timeout
+/// of any caller: the cluster operator allows 250 ms for members that are not ready, and members that block
+/// calls do not become ready. A read that another member answers meanwhile does not count
+/// ([`Session::watch`]).
+const MIN_UNANSWERED: Duration = Duration::from_millis(200);
+/// Minimum time between two suspect logins: a new login costs a member a password hash, and the cluster a log
+/// entry.
+const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 
 type Token = Arc<RwLock<Option<HeaderValue>>>;
 
-/// For a call that nobody overtakes: it is made to one member alone.
-pub(crate) static ALONE: AtomicBool = AtomicBool::new(false);
+/// The flag of a call that is made to one member only: no other member can answer first.
+pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// What is known of the login, and how many times it was found out.
+/// The result of a login, and its number.
 #[derive(Clone, Debug)]
-struct Found {
+struct LoginResult {
     login: Login,
     at: Instant,
     number: u64,
 }
 
-/// What is known, and since when nobody has answered.
+/// The login state, and the time since which no member has answered.
 #[derive(Debug, Default)]
-struct Known {
-    found: Option<Found>,
-    silent: Option<Instant>,
+struct State {
+    found: Option<LoginResult>,
+    no_answer_since: Option<Instant>,
     count: u64,
-    doubt: Doubt,
+    suspect: Suspect,
 }
 
-/// What is known of a login that is doubted.
+/// State of a suspect login.
 #[derive(Debug, Default)]
-struct Doubt {
-    /// When one was doubted last.
+struct Suspect {
+    /// Time at which a login last became suspect.
     since: Option<Instant>,
-    /// The one that is shown until somebody gives out another.
-    shown: Option<u64>,
-    /// The one that a certificate stands in for, and its token.
-    aside: Option<(Found, HeaderValue)>,
+    /// The suspect login that is presented until there is a new one.
+    presented: Option<u64>,
+    /// The suspect login that is replaced by the certificate, and its token.
+    suspended: Option<(LoginResult, HeaderValue)>,
 }
 
-impl Known {
-    /// What calls go by.
+impl State {
+    /// The login that calls use, unless it is `stale` or an old rejection.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
-        let refused = matches!(found.login, Login::Refused(_));
-        let holds = !refused || found.at.elapsed() < REFUSED_FOR;
+        let rejected = matches!(found.login, Login::Refused(_));
+        let holds = !rejected || found.at.elapsed() < REJECTION_CACHE;
         (holds && Some(found.number) != stale).then(|| (found.login.clone(), found.number))
     }
 
-    fn is_silent(&self) -> bool {
-        self.silent
-            .is_some_and(|since| since.elapsed() < SILENT_FOR)
+    fn is_unanswered(&self) -> bool {
+        self.no_answer_since
+            .is_some_and(|since| since.elapsed() < NO_ANSWER_BACKOFF)
     }
 }
 
@@ -104,40 +113,41 @@ impl Known {
 #[derive(Default)]
 pub(crate) struct Session {
     credentials: Option<Credentials>,
-    /// It shows a certificate, too.
-    certified: bool,
+    /// Whether the client has a certificate.
+    with_certificate: bool,
     token: Token,
-    found: Mutex<Known>,
-    /// Who logs in does it for all that wait.
-    turn: tokio::sync::Mutex<()>,
-    /// How many of the passwords were refused so far.
-    pub(crate) refused: AtomicUsize,
-    /// The members that were asked last: one of them gives out what a learner does not.
-    known: Mutex<Vec<String>>,
+    found: Mutex<State>,
+    /// Held during a login, so that concurrent calls share one login.
+    login_lock: tokio::sync::Mutex<()>,
+    /// Number of passwords that were rejected so far.
+    pub(crate) rejected: AtomicUsize,
+    /// The members of the last call. If the member of a call is a learner, another one of them issues the
+    /// token.
+    members: Mutex<Vec<String>>,
 }
 
-/// What one member answered to a login.
+/// The result of a login at one member.
 pub(crate) enum Answer {
-    /// The token, and that of the passwords which fits.
+    /// The token, and the index of the accepted password.
     Token(String, usize),
     /// Authentication is off.
     Off,
-    /// None of the passwords fits.
-    Refused,
-    /// The member cannot say.
-    Silent,
+    /// All passwords are rejected.
+    Rejected,
+    /// The member did not answer, or issues no token.
+    Unavailable,
 }
 
 impl Session {
-    pub(crate) fn new(credentials: Option<Credentials>, certified: bool) -> Self {
+    pub(crate) fn new(credentials: Option<Credentials>, with_certificate: bool) -> Self {
         Self {
             credentials,
-            certified,
+            with_certificate,
             ..Self::default()
         }
     }
 
-    /// Connects like the library does, with the token of the moment in every call.
+    /// Connects like the library, with the current token in every call.
     pub(crate) async fn connect(
         &self,
         url: &str,
@@ -146,29 +156,29 @@ impl Session {
         if self.credentials.is_none() {
             return Client::connect([url], Some(options)).await;
         }
-        let shows = Shows(self.token.clone());
-        Client::connect_with_balanced_channel([url], Some(options), shows).await
+        let presents = PresentToken(self.token.clone());
+        Client::connect_with_balanced_channel([url], Some(options), presents).await
     }
 
-    fn found(&self) -> MutexGuard<'_, Known> {
+    fn found(&self) -> MutexGuard<'_, State> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Members that may give a token out.
-    pub(crate) fn know(&self, via: &[String]) {
+    /// Sets the members that may issue a token.
+    pub(crate) fn set_members(&self, via: &[String]) {
         if self.credentials.is_some() {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.clear();
-            known.extend_from_slice(via);
+            let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            members.clear();
+            members.extend_from_slice(via);
         }
     }
 
-    /// What is known, unless it is out of date.
+    /// The current login, unless it is too old.
     pub(crate) fn current(&self) -> Option<Login> {
         let known = self.found();
-        let recent = |found: &Found| found.at.elapsed() < FOUND_FOR;
+        let recent = |found: &LoginResult| found.at.elapsed() < LOGIN_CACHE;
         let Some(found) = &known.found else {
-            let aside = known.doubt.aside.as_ref();
+            let aside = known.suspect.suspended.as_ref();
             return aside
                 .filter(|(found, _)| recent(found))
                 .map(|(found, _)| found.login.clone());
@@ -180,14 +190,14 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call that shows this login, until it is answered: one that is dropped before tells against it, unless
-    /// it was overtaken. Then another member has answered with the same login, and this one is slow.
-    pub(crate) fn shows<'a>(
+    /// Watches a call that presents this login. A call that is dropped without an answer makes the login
+    /// suspect, unless it was overtaken: then another member has answered with the same login.
+    pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
         overtaken: &'a AtomicBool,
-    ) -> Unanswered<'a> {
-        Unanswered {
+    ) -> PendingCall<'a> {
+        PendingCall {
             session: self,
             login,
             overtaken,
@@ -195,77 +205,76 @@ impl Session {
         }
     }
 
-    /// Doubts a login that was shown to a member which did not answer.
-    fn doubt(&self, number: u64) {
+    /// Makes a login suspect after a member did not answer a call that presented it.
+    fn mark_suspect(&self, number: u64) {
         let mut known = self.found();
         let known = &mut *known;
-        let recent = |at: Instant| at.elapsed() < DOUBTED_EVERY;
+        let recent = |at: Instant| at.elapsed() < SUSPECT_INTERVAL;
         let is_known = known
             .found
             .as_ref()
             .is_some_and(|found| found.number == number);
         let mut token = self.token.write().unwrap_or_else(PoisonError::into_inner);
-        if !is_known || token.is_none() || known.doubt.since.is_some_and(recent) {
+        if !is_known || token.is_none() || known.suspect.since.is_some_and(recent) {
             return;
         }
-        known.doubt.since = Some(Instant::now());
-        if self.certified {
-            known.doubt.aside = known.found.take().zip(token.take());
+        known.suspect.since = Some(Instant::now());
+        if self.with_certificate {
+            known.suspect.suspended = known.found.take().zip(token.take());
         } else {
-            known.doubt.shown = Some(number);
+            known.suspect.presented = Some(number);
         }
     }
 
-    /// The login that is doubted, for whoever has the time to ask for another one. Each doubt is settled once.
-    pub(crate) fn take_doubt(&self) -> Option<u64> {
-        self.found().doubt.shown.take()
+    /// Takes the suspect login that a caller should replace. Each suspect login is taken once.
+    pub(crate) fn take_suspect(&self) -> Option<u64> {
+        self.found().suspect.presented.take()
     }
 
-    /// Shows the login again that a certificate stood in for, where that is not enough.
-    pub(crate) fn take_back(&self) -> Option<u64> {
+    /// Presents the suspended login again, if the certificate is not sufficient.
+    pub(crate) fn restore_login(&self) -> Option<u64> {
         let mut known = self.found();
         if known.found.is_some() {
             return None;
         }
-        let (found, token) = known.doubt.aside.take()?;
+        let (found, token) = known.suspect.suspended.take()?;
         let number = found.number;
         known.found = Some(found);
         *self.token.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Some(number)
     }
 
-    /// Whether a login is of any use.
+    /// Whether the client has credentials.
     pub(crate) fn has_credentials(&self) -> bool {
         self.credentials.is_some()
     }
 
-    /// Which login is known, without asking anybody.
-    pub(crate) fn known(&self) -> Option<u64> {
+    /// The number of the current login, without a call.
+    pub(crate) fn login_number(&self) -> Option<u64> {
         let known = self.found();
         known.usable(None).map(|(_, number)| number)
     }
 
-    /// Shows no token any more, so that etcd looks at the certificate.
+    /// Drops the token, so that etcd checks the certificate.
     pub(crate) fn drop_token(&self) {
         let mut known = self.found();
-        (known.found, known.doubt.aside) = (None, None);
+        (known.found, known.suspect.suspended) = (None, None);
         *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whether it shows a certificate beside its token.
-    pub(crate) fn is_certified(&self) -> bool {
-        self.certified
+    /// Whether the client has a certificate.
+    pub(crate) fn has_certificate(&self) -> bool {
+        self.with_certificate
     }
 
-    /// Forgets what is known, after a change of it; also that nobody has answered.
+    /// Forgets the login after a change of authentication, and that no member has answered.
     pub(crate) fn forget(&self) {
         let mut known = self.found();
-        (known.found, known.silent) = (None, None);
-        (known.doubt.shown, known.doubt.aside) = (None, None);
+        (known.found, known.no_answer_since) = (None, None);
+        (known.suspect.presented, known.suspect.suspended) = (None, None);
     }
 
-    /// Makes sure of the login: what is known, unless that is `stale`, else what a member says now. `endpoint` is
-    /// asked first.
+    /// Returns the current login unless it is `stale`, else logs in. `endpoint` is asked first.
     pub(crate) async fn ensure<A, F>(
         &self,
         endpoint: &str,
@@ -281,39 +290,39 @@ impl Session {
         };
         let known = || {
             let known = self.found();
-            (known.usable(stale), known.is_silent())
+            (known.usable(stale), known.is_unanswered())
         };
         if let (Some(found), _) = known() {
-            return settled(found);
+            return into_result(found);
         }
-        let _turn = self.turn.lock().await;
+        let _guard = self.login_lock.lock().await;
         match known() {
-            (Some(found), _) => return settled(found),
+            (Some(found), _) => return into_result(found),
             (None, true) => return Ok(None),
             (None, false) => {}
         }
         let others: Vec<String> = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known
+            let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            members
                 .iter()
                 .filter(|one| *one != endpoint)
                 .cloned()
                 .collect()
         };
         let first = stream::iter([endpoint.to_owned()]);
-        let first = first.then(|member| asked(&ask, member, credentials));
+        let first = first.then(|member| ask_member(&ask, member, credentials));
         let others: FuturesUnordered<_> = others
             .into_iter()
-            .map(|member| asked(&ask, member, credentials))
+            .map(|member| ask_member(&ask, member, credentials))
             .collect();
         let mut answers = pin!(first.chain(others));
         while let Some((member, answer)) = answers.next().await {
             let (login, token) = match answer {
-                Answer::Silent => continue,
+                Answer::Unavailable => continue,
                 Answer::Off => (Login::Off, None),
-                Answer::Refused => {
+                Answer::Rejected => {
                     let user = &credentials.user;
-                    let text = format!("{member}: etcd does not take the password of user {user}");
+                    let text = format!("{member}: etcd rejects the password of user {user}");
                     (Login::Refused(text), None)
                 }
                 Answer::Token(token, 0) => (Login::Accepted, Some(token)),
@@ -324,24 +333,24 @@ impl Session {
                 value.set_sensitive(true);
                 Some(value)
             });
-            return settled(self.keep(login, header));
+            return into_result(self.record(login, header));
         }
-        // Nobody gives one out: the one that is known is shown all the same, or the call is made without.
-        self.found().silent = Some(Instant::now());
-        if self.certified && stale.is_some() {
+        // No member issues a token: the existing token is used, or the call is made without a token.
+        self.found().no_answer_since = Some(Instant::now());
+        if self.with_certificate && stale.is_some() {
             self.drop_token();
         }
         Ok(None)
     }
 
-    fn keep(&self, login: Login, token: Option<HeaderValue>) -> (Login, u64) {
+    fn record(&self, login: Login, token: Option<HeaderValue>) -> (Login, u64) {
         let mut known = self.found();
         *self.token.write().unwrap_or_else(PoisonError::into_inner) = token;
         known.count += 1;
-        known.silent = None;
-        (known.doubt.shown, known.doubt.aside) = (None, None);
+        known.no_answer_since = None;
+        (known.suspect.presented, known.suspect.suspended) = (None, None);
         let number = known.count;
-        known.found = Some(Found {
+        known.found = Some(LoginResult {
             login: login.clone(),
             at: Instant::now(),
             number,
@@ -350,33 +359,33 @@ impl Session {
     }
 }
 
-/// A call that is not answered yet.
-pub(crate) struct Unanswered<'a> {
+/// A call that has no answer yet.
+pub(crate) struct PendingCall<'a> {
     session: &'a Session,
     login: Option<u64>,
     overtaken: &'a AtomicBool,
     since: Instant,
 }
 
-impl Unanswered<'_> {
-    /// It is answered, whatever the answer is.
+impl PendingCall<'_> {
+    /// Marks the call as answered, with any result.
     pub(crate) fn answered(mut self) {
         self.login = None;
     }
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         if let Some(login) = self.login
-            && self.since.elapsed() >= PATIENCE
+            && self.since.elapsed() >= MIN_UNANSWERED
             && !self.overtaken.load(Ordering::Relaxed)
         {
-            self.session.doubt(login);
+            self.session.mark_suspect(login);
         }
     }
 }
 
-async fn asked<A, F>(ask: &A, member: String, credentials: &Credentials) -> (String, Answer)
+async fn ask_member<A, F>(ask: &A, member: String, credentials: &Credentials) -> (String, Answer)
 where
     A: Fn(String, Credentials) -> F,
     F: Future<Output = Answer>,
@@ -385,51 +394,52 @@ where
     (member, answer)
 }
 
-fn settled((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Error> {
+fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Error> {
     match login {
         Login::Refused(text) => Err(Error::AccessDenied(text)),
         login => Ok(Some((login, number))),
     }
 }
 
-/// Logs in at one member with the first of the passwords that it takes. `refused` counts those that were refused
-/// already: each costs the member a hash, and whoever has no time for all of them goes on where he was.
+/// Logs in at one member with the first password that it accepts. `rejected` counts the passwords that were
+/// already rejected. Each attempt costs the member a hash, so a client that times out continues with the next
+/// password.
 pub(crate) async fn log_in(
     client: &Client,
     credentials: &Credentials,
-    refused: &AtomicUsize,
+    rejected: &AtomicUsize,
 ) -> Answer {
-    let known = refused.load(Ordering::Relaxed);
+    let known = rejected.load(Ordering::Relaxed);
     for (index, password) in credentials.passwords().enumerate().skip(known) {
         let mut auth = client.auth_client();
         let answer = auth.authenticate(credentials.user.clone(), password.to_owned());
         match answer.await {
             Ok(answer) => {
-                refused.store(0, Ordering::Relaxed);
+                rejected.store(0, Ordering::Relaxed);
                 return Answer::Token(answer.token().to_owned(), index);
             }
             Err(etcd_client::Error::GRpcStatus(status)) => {
                 let text = status.message();
                 if text.contains("authentication is not enabled") {
-                    refused.store(0, Ordering::Relaxed);
+                    rejected.store(0, Ordering::Relaxed);
                     return Answer::Off;
                 }
-                // Also what etcd says of a user without a password, and of one it does not know.
+                // etcd also returns these errors for a user without a password and for an unknown user.
                 if !text.contains("authentication failed") && !text.contains("no password") {
-                    return Answer::Silent;
+                    return Answer::Unavailable;
                 }
-                refused.fetch_max(index + 1, Ordering::Relaxed);
+                rejected.fetch_max(index + 1, Ordering::Relaxed);
             }
-            Err(_) => return Answer::Silent,
+            Err(_) => return Answer::Unavailable,
         }
     }
-    refused.store(0, Ordering::Relaxed);
-    Answer::Refused
+    rejected.store(0, Ordering::Relaxed);
+    Answer::Rejected
 }
 
-/// Whether a member asks for a token, or does not know the one it was shown.
+/// Whether a member requires a token, or does not know the presented one.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // Some calls of older releases answer in words of their own, with the code `Unknown`.
+    // Some calls of older releases return other texts with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",
@@ -441,10 +451,10 @@ pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
     TEXTS.iter().any(|text| status.message().contains(text))
 }
 
-/// Puts the token of the moment into every request.
-struct Shows(Token);
+/// Adds the current token to every request.
+struct PresentToken(Token);
 
-impl BalancedChannelBuilder for Shows {
+impl BalancedChannelBuilder for PresentToken {
     type Error = tonic::transport::Error;
 
     fn balanced_channel(
@@ -453,7 +463,7 @@ impl BalancedChannelBuilder for Shows {
     ) -> Result<(Channel, Sender<Change<http::Uri, Endpoint>>), Self::Error> {
         let (channel, endpoints) = tonic::transport::Channel::balance_channel(buffer_size);
         let token = self.0;
-        let shows = channel
+        let presents = channel
             .map_request(move |mut request: Request<tonic::body::Body>| {
                 let held = token.read().unwrap_or_else(PoisonError::into_inner);
                 if let Some(held) = held.as_ref()
@@ -464,7 +474,10 @@ impl BalancedChannelBuilder for Shows {
                 request
             })
             .map_err(tower::BoxError::from);
-        Ok((Channel::Custom(BoxCloneSyncService::new(shows)), endpoints))
+        Ok((
+            Channel::Custom(BoxCloneSyncService::new(presents)),
+            endpoints,
+        ))
     }
 }
 

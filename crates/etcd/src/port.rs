@@ -1,4 +1,4 @@
-//! The trait and its words. No I/O here.
+//! The trait `Etcd` and its types. No I/O.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,11 +10,11 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-/// The 64-bit ID of an etcd cluster; shown in hexadecimal as `etcdctl` shows it.
+/// The 64-bit ID of an etcd cluster, displayed in hexadecimal as in `etcdctl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClusterId(pub u64);
 
-/// The 64-bit ID of a member; shown in hexadecimal as `etcdctl` shows it.
+/// The 64-bit ID of a member, displayed in hexadecimal as in `etcdctl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
@@ -27,7 +27,7 @@ impl fmt::Display for ClusterId {
 impl FromStr for ClusterId {
     type Err = ParseIntError;
 
-    /// Reads an ID as etcd and its tools write it; leading zeros are accepted.
+    /// Parses an ID in the format of etcd and its tools. Leading zeros are accepted.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         u64::from_str_radix(text.trim(), 16).map(Self)
     }
@@ -42,19 +42,19 @@ impl fmt::Display for MemberId {
 /// One entry of etcd's member list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The member's ID: the only thing membership changes are addressed by.
+    /// The member's ID. Membership changes address members only by ID.
     pub id: MemberId,
     /// Empty until the member has started for the first time.
     pub name: String,
-    /// The URLs its peers reach it by, as registered.
+    /// The registered peer URLs.
     pub peer_urls: Vec<String>,
     /// Empty until the member has started for the first time.
     pub client_urls: Vec<String>,
-    /// A learner receives the log and has no vote.
+    /// Whether the member is a learner: it receives the log and has no vote.
     pub is_learner: bool,
 }
 
-/// A linearizable member list: it was confirmed by a quorum.
+/// A linearizable member list, confirmed by a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
     /// From the response header.
@@ -63,16 +63,16 @@ pub struct Members {
     pub members: Vec<Member>,
 }
 
-/// What one member says of itself (`Maintenance.Status`), answered locally, without a quorum.
+/// The status of one member (`Maintenance.Status`), answered locally, without a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// From the response header: the cluster this member believes to be part of.
+    /// From the response header: the cluster of the member, in its own view.
     pub cluster_id: ClusterId,
     /// From the response header: the member that answered.
     pub member_id: MemberId,
     /// The etcd version the member runs, such as `3.6.16`.
     pub version: String,
-    /// `None` when the member knows of no leader.
+    /// `None` if the member knows no leader.
     pub leader: Option<MemberId>,
     /// Whether the member is a learner in its own view.
     pub is_learner: bool,
@@ -84,142 +84,147 @@ pub struct Status {
     pub raft_index: u64,
     /// The index of the last raft entry the member has applied.
     pub raft_applied_index: u64,
-    /// Bytes of the database file.
+    /// Size of the database file in bytes.
     pub db_size: i64,
-    /// Bytes of the database in use.
+    /// Used part of the database in bytes.
     pub db_size_in_use: i64,
-    /// Problems the member reports itself: alarms, corruption, no leader.
+    /// Problems that the member reports: alarms, corruption, no leader.
     pub errors: Vec<String>,
-    /// The version of what it has on its disk, such as `3.6.0`; etcd 3.6 and later tell.
+    /// The storage version of the member's data, such as `3.6.0`. Reported by etcd 3.6 and later.
     pub storage_version: Option<String>,
-    /// The version the cluster may go back to, such as `3.5`, while a downgrade is enabled; etcd 3.6 and later tell.
+    /// The target version of an enabled downgrade, such as `3.5`. Reported by etcd 3.6 and later.
     pub downgrade: Option<String>,
 }
 
-/// What a member says of itself on its listener for health and metrics, which is open before the one for clients.
+/// Health data from a member's listener for health and metrics. This listener opens before the client
+/// listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulse {
     /// The member that answered.
     pub member_id: MemberId,
-    /// Whether it knows of a leader. A learner never stands for election, so it does not give up one that it has lost.
+    /// Whether the member knows a leader. A learner never starts an election, so it still reports a leader
+    /// after it lost the connection to the leader.
     pub has_leader: bool,
     /// The index of the last raft entry the member has applied.
     pub raft_applied_index: u64,
-    /// The members it has a connection with. One that breaks is noticed at once, or after 5 s of silence.
+    /// The members that this member has a connection with. A broken connection is noticed at once, or after 5
+    /// s of silence.
     pub peers: BTreeSet<MemberId>,
 }
 
-/// What an alarm is about.
+/// Type of an alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
-    /// The quota is used up; the cluster refuses writes.
+    /// The database has reached its quota; the cluster rejects writes.
     NoSpace,
-    /// The member's data differs from the others'.
+    /// The member's data differs from the data of other members.
     Corrupt,
 }
 
 /// A raised alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alarm {
-    /// Whose alarm it is.
+    /// The member that raised the alarm.
     pub member: MemberId,
-    /// What it is about.
+    /// Type of the alarm.
     pub kind: AlarmKind,
 }
 
-/// The answer to an addition.
+/// The result of adding a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Added {
-    /// The ID etcd gave the new member.
+    /// The ID that etcd assigned to the new member.
     pub id: MemberId,
-    /// The list after the addition: what the new member's `--initial-cluster` is made from.
+    /// The member list after the addition, for the new member's `--initial-cluster`.
     pub members: Members,
 }
 
-/// etcd's own hash of the keys, as they were at a revision (`HashKV`). Hashes can be compared where the revision and
-/// the compaction are the same, whatever the version of etcd.
+/// etcd's own hash of the keys at a revision (`HashKV`). Hashes are comparable if revision and compaction
+/// revision are equal, across versions of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyHash {
     /// CRC-32C over every revision of every key that is not compacted.
     pub hash: u32,
-    /// The revision the store was compacted at, 0 if never.
+    /// The compaction revision, 0 if the store was never compacted.
     pub compacted: i64,
 }
 
-/// How etcd takes the credentials of a client.
+/// The result of a login with the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Login {
-    /// Authentication is off: nobody is asked for a password.
+    /// Authentication is disabled: etcd requires no password.
     Off,
-    /// The password fits.
+    /// etcd accepts the current password.
     Accepted,
-    /// The password does not fit; one it is to replace does.
+    /// etcd rejects the current password but accepts a previous one.
     Former,
-    /// No password fits, and what etcd says.
+    /// etcd rejects all passwords. Contains the error.
     Refused(String),
 }
 
-/// A snapshot being streamed: the database file followed by its 32-byte SHA-256.
+/// A snapshot stream: the database file followed by its 32-byte SHA-256.
 pub struct Snapshot {
-    /// The chunks as the member sends them, trailer included.
+    /// The chunks as the member sends them, including the SHA-256.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
-    /// The etcd version the member named in the stream; absent before etcd 3.6.
+    /// The etcd version in the stream. Not sent before etcd 3.6.
     pub version: Option<String>,
 }
 
-/// Why an etcd call did not do what was asked. Texts never carry credentials.
+/// Why an etcd call failed. Texts never contain credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// None of the members answered: unknown, not empty (invariant 1).
+    /// No member answered: the member list is unknown, not empty (invariant 1).
     #[error("no member could be reached: {0}")]
     Unreachable(String),
-    /// A member was reached and did not answer in time; a linearizable call without a quorum ends here.
+    /// A member was reached but did not answer within the deadline. A linearizable call without a quorum
+    /// fails with this error.
     #[error("no answer within the deadline from {0}")]
     Timeout(String),
-    /// etcd refuses for now (`unhealthy cluster`, `too many learners`, learner not ready, no leader).
-    #[error("etcd refuses for now: {0}")]
+    /// etcd rejects the call temporarily (`unhealthy cluster`, `too many learners`, learner not ready, no
+    /// leader).
+    #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
-    /// The named member is not in the list.
+    /// The member is not in the member list.
     #[error("member not found")]
     MemberNotFound,
-    /// A member with these peer URLs exists already.
-    #[error("a member with this peer URL exists already")]
+    /// A member with one of these peer URLs already exists.
+    #[error("a member with this peer URL already exists")]
     PeerUrlExists,
-    /// Authentication or authorisation failed.
+    /// Authentication or authorization failed.
     #[error("access denied: {0}")]
     AccessDenied(String),
-    /// TLS handshake or certificate trouble.
+    /// The TLS handshake failed or a certificate is invalid.
     #[error("TLS: {0}")]
     Tls(String),
-    /// Anything else etcd answered.
-    #[error("etcd answered: {0}")]
+    /// Any other error from etcd.
+    #[error("etcd returned an error: {0}")]
     Other(String),
 }
 
-/// What the operators ask of an etcd cluster. Client URLs look like `http://name.namespace.svc:2379`.
+/// Operations on an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
-/// `via` lists members any of which may answer; they are tried until one does.
+/// `via` lists members. The call tries them until one answers.
 #[async_trait]
 pub trait Etcd: Send + Sync {
-    /// The linearizable member list.
+    /// Returns the linearizable member list.
     async fn members(&self, via: &[String]) -> Result<Members, Error>;
-    /// One member's own view.
+    /// Returns the status of one member, in its own view.
     async fn status(&self, member: &str) -> Result<Status, Error>;
-    /// What one member tells where its health is asked for, at an address and port such as `10.0.0.7:2381`; never over
-    /// TLS, and without credentials.
+    /// Returns the health data of one member. `health` is an address and port such as `10.0.0.7:2381`. The
+    /// request uses neither TLS nor credentials.
     async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
-    /// The member list as one member has it, answered without a quorum: it may be behind. Good for evidence when no
-    /// quorum answers, and for nothing else.
+    /// Returns the member list of one member, answered without a quorum. The list may be stale. Use it only
+    /// as evidence while no quorum answers.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
-    /// The alarms raised in the cluster.
+    /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
-    /// Takes an alarm back; one that is not raised is no error.
+    /// Disarms an alarm. Succeeds if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
-    /// Forgets what was before this revision, and returns when one member has it out of its database; a revision
-    /// that was compacted before is no error.
+    /// Compacts all revisions before this one. Returns after one member has removed them from its database.
+    /// Succeeds if the revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Writes one member's database file anew, without what is free in it. That member answers nothing else
-    /// meanwhile. It goes on when the caller does not wait any longer, and a second call waits for the first.
+    /// Defragments the database file of one member. The member answers no other call meanwhile. The
+    /// defragmentation continues if the caller stops waiting, and a second call waits for the first.
     async fn defragment(&self, member: &str) -> Result<(), Error>;
     /// Adds a member that is not started yet.
     async fn add_member(
@@ -228,36 +233,37 @@ pub trait Etcd: Send + Sync {
         peer_urls: &[String],
         learner: bool,
     ) -> Result<Added, Error>;
-    /// Gives a member other peer URLs; the others dial it there from then on. Giving it those it has is no error.
+    /// Changes the peer URLs of a member. The other members dial the new URLs from then on. Idempotent.
     async fn update_member(
         &self,
         via: &[String],
         id: MemberId,
         peer_urls: &[String],
     ) -> Result<(), Error>;
-    /// Makes a learner that has caught up a voter.
+    /// Promotes a learner that has caught up to a voter. Idempotent.
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
-    /// Removes a member; removing one that is not there is `MemberNotFound`.
+    /// Removes a member. A member that is not in the list is `MemberNotFound`.
     async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
-    /// Hands leadership from the leader, reached at its own client URL, to another voter.
+    /// Moves leadership to another voter. `leader` is the client URL of the current leader.
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error>;
-    /// Lets the cluster's members go back to the minor release before theirs, such as `3.5` (3.6 and later), after
-    /// etcd has found that they may; `None` takes that back.
+    /// Enables a downgrade to the previous minor release, such as `3.5` (3.6 and later), after etcd has
+    /// validated it. `None` cancels the downgrade.
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
-    /// How etcd takes the credentials this client has, as last found out within minutes; `None` when it has none. It
-    /// takes a quorum.
+    /// Returns the result of a login with the client's credentials, at most some minutes old; `None` without
+    /// credentials. A login requires a quorum.
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
-    /// Turns authentication on with the client's own user as `root`: makes the user or sets its password, gives it
-    /// the role `root`, and then turns it on. Each part does no harm when it is done again.
+    /// Enables authentication with the client's own user as `root`: creates the user or sets its password,
+    /// grants the role `root`, then enables authentication. Each step is idempotent.
     async fn enable_auth(&self, via: &[String]) -> Result<(), Error>;
-    /// Turns authentication off; users and roles stay.
+    /// Disables authentication. Users and roles are kept.
     async fn disable_auth(&self, via: &[String]) -> Result<(), Error>;
-    /// Sets the password of the client's own user to the wanted one.
+    /// Sets the password of the client's own user to the current password of the credentials.
     async fn change_password(&self, via: &[String]) -> Result<(), Error>;
-    /// Streams a snapshot from one member. The deadline is for progress, not for the whole.
+    /// Streams a snapshot from one member. The deadline limits the time between two chunks, not the whole
+    /// stream.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
-    /// The hash of the keys as they were at a revision, as one member has them, answered without a quorum; `None` when
-    /// it has compacted them since. The member reads its whole database and applies nothing meanwhile.
+    /// Returns the hash of one member's keys at a revision, answered without a quorum; `None` if the member
+    /// has compacted this revision. The member reads its whole database and applies nothing meanwhile.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
 }
 
@@ -265,9 +271,9 @@ pub trait Etcd: Send + Sync {
 mod tests {
     use super::*;
 
-    /// All three operators write IDs into statuses and compare them as text. One in sixteen begins with a zero.
+    /// The operators write IDs into statuses and compare them as text. One in sixteen IDs begins with a zero.
     #[test]
-    fn ids_are_written_as_etcd_writes_them_without_leading_zeros() {
+    fn ids_have_no_leading_zeros() {
         assert_eq!(
             ClusterId(0x0d33_b92e_7a68_3be3).to_string(),
             "d33b92e7a683be3"

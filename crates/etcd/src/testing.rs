@@ -1,6 +1,8 @@
-//! Starts real etcd processes for tests: on free loopback ports, in a directory of their own, ended by their own handle.
+//! Starts real etcd processes for tests, on free loopback ports and in temporary directories. Dropping the
+//! handle ends the process.
 //!
-//! For tests only. A machine without etcd fails the test with the command that brings one; nothing is skipped.
+//! For tests only. If etcd is not installed, the test fails with the command that installs it; no test is
+//! skipped.
 #![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
 
 use std::fs::File;
@@ -15,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::{Access, Etcd, EtcdClient};
 
-/// Where etcd's programs are.
+/// Paths of etcd's programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// The server.
@@ -23,8 +25,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The server of a minor version such as `3.6`, as the testbed built it; `3.4` is the system's package.
-    /// The environment variable `ETCD_BIN` names another one.
+    /// Finds the server of a minor version such as `3.6`, as built by the testbed; `3.4` is the system's
+    /// package. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
         let built = || built(&format!("etcd-{minor}-"), "etcd");
@@ -38,15 +40,15 @@ impl Programs {
         Self { etcd }
     }
 
-    /// `etcdutl` beside the server.
+    /// Path of `etcdutl`, in the directory of the server or on the `PATH`.
     pub fn etcdutl(&self) -> PathBuf {
-        let beside = self.etcd.with_file_name("etcdutl");
-        if beside.exists() {
-            return beside;
+        let sibling = self.etcd.with_file_name("etcdutl");
+        if sibling.exists() {
+            return sibling;
         }
         on_path("etcdutl").unwrap_or_else(|| {
             panic!(
-                "no etcdutl beside {}: run `cargo xtask testbed build`",
+                "no etcdutl next to {}: run `cargo xtask testbed build`",
                 self.etcd.display()
             )
         })
@@ -63,7 +65,8 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// A program the testbed built into the newest directory of its cache whose name begins with `prefix`.
+/// Finds a program of the testbed, in the newest directory of its cache with a name that begins with
+/// `prefix`.
 pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?
@@ -76,16 +79,17 @@ pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     found.pop()
 }
 
-/// A program on the `PATH`.
+/// Finds a program on the `PATH`.
 pub fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|dir| dir.join(name))
         .find(|path| path.is_file())
 }
 
-/// A port of this process alone. Test programs run at the same time: a port that the system gives out for a moment is
-/// soon another program's, or that of a connection. So these are below the range of the system (`ip_local_port_range`
-/// begins at 32768), and a process reserves them in blocks, each with a lock on a file that ends with the process.
+/// A port that only this process uses. Test programs run concurrently: a port that the system assigned for a
+/// moment is soon used by another program or connection. Therefore these ports are below the system's range
+/// (`ip_local_port_range` begins at 32768). A process reserves them in blocks, each with a file lock that
+/// ends with the process.
 pub fn free_port() -> u16 {
     static PORTS: Mutex<Ports> = Mutex::new(Ports {
         locks: Vec::new(),
@@ -102,58 +106,58 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// The first of these ports.
-const FIRST: u16 = 16_384;
-/// How many a block has.
-const BLOCK: u16 = 32;
-/// How many blocks there are.
-const BLOCKS: u16 = 500;
+/// The first port.
+const FIRST_PORT: u16 = 16_384;
+/// Number of ports in a block.
+const PORTS_PER_BLOCK: u16 = 32;
+/// Number of blocks.
+const BLOCK_COUNT: u16 = 500;
 
 struct Ports {
-    /// Held as long as the process runs.
+    /// Held until the process ends.
     locks: Vec<File>,
     left: Range<u16>,
 }
 
 impl Ports {
-    /// Takes a block that no other process has.
+    /// Reserves a block that no other process holds.
     fn reserve(&mut self) {
         let folder = std::env::temp_dir().join("etcd-operator-test-ports");
         std::fs::create_dir_all(&folder).expect("a folder for locks");
-        let begin = u16::try_from(std::process::id() % u32::from(BLOCKS)).unwrap_or_default();
-        let blocks = (0..BLOCKS).map(|turn| (begin + turn) % BLOCKS);
+        let begin = u16::try_from(std::process::id() % u32::from(BLOCK_COUNT)).unwrap_or_default();
+        let blocks = (0..BLOCK_COUNT).map(|turn| (begin + turn) % BLOCK_COUNT);
         for block in blocks {
             let file = File::create(folder.join(format!("{block}.lock"))).expect("a lock");
             if file.try_lock().is_ok() {
-                let first = FIRST + block * BLOCK;
-                self.left = first..first + BLOCK;
+                let first = FIRST_PORT + block * PORTS_PER_BLOCK;
+                self.left = first..first + PORTS_PER_BLOCK;
                 self.locks.push(file);
                 return;
             }
         }
-        panic!("all ports of tests are taken: see {}", folder.display());
+        panic!("all ports for tests are reserved: see {}", folder.display());
     }
 }
 
-/// A running etcd member; dropping it ends the process and removes its data.
+/// A running etcd member. Dropping the handle ends the process and removes its data.
 pub struct EtcdProcess {
     command: Command,
     child: Child,
     dir: TempDir,
     /// Name in the member list.
     pub name: String,
-    /// What clients connect to.
+    /// URL for clients.
     pub client_url: String,
-    /// What peers connect to.
+    /// URL for peers.
     pub peer_url: String,
 }
 
-/// What a member is started with.
+/// Options of a member.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Flags beyond those that place the member.
+    /// Flags in addition to name, directory, URLs and cluster.
     pub flags: Vec<String>,
-    /// Members that are there already, as `name=peer URL`; the new one joins them.
+    /// Existing members that the new member joins, as `name=peer URL`.
     pub join: Vec<String>,
 }
 
@@ -184,7 +188,7 @@ fn command(
 }
 
 impl EtcdProcess {
-    /// Starts a cluster of one and waits until it serves.
+    /// Starts a cluster of one member and waits until it serves.
     pub async fn start(programs: &Programs, start: &Start) -> Self {
         for _ in 0..5 {
             let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -194,7 +198,7 @@ impl EtcdProcess {
             }
         }
         panic!(
-            "etcd does not start; is {} usable?",
+            "etcd does not start: check that {} can run",
             programs.etcd.display()
         );
     }
@@ -235,12 +239,12 @@ impl EtcdProcess {
             return members;
         }
         panic!(
-            "etcd does not start; is {} usable?",
+            "etcd does not start: check that {} can run",
             programs.etcd.display()
         );
     }
 
-    /// Starts a member that was added to an existing cluster under `peer_url`; does not wait.
+    /// Starts a member that was added to an existing cluster under `peer_url`. Does not wait.
     pub fn join(programs: &Programs, name: &str, peer_url: &str, start: &Start) -> Self {
         Self::spawn(programs, name, peer_url, start, "existing")
     }
@@ -271,7 +275,7 @@ impl EtcdProcess {
         }
     }
 
-    /// Waits until the member knows a leader; false if it ended instead.
+    /// Waits until the member knows a leader; false if the process ended.
     pub async fn serves(&mut self) -> bool {
         let client = EtcdClient::new(Access::default());
         let end = Instant::now() + Duration::from_mins(1);
@@ -281,7 +285,7 @@ impl EtcdProcess {
             }
             match client.status(&self.client_url).await {
                 Ok(status) if status.leader.is_some() => return true,
-                // Behind certificates nothing more can be asked from here.
+                // With TLS this client can check only that the port is open.
                 Err(crate::Error::Tls(_)) if self.listens() => return true,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
@@ -295,19 +299,19 @@ impl EtcdProcess {
         std::net::TcpStream::connect(address).is_ok()
     }
 
-    /// Ends the process at once; the data stays until the handle is dropped.
+    /// Kills the process. The data is kept until the handle is dropped.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Starts the member again on its data, after its process has ended; does not wait.
-    pub fn start_again(&mut self) {
+    /// Restarts the member with its data, after killing the process. Does not wait.
+    pub fn restart(&mut self) {
         self.kill();
         self.child = self.command.spawn().expect("etcd can be run");
     }
 
-    /// Asks the process to end, and waits.
+    /// Stops the process with SIGTERM and waits.
     pub fn stop(&mut self) {
         let _ = Command::new("kill")
             .arg(self.child.id().to_string())

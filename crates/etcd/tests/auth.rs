@@ -1,4 +1,5 @@
-//! Authentication against real etcd processes: turned on and off, logins that last, learners, rotated passwords.
+//! Authentication against real etcd processes: enabling and disabling, long-lived logins, learners, password
+//! rotation.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -8,10 +9,10 @@ use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, Login, Membe
 use futures::TryStreamExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// How long anything may take at most; whoever waits does so for a condition.
-const LONGEST: Duration = Duration::from_secs(90);
+/// Maximum time for any condition.
+const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// As short as the cluster operator's, or shorter: where it matters what a call does that is not answered.
+/// Deadlines as short as the cluster operator's, or shorter, for tests of unanswered calls.
 const QUICK: Deadlines = Deadlines {
     connect: Duration::from_millis(500),
     status: Duration::from_millis(1500),
@@ -22,7 +23,7 @@ const QUICK: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Where it does not: a machine that is busy is given the time.
+/// Long deadlines for all other tests: a busy machine needs the time.
 const PATIENT: Deadlines = Deadlines {
     connect: Duration::from_secs(30),
     status: Duration::from_secs(30),
@@ -62,21 +63,21 @@ fn client(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::with_deadlines(access, PATIENT)
 }
 
-/// What members are started with that make hashes in no time: a busy machine takes longer for an ordinary one than a
-/// call is given here.
-fn light() -> Start {
+/// Options with a cheap password hash: on a busy machine, a normal hash takes longer than the deadline of a
+/// call.
+fn cheap_hashes() -> Start {
     Start {
         flags: vec!["--bcrypt-cost=4".to_owned()],
         ..Start::default()
     }
 }
 
-/// Waits until it is answered.
+/// Repeats a call until it succeeds.
 async fn answered<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + MAX_WAIT;
     loop {
         match call().await {
             Ok(answer) => return answer,
@@ -100,10 +101,10 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
     answered(whole).await
 }
 
-/// Invariant 21: whoever has the password still reaches everything, whoever has not reaches nothing, and doing it
-/// again does no harm.
+/// Invariant 21: clients with the password keep full access, clients without it have none, and each step is
+/// idempotent.
 #[tokio::test]
-async fn invariant_21_turns_authentication_on_and_off_on_every_supported_minor() {
+async fn invariant_21_enables_and_disables_auth_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
@@ -118,8 +119,8 @@ async fn invariant_21_turns_authentication_on_and_off_on_every_supported_minor()
             assert!(root.status(url).await.unwrap().leader.is_some());
             assert!(bytes_of_snapshot(&root, url).await > 0);
         }
-        let nobody = EtcdClient::with_deadlines(Access::default(), PATIENT);
-        let refused = nobody.members(&via).await;
+        let anonymous = EtcdClient::with_deadlines(Access::default(), PATIENT);
+        let refused = anonymous.members(&via).await;
         assert!(
             matches!(refused, Err(Error::AccessDenied(_))),
             "{refused:?}"
@@ -136,29 +137,29 @@ async fn invariant_21_turns_authentication_on_and_off_on_every_supported_minor()
         ));
         root.disable_auth(&via).await.unwrap();
         assert_eq!(root.login(&via).await.unwrap(), Some(Login::Off));
-        assert!(nobody.members(&via).await.is_ok());
+        assert!(anonymous.members(&via).await.is_ok());
         assert!(root.members(&via).await.is_ok());
     }
 }
 
-/// Invariant 21: whatever part was done before a crash, the next attempt ends with the password that is wanted.
+/// Invariant 21: after a crash at any step, the next attempt ends with the current password.
 #[tokio::test]
-async fn invariant_21_turning_on_goes_on_from_wherever_it_was_interrupted() {
+async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let via = [member.client_url.clone()];
     let mut plain = etcd_client::Client::connect(&via, None).await.unwrap();
-    plain.user_add("root", "of before", None).await.unwrap();
-    client("wanted", &[]).enable_auth(&via).await.unwrap();
-    let root = client("wanted", &[]);
+    plain.user_add("root", "previous", None).await.unwrap();
+    client("current", &[]).enable_auth(&via).await.unwrap();
+    let root = client("current", &[]);
     assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     root.disable_auth(&via).await.unwrap();
-    // Role and grant are there already.
+    // Role and grant already exist.
     client("another", &[]).enable_auth(&via).await.unwrap();
     assert!(client("another", &[]).members(&via).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_password_is_changed_with_the_one_before() {
+async fn changes_password_with_previous_password() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let via = [member.client_url.clone()];
     let old = client("old", &[]);
@@ -176,7 +177,7 @@ async fn a_password_is_changed_with_the_one_before() {
 }
 
 #[tokio::test]
-async fn a_login_outlasts_its_token_and_the_restart_of_a_member() {
+async fn login_survives_token_expiry_and_member_failure() {
     let programs = Programs::find("3.6");
     let start = Start {
         flags: vec!["--auth-token-ttl=1".into()],
@@ -194,14 +195,14 @@ async fn a_login_outlasts_its_token_and_the_restart_of_a_member() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // The others go on, and a stream asks anew as well.
+    // The other members serve, and a snapshot logs in again too.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
 
-/// A learner gives no token out, and asks for one.
+/// A learner issues no token but requires one.
 #[tokio::test]
-async fn a_learner_is_asked_with_a_token_of_the_voters() {
+async fn learner_accepts_token_of_voter() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let first = EtcdProcess::start(&programs, &Start::default()).await;
@@ -225,7 +226,7 @@ async fn a_learner_is_asked_with_a_token_of_the_voters() {
 }
 
 async fn status_of(client: &EtcdClient, member: &str) -> (MemberId, bool) {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + MAX_WAIT;
     loop {
         match client.status(member).await {
             Ok(status) if status.leader.is_some() => return (status.member_id, status.is_learner),
@@ -236,17 +237,17 @@ async fn status_of(client: &EtcdClient, member: &str) -> (MemberId, bool) {
 }
 
 async fn promoted(client: &EtcdClient, via: &[String], id: MemberId) {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + MAX_WAIT;
     while let Err(error) = client.promote_member(via, id).await {
         assert!(Instant::now() < end, "{error}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Members that ask everybody for a certificate.
+/// Members that require a client certificate.
 struct Certified {
     start: Start,
-    /// What a client shows, whose certificate names the user `operator`.
+    /// TLS material of a client with a certificate for the user `operator`.
     tls: TlsAccess,
     _dir: tempfile::TempDir,
 }
@@ -271,7 +272,7 @@ fn certified() -> Certified {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let mut start = light();
+    let mut start = cheap_hashes();
     start.flags.extend([
         format!("--cert-file={}", file("server.crt", &server.0)),
         format!("--key-file={}", file("server.key", &server.1)),
@@ -290,22 +291,22 @@ fn certified() -> Certified {
     }
 }
 
-/// Nobody is given a login without a quorum; whoever has a certificate that names a user needs none.
+/// Without a quorum no token is issued. A client with a certificate that names a user needs none.
 #[tokio::test]
-async fn a_survivor_is_asked_by_the_certificate_that_names_a_user() {
+async fn certificate_user_reaches_member_without_quorum() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let Certified { start, tls, _dir } = certified();
         let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
         let via = urls(&members);
         let root = EtcdClient::new(access(Some(&tls)));
-        turned_on(Some(&tls), &via).await;
+        enable_auth(Some(&tls), &via).await;
         let login = answered(|| root.login(&via)).await;
         assert_eq!(login, Some(Login::Accepted), "{minor}");
         let list = answered(|| root.members(&via)).await;
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // The one that has logged in, one that has only just been started, and a seed, which has no password.
+        // A client that has logged in, a new client, and a seed without a password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -323,57 +324,57 @@ async fn a_survivor_is_asked_by_the_certificate_that_names_a_user() {
     }
 }
 
-/// Turns authentication on in a cluster that has a leader.
-async fn turned_on(tls: Option<&TlsAccess>, via: &[String]) {
+/// Enables authentication in a cluster that has a leader.
+async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
     let root = patient(tls);
     status_of(&root, &via[0]).await;
     answered(|| root.enable_auth(via)).await;
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // As little time as the operator gives a member that is not ready, and as much again for a busy machine; more when
-    // it is busier, but always less than nobody's answer to a login is waited for.
-    let (mut patience, longest) = (Duration::from_millis(500), Duration::from_millis(1500));
-    let end = Instant::now() + LONGEST;
+    // Starts with twice the operator's timeout for members that are not ready, because the machine may be
+    // busy, and grows. The maximum stays below the login timeout.
+    let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
+    let end = Instant::now() + MAX_WAIT;
     loop {
-        match tokio::time::timeout(patience, client.status(member)).await {
+        match tokio::time::timeout(limit, client.status(member)).await {
             Ok(Ok(status)) if status.leader.is_none() => return,
             answer if Instant::now() > end => panic!("{answer:?}"),
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
         }
-        patience = longest.min(patience * 11 / 10);
+        limit = max_limit.min(limit * 11 / 10);
     }
 }
 
-/// A member that is shown a token of another cluster, whose log is longer, keeps the call.
+/// A member blocks a call that presents a token of another cluster with a longer log.
 #[tokio::test]
-async fn a_login_with_which_a_member_keeps_calls_is_followed_by_another() {
-    let mut kept = 0;
+async fn replaces_login_that_blocks_calls() {
+    let mut blocked = 0;
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let secure = certified();
-        let ways = [(&light(), None), (&secure.start, Some(&secure.tls))];
-        for (start, tls) in ways {
+        let accesses = [(&cheap_hashes(), None), (&secure.start, Some(&secure.tls))];
+        for (start, tls) in accesses {
             let programs = Programs::find(minor);
-            let before = EtcdProcess::start(&programs, start).await;
+            let other = EtcdProcess::start(&programs, start).await;
             let seed = EtcdProcess::start(&programs, start).await;
-            let [before, via] = [[before.client_url.clone()], [seed.client_url.clone()]];
-            turned_on(tls, &before).await;
-            turned_on(tls, &via).await;
+            let [other, via] = [[other.client_url.clone()], [seed.client_url.clone()]];
+            enable_auth(tls, &other).await;
+            enable_auth(tls, &via).await;
             let longer = patient(tls);
             for _ in 0..30 {
                 let alarm = etcd::Alarm {
                     member: MemberId(1),
                     kind: etcd::AlarmKind::NoSpace,
                 };
-                answered(|| longer.disarm(&before, alarm)).await;
+                answered(|| longer.disarm(&other, alarm)).await;
             }
             let root = quick(tls);
-            answered(|| root.members(&before)).await;
-            // On a slow machine the login is in doubt already.
+            answered(|| root.members(&other)).await;
+            // On a slow machine the login is already suspect.
             let first = root.members(&via).await;
-            kept += usize::from(matches!(first, Err(Error::Timeout(_))));
-            let late = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));
-            assert!(late || first.is_ok(), "{minor}: {first:?}");
+            blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
+            let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));
+            assert!(failed || first.is_ok(), "{minor}: {first:?}");
             answered(|| root.members(&via)).await;
             answered(|| root.status(&via[0])).await;
             assert!(bytes_of_snapshot(&root, &via[0]).await > 0, "{minor}");
@@ -381,18 +382,19 @@ async fn a_login_with_which_a_member_keeps_calls_is_followed_by_another() {
             assert_eq!(login, Some(Login::Accepted), "{minor}");
         }
     }
-    assert!(kept > 0, "no member kept a call");
+    assert!(blocked > 0, "no member blocked a call");
 }
 
-/// Silence has other reasons: without a quorum, which gives out no other, the login is worth what it was.
+/// A missing answer has other causes too: without a quorum no new token is issued, and the existing login
+/// stays valid.
 #[tokio::test]
-async fn a_login_is_kept_as_long_as_nobody_gives_out_another() {
+async fn keeps_login_until_new_token_is_issued() {
     for minor in ["3.4", "3.6"] {
         let programs = Programs::find(minor);
-        let mut members = EtcdProcess::start_cluster(&programs, 3, &light()).await;
+        let mut members = EtcdProcess::start_cluster(&programs, 3, &cheap_hashes()).await;
         let via = urls(&members);
         let root = quick(None);
-        turned_on(None, &via).await;
+        enable_auth(None, &via).await;
         answered(|| root.members(&via)).await;
         members[1].kill();
         members[2].kill();
@@ -403,26 +405,26 @@ async fn a_login_is_kept_as_long_as_nobody_gives_out_another() {
             answered(|| root.local_members(&via[0])).await;
         }
         assert!(bytes_of_snapshot(&root, &via[0]).await > 0, "{minor}");
-        members[1].start_again();
+        members[1].restart();
         answered(|| root.members(&via[..2])).await;
     }
 }
 
-/// Members keep tokens in memory: after all were started again, none is known any more.
+/// Members keep tokens in memory: after a restart of all members no token is known.
 #[tokio::test]
-async fn a_login_outlasts_the_restart_of_every_member() {
+async fn login_survives_restart_of_all_members() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let Certified { start, tls, _dir } = certified();
         let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
         let via = urls(&members);
         let root = quick(Some(&tls));
-        turned_on(Some(&tls), &via).await;
+        enable_auth(Some(&tls), &via).await;
         answered(|| root.members(&via)).await;
         for member in &mut members {
             member.kill();
         }
         for member in &mut members {
-            member.start_again();
+            member.restart();
         }
         answered(|| root.members(&via)).await;
         for url in &via {

@@ -1,4 +1,4 @@
-//! The client against real etcd processes: membership, deadlines, what is unknown and what is refused.
+//! The client against real etcd processes: membership, deadlines, unknown state and rejections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -19,14 +19,14 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
         .collect()
 }
 
-/// Tries of [`is_quick`].
-const TRIES: usize = 5;
+/// Attempts of [`is_quick`].
+const ATTEMPTS: usize = 5;
 
-/// Whether it takes less than `limit`, with what it comes to. A busy machine stands still now and then, and not at every
-/// try; one that is slow by itself is slow each time.
+/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays single
+/// attempts; a call that is too slow is slow in every attempt.
 async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     let mut times = Vec::new();
-    for _ in 0..TRIES {
+    for _ in 0..ATTEMPTS {
         let began = Instant::now();
         let answer = ask().await;
         let took = began.elapsed();
@@ -38,7 +38,7 @@ async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     panic!("never within {limit:?}: {times:?}");
 }
 
-/// Asks until there is an answer: members that elect, or stand still with the machine, give none for a moment.
+/// Repeats a call until it succeeds: members do not answer during an election, or on a busy machine.
 async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
     let began = Instant::now();
     loop {
@@ -52,7 +52,7 @@ async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
     }
 }
 
-/// Accepts connections and never says a word.
+/// A listener that accepts connections and never answers.
 fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -79,9 +79,9 @@ async fn lists_members_and_status_of_every_supported_minor() {
     }
 }
 
-/// Without TLS etcd tells its metrics on the client port too.
+/// Without TLS etcd serves its metrics on the client port too.
 #[tokio::test]
-async fn a_members_pulse_is_what_its_status_says() {
+async fn health_data_matches_member_status() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let health = etcd.client_url.trim_start_matches("http://").to_owned();
@@ -104,14 +104,14 @@ async fn a_members_pulse_is_what_its_status_says() {
     let client = EtcdClient::with_deadlines(Access::default(), brief);
     let answer = client.pulse(url.trim_start_matches("http://")).await;
     assert!(matches!(answer, Err(Error::Timeout(_))), "{answer:?}");
-    let nobody = format!("127.0.0.1:{}", free_port());
-    let answer = client.pulse(&nobody).await;
+    let closed = format!("127.0.0.1:{}", free_port());
+    let answer = client.pulse(&closed).await;
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
 }
 
-/// Why a learner's word for having a leader is not enough.
+/// The reason why `has_leader` of a learner is not sufficient.
 #[tokio::test]
-async fn a_learner_that_has_lost_its_leader_still_knows_one_and_is_connected_with_nobody() {
+async fn learner_without_leader_still_reports_leader() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let mut first = EtcdProcess::start(&programs, &Start::default()).await;
@@ -128,7 +128,7 @@ async fn a_learner_that_has_lost_its_leader_still_knows_one_and_is_connected_wit
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // A busy machine may connect them long before anything is handed over.
+                // On a busy machine the connection may exist long before the first entry is applied.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -148,7 +148,7 @@ async fn a_learner_that_has_lost_its_leader_still_knows_one_and_is_connected_wit
 }
 
 #[tokio::test]
-async fn adds_promotes_and_removes_by_etcds_own_rules() {
+async fn adds_promotes_and_removes_by_etcds_rules() {
     let programs = Programs::find("3.6");
     let first = EtcdProcess::start(&programs, &Start::default()).await;
     let via = [first.client_url.clone()];
@@ -180,10 +180,10 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner answers no list; the next member does.
+    // A learner does not answer a linearizable list; the next member does.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
-    // The second time it votes already, and that does no harm.
+    // The second promotion finds a voter and succeeds.
     for _ in 0..2 {
         while let Err(error) = client.promote_member(&via, added.id).await {
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
@@ -197,7 +197,7 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // A busy machine may take longer than the client waits: what counts is who leads afterwards.
+    // A busy machine may exceed the client's deadline: the test checks the leader afterwards.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
@@ -211,7 +211,7 @@ async fn adds_promotes_and_removes_by_etcds_own_rules() {
 
 /// Invariant 1.
 #[tokio::test]
-async fn invariant_1_without_a_quorum_the_list_is_unknown_and_not_empty() {
+async fn invariant_1_list_is_unknown_without_quorum() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -233,7 +233,7 @@ async fn invariant_1_without_a_quorum_the_list_is_unknown_and_not_empty() {
 }
 
 #[tokio::test]
-async fn a_silent_member_costs_its_deadline_and_delays_no_list() {
+async fn unresponsive_member_times_out_without_delaying_lists() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let (_listener, silent) = silent();
     let refused = format!("http://127.0.0.1:{}", free_port());
@@ -243,21 +243,21 @@ async fn a_silent_member_costs_its_deadline_and_delays_no_list() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // Each time by a client that knows nothing yet.
+    // Each attempt uses a new client.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();
         client.members(&via).await.map(|_| client)
     });
     let client = first.await.unwrap();
-    // The member that answered is asked first the next time.
+    // The member that answered is asked first next time.
     let limit = Duration::from_millis(500);
     let next = is_quick(limit, async || client.members(&via).await);
     next.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_dead_member_is_passed_over_and_named() {
+async fn skips_dead_member_and_names_it() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -275,7 +275,7 @@ async fn a_dead_member_is_passed_over_and_named() {
 }
 
 #[tokio::test]
-async fn says_what_is_wrong_with_the_access() {
+async fn reports_tls_and_authentication_errors() {
     let programs = Programs::find("3.6");
     let flags = Start {
         flags: vec!["--auto-tls".to_owned()],
@@ -319,7 +319,7 @@ async fn says_what_is_wrong_with_the_access() {
     );
 }
 
-/// Forwards one port of the IPv6 loopback, as a pod of an IPv6 cluster is reached.
+/// Forwards a port of the IPv6 loopback to a member, like a pod in an IPv6 cluster.
 async fn over_ipv6(url: &str) -> String {
     let target = url.trim_start_matches("http://").to_owned();
     let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();
@@ -337,7 +337,7 @@ async fn over_ipv6(url: &str) -> String {
 }
 
 #[tokio::test]
-async fn members_are_reached_at_ipv6_addresses() {
+async fn connects_to_ipv6_addresses() {
     let etcd = EtcdProcess::start(&Programs::find("3.7"), &Start::default()).await;
     let url = over_ipv6(&etcd.client_url).await;
     assert!(url.starts_with("http://[::1]:"), "{url}");

@@ -1,4 +1,4 @@
-//! The inspector against real databases: what `etcdutl snapshot status` says of the same bytes.
+//! The inspector against real databases, compared with `etcdutl snapshot status` of the same bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -24,7 +24,7 @@ fn inspect(bytes: &[u8], mut chunk: impl FnMut() -> usize) -> Result<Inspected, 
     inspector.finish()
 }
 
-/// What etcd's own tool says of the file.
+/// The revision that etcd's own tool reports for the file.
 fn etcdutl(programs: &Programs, file: &Path) -> i64 {
     let output = Command::new(programs.etcdutl())
         .args(["snapshot", "status", "-w", "json"])
@@ -47,7 +47,7 @@ async fn snapshot(etcd: &EtcdProcess) -> Vec<u8> {
     chunks.concat()
 }
 
-/// Compares one snapshot with what the tool and the server say, whole and in chunks of many sizes.
+/// Compares one snapshot with the results of the tool and the server, as a whole and in chunks of many sizes.
 async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> Inspected {
     let before = EtcdClient::new(Access::default())
         .status(&etcd.client_url)
@@ -58,10 +58,14 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     std::fs::write(file.path(), &bytes).unwrap();
     let expected = etcdutl(programs, file.path());
     let whole = inspect(&bytes, || usize::MAX).unwrap();
-    assert_eq!(whole.revision, expected, "server says {}", before.revision);
+    assert_eq!(
+        whole.revision, expected,
+        "server reports {}",
+        before.revision
+    );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // Who reads only the pages on the way finds the same.
+    // Reading only the pages on the path gives the same result.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -69,10 +73,10 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(
         whole.revision.max(whole.compacted) == before.revision || before.revision == 1,
-        "{whole:?} but the server says {}",
+        "{whole:?} but the server reports {}",
         before.revision
     );
-    // Small chunks of large files take long and show nothing that those of small files do not.
+    // Small chunks of large files take long and test nothing more than small chunks of small files.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -132,7 +136,7 @@ async fn many_databases(minor: &str, seed: u64) {
     let programs = Programs::find(minor);
     let rng = &mut StdRng::seed_from_u64(seed);
     for largest in [10, 900, 20_000, 600_000] {
-        // Only the form of the file matters here, not that it would survive a power cut.
+        // Only the content of the file matters here, not its durability.
         let start = Start {
             flags: vec!["--unsafe-no-fsync".to_owned()],
             ..Start::default()
@@ -144,7 +148,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // A value of several overflow pages is the last one, before another small one.
+        // The last value has several overflow pages, then a small value follows.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -160,22 +164,22 @@ async fn many_databases(minor: &str, seed: u64) {
 }
 
 #[tokio::test]
-async fn the_revision_is_what_etcdutl_3_5_says_for_many_databases() {
+async fn revision_matches_etcdutl_3_5_for_many_databases() {
     many_databases("3.5", 1).await;
 }
 
 #[tokio::test]
-async fn the_revision_is_what_etcdutl_3_6_says_for_many_databases() {
+async fn revision_matches_etcdutl_3_6_for_many_databases() {
     many_databases("3.6", 2).await;
 }
 
 #[tokio::test]
-async fn the_revision_is_what_etcdutl_3_7_says_for_many_databases() {
+async fn revision_matches_etcdutl_3_7_for_many_databases() {
     many_databases("3.7", 3).await;
 }
 
 #[tokio::test]
-async fn counts_on_from_the_compaction_when_the_newest_keys_are_gone() {
+async fn compaction_revision_counts_after_newest_keys_are_deleted() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -188,13 +192,13 @@ async fn counts_on_from_the_compaction_when_the_newest_keys_are_gone() {
     assert_eq!(inspected.compacted, 3);
 }
 
-/// Pages that etcd writes while it sends are in the file and not in the snapshot.
+/// Pages that etcd writes during the transfer are in the file but not in the snapshot.
 #[tokio::test]
-async fn writes_during_the_snapshot_do_not_raise_its_revision() {
+async fn concurrent_writes_do_not_raise_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
-    // Free pages for the writes during the snapshot to go to.
+    // Free pages for the writes during the snapshot.
     for index in 0..3000 {
         client
             .put(format!("/k/{index}"), vec![b'v'; 8000], None)
@@ -234,7 +238,7 @@ async fn writes_during_the_snapshot_do_not_raise_its_revision() {
     for _ in 0..4 {
         let before = port.status(&etcd.client_url).await.unwrap().revision;
         let stream = port.snapshot(&etcd.client_url).await.unwrap();
-        // Slowly, so that etcd commits many times while it sends.
+        // Slow, so that etcd commits many times during the transfer.
         let mut chunks = stream.chunks;
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.try_next().await.unwrap() {
@@ -258,7 +262,7 @@ async fn writes_during_the_snapshot_do_not_raise_its_revision() {
 }
 
 #[tokio::test]
-async fn a_database_file_without_checksum_is_read_too() {
+async fn reads_database_file_without_checksum() {
     let programs = Programs::find("3.6");
     let mut etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -278,22 +282,22 @@ async fn a_database_file_without_checksum_is_read_too() {
     assert!(!inspected.trailer);
 }
 
-/// Whatever the bytes are, there is an answer.
+/// Damaged bytes always give a result.
 #[tokio::test]
-async fn no_damage_makes_it_panic() {
+async fn damaged_file_never_panics() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // Without the checksum, so that the damage reaches the pages.
+    // No checksum, so that the damage reaches the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // Most of it where the headers are.
+            // Half of the damage hits page headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };
@@ -307,7 +311,7 @@ async fn no_damage_makes_it_panic() {
 
 /// Invariant 12.
 #[tokio::test]
-async fn invariant_12_damage_and_truncation_are_found() {
+async fn invariant_12_detects_damage_and_truncation() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let bytes = snapshot(&etcd).await;

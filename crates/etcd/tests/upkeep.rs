@@ -8,10 +8,10 @@ use etcd::{Access, Alarm, AlarmKind, Error, Etcd, EtcdClient, MemberId};
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
 
 const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
-/// A quarter of what fits.
+/// Size of a value: an eighth of the quota.
 const VALUE: usize = 1 << 20;
 
-/// Writes one key again and again until etcd refuses; its history fills the database.
+/// Writes one key until etcd rejects the write; the history of the key fills the database.
 async fn fill(url: &str) -> i64 {
     let mut client = Client::connect([url], None).await.unwrap();
     for _ in 0..100 {
@@ -25,7 +25,7 @@ async fn fill(url: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_full_database_is_compacted_defragmented_and_disarmed() {
+async fn repairs_full_database() {
     for minor in MINORS {
         let start = Start {
             flags: vec!["--quota-backend-bytes=8388608".to_owned()],
@@ -41,14 +41,17 @@ async fn a_full_database_is_compacted_defragmented_and_disarmed() {
             member: full.member_id,
             kind: AlarmKind::NoSpace,
         };
-        assert!(!full.errors.is_empty(), "{minor}: the status tells of it");
+        assert!(
+            !full.errors.is_empty(),
+            "{minor}: the status reports the alarm"
+        );
         assert_eq!(client.alarms(&via).await.unwrap(), [alarm]);
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // It shows with the next commit; whoever asks for the alarms brings one about.
+        // The next commit updates the size. A request for the alarms triggers a commit.
         let begun = Instant::now();
-        // Before 3.5 it does not as long as nothing is written, and a full database takes no writes.
+        // Not before 3.5: there only a write triggers a commit, and a full database rejects writes.
         loop {
             if minor == "3.4" {
                 break;
@@ -77,15 +80,15 @@ async fn a_full_database_is_compacted_defragmented_and_disarmed() {
 }
 
 #[tokio::test]
-async fn a_corrupt_alarm_leaves_the_list_readable_and_can_be_taken_back() {
+async fn list_stays_readable_during_corrupt_alarm() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));
         let via = [url.clone()];
         let mut user = Client::connect([&url], None).await.unwrap();
-        let mut whose = AlarmOptions::new();
-        whose.with_member(7);
-        user.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose))
+        let mut member = AlarmOptions::new();
+        member.with_member(7);
+        user.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(member))
             .await
             .unwrap();
         assert!(user.put("key", "value", None).await.is_err(), "{minor}");
@@ -102,7 +105,7 @@ async fn a_corrupt_alarm_leaves_the_list_readable_and_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn a_member_that_is_away_is_not_defragmented() {
+async fn defragmentation_of_missing_member_fails() {
     let client = EtcdClient::new(Access::default());
     let answer = client.defragment("http://127.0.0.1:1").await;
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");

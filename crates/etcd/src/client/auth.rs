@@ -1,4 +1,4 @@
-//! The real client's login, and what it changes of etcd's authentication.
+//! The real client's login and its changes of etcd's authentication.
 
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
@@ -9,29 +9,31 @@ use tokio::time::timeout;
 
 use super::EtcdClient;
 use crate::access::Credentials;
-use crate::answer::{ROLE_EXISTS, USER_EXISTS, most_telling};
+use crate::answer::{ROLE_EXISTS, USER_EXISTS, most_specific};
 use crate::login::{Answer, log_in};
 use crate::port::{Error, Login};
 
 impl EtcdClient {
-    /// Makes sure that the client is logged in, where it has credentials and etcd asks for them; `stale` is the login
-    /// that was not good enough, `deadline` that of the call it is for. Returns which login it is.
+    /// Ensures that the client is logged in, if it has credentials and etcd requires them. `stale` is the
+    /// number of a login that was insufficient, `deadline` is the deadline of the call that needs the login.
+    /// Returns the number of the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // One that is doubted is shown all the same, if nobody gives out another in time.
-        let doubted = if stale.is_none() && deadline > self.deadlines.status {
-            self.session.take_doubt()
+        // A suspect login is still used if no member issues a new token in time.
+        let suspect = if stale.is_none() && deadline > self.deadlines.status {
+            self.session.take_suspect()
         } else {
             None
         };
-        // Twice at most: the member itself, then all others at the same time. Whoever has another way in waits so short
-        // that the call is still made.
+        // Two rounds at most: the member itself, then all others concurrently. With a certificate or a
+        // suspect login the client has another way to authenticate, so it waits only as long as the call
+        // itself can still be made.
         let longest = self.deadlines.call / 2;
-        let patience = if self.session.is_certified() || doubted.is_some() {
+        let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
         } else {
             longest
@@ -39,42 +41,43 @@ impl EtcdClient {
         let ask = |member: String, credentials: Credentials| async move {
             let asked = async {
                 match self.connection(&member).await {
-                    Ok(client) => log_in(&client, &credentials, &self.session.refused).await,
-                    Err(_) => Answer::Silent,
+                    Ok(client) => log_in(&client, &credentials, &self.session.rejected).await,
+                    Err(_) => Answer::Unavailable,
                 }
             };
-            let answer = timeout(patience, asked).await;
-            answer.unwrap_or(Answer::Silent)
+            let answer = timeout(login_timeout, asked).await;
+            answer.unwrap_or(Answer::Unavailable)
         };
-        let stale = stale.or(doubted);
+        let stale = stale.or(suspect);
         let found = self.session.ensure(endpoint, stale, ask).await?;
-        Ok(found.map(|(_, number)| number).or(doubted))
+        Ok(found.map(|(_, number)| number).or(suspect))
     }
 
-    /// A call that shows this login: while it is not answered, nor overtaken, that tells against the login.
-    pub(super) async fn shown<F: Future>(
+    /// Makes a call that presents this login. A call that is neither answered nor overtaken makes the login
+    /// suspect.
+    pub(super) async fn call_with_login<F: Future>(
         &self,
         login: Option<u64>,
         overtaken: &AtomicBool,
         call: F,
     ) -> F::Output {
-        let watch = self.session.shows(login, overtaken);
+        let watch = self.session.watch(login, overtaken);
         let answer = call.await;
         watch.answered();
         answer
     }
 
-    pub(super) async fn how_logged_in(&self, via: &[String]) -> Result<Option<Login>, Error> {
+    pub(super) async fn login_state(&self, via: &[String]) -> Result<Option<Login>, Error> {
         if let Some(login) = self.session.current() {
             return Ok(Some(login));
         }
         self.session.forget();
-        self.session.know(via);
+        self.session.set_members(via);
         let Some(endpoint) = self.ordered(via).first().map(|one| (*one).to_owned()) else {
-            return Err(most_telling(Vec::new()));
+            return Err(most_specific(Vec::new()));
         };
-        let patient = self.deadlines.call * 2;
-        match self.logged_in(&endpoint, None, patient).await {
+        let deadline = self.deadlines.call * 2;
+        match self.logged_in(&endpoint, None, deadline).await {
             Ok(_) | Err(Error::AccessDenied(_)) => {}
             Err(error) => return Err(error),
         }
@@ -85,19 +88,20 @@ impl EtcdClient {
         }
     }
 
-    pub(super) async fn turn_auth_on(&self, via: &[String]) -> Result<(), Error> {
+    pub(super) async fn enable_authentication(&self, via: &[String]) -> Result<(), Error> {
         let Some(credentials) = self.access.credentials.clone() else {
             return Err(Error::Other("there are no credentials".to_owned()));
         };
         self.session.forget();
-        // Where it is on by now, what is there is looked at again: a new password would end this very login.
-        match self.how_logged_in(via).await? {
+        // If authentication is already enabled, its users are left as they are: a new password would
+        // invalidate this login.
+        match self.login_state(via).await? {
             Some(Login::Off) => {}
             _ => return Ok(()),
         }
-        let named = self.named();
+        let certificate_user = self.certificate_user();
         let done = self.change(via, |client| {
-            turn_on(client, credentials.clone(), named.clone())
+            enable_with_root(client, credentials.clone(), certificate_user.clone())
         });
         let done = done.await;
         self.session.forget();
@@ -105,11 +109,11 @@ impl EtcdClient {
     }
 
     /// The user that the certificate names.
-    fn named(&self) -> Option<String> {
+    fn certificate_user(&self) -> Option<String> {
         self.access.tls.as_ref()?.user.clone()
     }
 
-    pub(super) async fn turn_auth_off(&self, via: &[String]) -> Result<(), Error> {
+    pub(super) async fn disable_authentication(&self, via: &[String]) -> Result<(), Error> {
         let done = self.change(via, |mut client| async move {
             client.auth_disable().await.map(|_| ())
         });
@@ -122,12 +126,13 @@ impl EtcdClient {
         let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
             return Err(Error::Other("there are no credentials".to_owned()));
         };
-        let named = self.named();
+        let certificate_user = self.certificate_user();
         let done = self.change(via, |mut client| {
-            let (user, password, named) = (user.clone(), password.clone(), named.clone());
+            let (user, password, certificate_user) =
+                (user.clone(), password.clone(), certificate_user.clone());
             async move {
-                if let Some(named) = named {
-                    stand_in(&mut client, &named).await?;
+                if let Some(certificate_user) = certificate_user {
+                    add_certificate_user(&mut client, &certificate_user).await?;
                 }
                 let mut auth = client.auth_client();
                 auth.user_change_password(user, password).await.map(|_| ())
@@ -139,14 +144,15 @@ impl EtcdClient {
     }
 }
 
-/// User, role and switch, in this order: with any of them missing etcd refuses the next, and what is there already is
-/// left or set again (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+/// Creates user and role, then enables authentication, in this order: etcd rejects a step if a previous one
+/// is missing. Existing objects are kept or set again (`AuthEnable` and `UserGrantRole` in etcd's
+/// `server/auth/store.go`).
 ///
-/// Invariant 21: authentication is on only after the operator's own password was set for the user it stands for.
-async fn turn_on(
+/// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
+async fn enable_with_root(
     mut client: Client,
     credentials: Credentials,
-    named: Option<String>,
+    certificate_user: Option<String>,
 ) -> Result<(), etcd_client::Error> {
     let Credentials { user, password, .. } = credentials;
     match client.user_add(user.clone(), password.clone(), None).await {
@@ -157,22 +163,23 @@ async fn turn_on(
         Err(error) => return Err(error),
         Ok(_) => {}
     }
-    // Before 3.6 it must be there to be granted; it means what it is called, whatever it holds.
+    // Before 3.6 the role must exist before it is granted. The name `root` gives the permissions, not the
+    // content of the role.
     match client.role_add("root").await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
         Err(error) => return Err(error),
         Ok(_) => {}
     }
     client.user_grant_role(user, "root").await?;
-    if let Some(named) = named {
-        stand_in(&mut client, &named).await?;
+    if let Some(certificate_user) = certificate_user {
+        add_certificate_user(&mut client, &certificate_user).await?;
     }
     client.auth_enable().await.map(|_| ())
 }
 
-/// The user that the client's own certificate names, without a password: whoever has that certificate is let in while no
-/// quorum gives a login out.
-async fn stand_in(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
+/// Creates the user that the client's certificate names, without a password. The certificate then
+/// authenticates the client while no quorum issues tokens.
+async fn add_certificate_user(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
     let options = UserAddOptions::new().with_no_pwd();
     match client.user_add(user, "", Some(options)).await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {}

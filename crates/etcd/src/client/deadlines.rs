@@ -1,26 +1,26 @@
-//! How long the real client waits for what.
+//! Deadlines of the real client.
 
 use std::time::Duration;
 
 #[cfg(doc)]
 use crate::port::Etcd;
 
-/// How long the parts of a call may take.
+/// Maximum duration of each part of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// For a connection to be made, TLS included.
+    /// For a new connection, including TLS.
     pub connect: Duration,
-    /// For [`Etcd::status`], connecting included.
+    /// For [`Etcd::status`], including the connection.
     pub status: Duration,
-    /// For every other call, connecting and all members tried included.
+    /// For every other call, including connections and all members that are tried.
     pub call: Duration,
-    /// After this long without an answer a read is also sent to the next member.
+    /// Time without an answer after which a read is also sent to the next member.
     pub hedge: Duration,
-    /// For a defragmentation: etcd writes the whole database anew before it answers.
+    /// For a defragmentation: etcd rewrites the whole database before it answers.
     pub defragment: Duration,
-    /// For a snapshot stream: the longest silence between two chunks.
+    /// For a snapshot stream: the maximum time between two chunks.
     pub progress: Duration,
-    /// A connection that was not used for this long is closed.
+    /// Idle time after which a connection is closed.
     pub idle: Duration,
 }
 

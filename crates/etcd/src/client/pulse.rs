@@ -1,7 +1,9 @@
-//! A member's own words on its listener for health and metrics (`--listen-metrics-urls`): plain HTTP, no credentials.
+//! Health data from a member's listener for health and metrics (`--listen-metrics-urls`): plain HTTP, no
+//! credentials.
 //!
-//! etcd opens it at once, and the one for clients only when the member has applied its own entry. HTTP 1.0 has no chunks:
-//! the answer ends with the connection, so it needs no client of its own.
+//! etcd opens this listener at startup, and the client listener only after the member has applied its own
+//! entry. HTTP/1.0 has no chunked encoding and the response ends with the connection, so no HTTP client is
+//! needed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,35 +14,38 @@ use tokio::time::timeout;
 
 use crate::port::{Error, MemberId, Pulse};
 
-/// etcd's metrics are about 100 KiB; whoever sends more is not one.
-const MOST: u64 = 4 * 1024 * 1024;
+/// Maximum size of a response. etcd's metrics have about 100 KiB; a larger response is not from etcd.
+const MAX_RESPONSE: u64 = 4 * 1024 * 1024;
 
-/// Asks within a deadline.
+/// Requests the metrics within a deadline.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
     let read = async {
         let mut stream = TcpStream::connect(address).await?;
         let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
-        stream.take(MOST).read_to_end(&mut answer).await?;
+        stream.take(MAX_RESPONSE).read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
     match timeout(deadline, read).await {
         Err(_) => Err(Error::Timeout(address.to_owned())),
         Ok(Err(error)) => Err(Error::Unreachable(format!("{address}: {error}"))),
-        Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer))
-            .ok_or_else(|| Error::Other(format!("{address}: no metrics of a member"))),
+        Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer)).ok_or_else(|| {
+            Error::Other(format!(
+                "{address}: the response does not contain the metrics of an etcd member"
+            ))
+        }),
     }
 }
 
-/// `None` where anything is missing: half an answer is none.
+/// `None` if any value is missing: a partial response is useless.
 fn pulse(answer: &str) -> Option<Pulse> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1);
     if !head.starts_with("HTTP/1.") || status != Some("200") {
         return None;
     }
-    // The last line may be cut off.
+    // The last line may be truncated.
     let lines = || {
         body.split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'))
@@ -49,7 +54,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
-    // A gauge may count a connection twice: a member that was sent the leader's snapshot says 2 (3.7.3, seen).
+    // A gauge may count a connection twice: etcd 3.7.3 reports 2 for a member that received the leader's
+    // snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;
@@ -76,8 +82,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
     })
 }
 
-/// Metrics are floats, exact up to 2^53; what has a sign, or is not a number, is no index.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The range is looked at.
+/// Metrics are floats, exact up to 2^53. A negative value or NaN is not an index.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The range is checked.
 fn whole(value: f64) -> Option<u64> {
     (0.0..9.0e15).contains(&value).then_some(value as u64)
 }
@@ -95,14 +101,14 @@ mod tests {
         etcd_server_proposals_pending 0\n";
 
     #[test]
-    fn the_metrics_name_the_member_its_leader_and_what_it_has_applied() {
-        let told = Pulse {
+    fn parses_member_leader_and_applied_index() {
+        let expected = Pulse {
             member_id: MemberId(0x8e9e_05c5_2164_694d),
             has_leader: true,
             raft_applied_index: 1_234_567,
             peers: [MemberId(0x91bc_3c39_8fb3_c146)].into(),
         };
-        assert_eq!(pulse(METRICS), Some(told));
+        assert_eq!(pulse(METRICS), Some(expected));
         let alone = METRICS.replace("has_leader 1", "has_leader 0");
         assert!(!pulse(&alone).unwrap().has_leader);
         let twice = METRICS.replace("c146\"} 1", "c146\"} 2");
@@ -112,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn half_an_answer_and_anybody_elses_is_none() {
+    fn rejects_partial_and_foreign_responses() {
         let second = "etcd_server_id{server_id=\"1\"} 1\n";
         for answer in [
             String::new(),

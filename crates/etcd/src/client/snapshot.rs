@@ -1,4 +1,4 @@
-//! The real client's snapshots: a stream of its own, with its own connection and its own patience.
+//! The real client's snapshots: a stream with its own connection and its own deadline.
 
 use std::time::Duration;
 
@@ -9,23 +9,24 @@ use tokio::time::timeout;
 
 use super::EtcdClient;
 use crate::answer::classify;
-use crate::login::ALONE;
+use crate::login::NOT_HEDGED;
 use crate::port::{Error, Snapshot};
 
 impl EtcdClient {
     pub(super) async fn stream(&self, member: &str) -> Result<Snapshot, Error> {
         let login = self.logged_in(member, None, self.deadlines.call).await?;
-        let opened = match Box::pin(self.shown(login, &ALONE, self.open(member))).await {
-            Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                // The member does not know the token, or the certificate is not enough.
-                let login = match self.session.take_back() {
-                    Some(former) => Some(former),
-                    None => self.logged_in(member, login, self.deadlines.call).await?,
-                };
-                Box::pin(self.shown(login, &ALONE, self.open(member))).await?
-            }
-            opened => opened?,
-        };
+        let opened =
+            match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
+                Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
+                    // The member does not know the token, or the certificate is not sufficient.
+                    let login = match self.session.restore_login() {
+                        Some(former) => Some(former),
+                        None => self.logged_in(member, login, self.deadlines.call).await?,
+                    };
+                    Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await?
+                }
+                opened => opened?,
+            };
         let (source, first, version) = opened;
         let rest = stream::try_unfold(source, |mut source| async move {
             let next = source.next().await?;
@@ -37,9 +38,9 @@ impl EtcdClient {
         })
     }
 
-    /// Begins a snapshot: the stream, its first chunk and what etcd calls its own version there.
+    /// Opens a snapshot: the stream, its first chunk and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // A connection of its own: hours of streaming share no flow control with short calls.
+        // A separate connection: a stream of hours must not share flow control with short calls.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await
             .map_err(|_| Error::Timeout(member.to_owned()))??;

@@ -1,11 +1,12 @@
-//! One bbolt page: the few fields the right edge of the tree of keys needs. Pure.
+//! One bbolt page: the fields that are needed to follow the right edge of the key tree. Pure.
 
-/// Bytes of a page's header: id, flags, count, overflow.
+/// Size of a page header in bytes: id, flags, count, overflow.
 const HEADER: usize = 16;
-/// Bytes of an element's header, in leaf and branch pages alike.
+/// Size of an element header in bytes, in leaf and branch pages.
 const ELEMENT: usize = 16;
-/// Bytes kept of a key: a revision is 8 bytes, `_`, 8 bytes; a deletion's has a `t` after it.
-pub(super) const KEYS_NOTED: usize = 17;
+/// Kept bytes of a revision key: 8 bytes, `_`, 8 bytes. The key of a deletion has a trailing `t`, which is
+/// not kept.
+pub(super) const REVISION_KEY: usize = 17;
 
 const BRANCH: u16 = 0x01;
 const LEAF: u16 = 0x02;
@@ -13,35 +14,35 @@ const META: u16 = 0x04;
 const MAGIC: u32 = 0xED0C_DAED;
 const BUCKET: u32 = 0x01;
 
-/// What a page says about the right edge.
+/// The relevant content of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// An inner page of some tree.
+    /// An inner page of a tree.
     Branch { last_child: u64 },
     /// A page of revisions.
     Leaf { revision: i64 },
-    /// A page whose last key lies in its overflow, this far from its beginning.
+    /// A page with its last key in the overflow, at this offset from the beginning of the page.
     Overflow { offset: u64 },
-    /// A page of buckets, or of the store's own marks, or an empty one.
+    /// A page of buckets, a page with the store's metadata, or an empty page.
     Noted(Note),
 }
 
-/// Where the buckets of interest are.
+/// The root pages and metadata of a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
-    /// The root page of the bucket `key`; `None` if the bucket lies within this page or is not there.
+    /// The root page of the bucket `key`; `None` if the bucket is inlined or not in this page.
     pub(super) key_root: Option<u64>,
-    /// Its last revision if it lies within this page.
+    /// The last revision of the bucket `key` if it is inlined.
     pub(super) inline_revision: i64,
-    /// The root page of the bucket `meta`, if it has one.
+    /// The root page of the bucket `meta`; `None` if the bucket is inlined or not in this page.
     pub(super) meta_root: Option<u64>,
-    /// The greater of the two revisions a compaction records.
+    /// The greater of the scheduled and the finished compaction revision.
     pub(super) compacted: i64,
-    /// A leaf without elements.
+    /// Whether the page is a leaf without elements.
     pub(super) empty: bool,
 }
 
-/// A meta page whose checksum is right.
+/// A meta page with a valid checksum.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Meta {
     pub(super) page_size: usize,
@@ -64,16 +65,16 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// The main part of a revision key, or `None` if the bytes are no revision. The size of real revisions tells them
-/// from text that happens to have its ninth byte right.
+/// The main part of a revision key; `None` if the bytes are not a revision. The plausible size of revisions
+/// distinguishes them from text with `_` as the ninth byte.
 pub(super) fn revision(key: &[u8]) -> Option<i64> {
-    if key.len() < KEYS_NOTED || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
+    if key.len() < REVISION_KEY || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
         return None;
     }
     Some(i64::from_be_bytes(key[..8].try_into().ok()?))
 }
 
-/// Reads a meta page, if it is one and whole.
+/// Parses a meta page; `None` if the page is not a valid meta page.
 pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     const CHECKSUM: usize = HEADER + 56;
     if u16_at(page, 8)? != META || u32_at(page, HEADER)? != MAGIC {
@@ -94,8 +95,8 @@ pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     })
 }
 
-/// Reads the first page of a group that says it is page `id`. Anything else, and freed pages may hold anything, is
-/// `None`.
+/// Parses the first page of a group with the ID `id`. Returns `None` for any other content: freed pages may
+/// contain anything.
 pub(super) fn read_page(page: &[u8], id: u64) -> Option<Edge> {
     if u64_at(page, 0)? != id {
         return None;
@@ -133,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // A value may go on in the overflow; nothing needs the rest of one that does.
+        // A value may continue in the overflow; the rest of such a value is not needed.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }
@@ -143,7 +144,7 @@ fn leaf(page: &[u8], count: usize, overflow: u32) -> Option<Edge> {
     let key_at = last.checked_add(u32_at(page, last + 4)? as usize)?;
     let key_size = u32_at(page, last + 8)?;
     if u32_at(page, last)? & BUCKET == 0 && (key_size == 17 || key_size == 18) {
-        if let Some(key) = page.get(key_at..key_at + KEYS_NOTED) {
+        if let Some(key) = page.get(key_at..key_at + REVISION_KEY) {
             if let Some(revision) = revision(key) {
                 return Some(Edge::Leaf { revision });
             }
@@ -156,7 +157,7 @@ fn leaf(page: &[u8], count: usize, overflow: u32) -> Option<Edge> {
     note(page, count).map(Edge::Noted)
 }
 
-/// Looks for the buckets and marks of interest; `None` if the page has none of them.
+/// Reads the buckets and metadata of a page; `None` if the page has none.
 fn note(page: &[u8], count: usize) -> Option<Note> {
     let mut note = Note::default();
     let mut found = false;
@@ -190,7 +191,7 @@ fn note(page: &[u8], count: usize) -> Option<Note> {
     found.then_some(note)
 }
 
-/// A bucket within a page has a page of its own form as its value.
+/// The value of an inlined bucket has the format of a page.
 fn inline_revision(page: &[u8]) -> Option<i64> {
     match usize::from(u16_at(page, 10)?) {
         0 => Some(0),

@@ -1,34 +1,35 @@
-//! The revisions of a database that lies in a file: only the pages on the way to them are read, a handful whatever the
-//! size of the file. Nothing is verified beyond what has to be followed; [`super::Inspector`] reads every byte.
+//! Reads the revisions of a database file. Only the pages on the path to the revisions are read, a few even
+//! in a large file. Other pages are not verified; [`super::Inspector`] reads every byte.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::page::{self, Edge, KEYS_NOTED, Note};
+use super::page::{self, Edge, Note, REVISION_KEY};
 use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
 
-/// The revisions a database holds.
+/// The revisions of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revisions {
     /// The newest revision of a key.
     pub revision: i64,
-    /// The revision the store was compacted at, 0 if never.
+    /// The compaction revision, 0 if the store was never compacted.
     pub compacted: i64,
 }
 
 impl Revisions {
-    /// Reads them. The file may be a snapshot with its checksum at the end, or a member's database that nobody writes.
+    /// Reads the revisions of a snapshot with its SHA-256 at the end, or of a member's database. No process
+    /// may write to the file.
     ///
     /// # Errors
-    /// When the file cannot be read, or is no whole database.
+    /// The file cannot be read, or is not a complete database.
     pub fn of_file(file: &File) -> Result<Self, WalkError> {
         let walk = Walk::begin(file)?;
         let buckets = walk.note(walk.root)?;
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // A store that was never compacted has no marks there.
+                // A store that was never compacted has no metadata there.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },
@@ -44,19 +45,19 @@ impl Revisions {
         })
     }
 
-    /// The revision an etcd that is started from it serves, as in [`super::Inspected::store_revision`].
+    /// The revision of an etcd that starts from this database, as in [`super::Inspected::store_revision`].
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
 }
 
-/// Why a file tells no revisions.
+/// Why the revisions of a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the database cannot be read")]
     Read(#[from] io::Error),
-    /// It is no whole database.
+    /// The file is not a complete database.
     #[error(transparent)]
     Database(#[from] InspectError),
 }
@@ -68,7 +69,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Of the two meta pages the one with the greater transaction counts.
+    /// The meta page with the greater transaction is valid.
     fn begin(file: &'a File) -> Result<Self, WalkError> {
         let mut first = vec![0; SMALLEST_PAGE];
         read(file, 0, &mut first, 0)?;
@@ -97,9 +98,9 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key lies in the overflow.
+            // The last key is in the overflow.
             Some(Edge::Overflow { offset }) => {
-                let mut key = [0; KEYS_NOTED];
+                let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;
                 let revision = page::revision(&key).ok_or(broken)?;
                 Ok(Edge::Leaf { revision })
@@ -116,10 +117,10 @@ impl<'a> Walk<'a> {
     }
 
     fn last_revision(&self, root: u64) -> Result<i64, WalkError> {
-        /// A tree this deep would have more pages than a file can hold.
-        const DEPTH: usize = 64;
+        /// Maximum depth: a deeper tree would have more pages than a file can contain.
+        const MAX_DEPTH: usize = 64;
         let mut page = root;
-        for _ in 0..DEPTH {
+        for _ in 0..MAX_DEPTH {
             match self.page(page)? {
                 Edge::Branch { last_child } => page = last_child,
                 Edge::Leaf { revision } => return Ok(revision),
@@ -131,7 +132,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A file that ends before a page it should hold is broken there.
+/// Reads bytes at an offset. A file that ends within the bytes is damaged at `page`.
 fn read(file: &File, at: u64, bytes: &mut [u8], page: u64) -> Result<(), WalkError> {
     file.read_exact_at(bytes, at)
         .map_err(|error| match error.kind() {

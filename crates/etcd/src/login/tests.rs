@@ -1,4 +1,4 @@
-//! Logins: asked for once, doubted when nobody answers with them, and never printed.
+//! Logins: shared, suspect after unanswered calls, and never printed.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn session() -> Session {
 }
 
 #[tokio::test]
-async fn many_calls_log_in_once_and_again_when_the_token_is_not_known() {
+async fn concurrent_calls_share_login_until_stale() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         let count = asked.fetch_add(1, Ordering::SeqCst);
@@ -31,13 +31,13 @@ async fn many_calls_log_in_once_and_again_when_the_token_is_not_known() {
 }
 
 #[tokio::test]
-async fn a_member_that_gives_none_out_is_followed_by_those_that_are_known() {
+async fn asks_other_members_if_first_issues_no_token() {
     let session = session();
-    session.know(&["learner".to_owned(), "voter".to_owned()]);
+    session.set_members(&["learner".to_owned(), "voter".to_owned()]);
     let ask = |member: String, _: Credentials| async move {
         match member.as_str() {
             "voter" => Answer::Token("t.1".into(), 1),
-            _ => Answer::Silent,
+            _ => Answer::Unavailable,
         }
     };
     let found = session.ensure("learner", None, ask).await.unwrap();
@@ -45,11 +45,11 @@ async fn a_member_that_gives_none_out_is_followed_by_those_that_are_known() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_the_user_and_no_password_and_is_not_repeated_at_once() {
+async fn rejection_names_user_only_and_is_cached() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         asked.fetch_add(1, Ordering::SeqCst);
-        async { Answer::Refused }
+        async { Answer::Rejected }
     };
     for _ in 0..3 {
         let error = session.ensure("a", None, ask).await.unwrap_err();
@@ -60,13 +60,13 @@ async fn a_refusal_names_the_user_and_no_password_and_is_not_repeated_at_once() 
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum nobody gives a token out; the calls that need none, or have one, are made all the same.
+/// Without a quorum no member issues a token. Calls that need none, or have one, are still made.
 #[tokio::test]
-async fn calls_do_not_wait_again_and_again_for_a_login_that_nobody_gives() {
+async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         asked.fetch_add(1, Ordering::SeqCst);
-        async { Answer::Silent }
+        async { Answer::Unavailable }
     };
     for _ in 0..3 {
         assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);
@@ -74,7 +74,7 @@ async fn calls_do_not_wait_again_and_again_for_a_login_that_nobody_gives() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-fn shown(session: &Session) -> Option<String> {
+fn presented_token(session: &Session) -> Option<String> {
     let token = session.token.read().unwrap();
     token
         .as_ref()
@@ -82,74 +82,77 @@ fn shown(session: &Session) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_login_with_which_nobody_answers_is_doubted_and_shown_until_there_is_another() {
+async fn suspect_login_is_used_until_replaced() {
     let session = session();
     let gives = |token: &'static str| {
         move |_: String, _: Credentials| async move { Answer::Token(token.into(), 0) }
     };
-    let silent = |_: String, _: Credentials| async { Answer::Silent };
+    let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // Answered, or given up at once.
-    late(&session, first).await.answered();
-    drop(session.shows(first, &ALONE));
-    assert_eq!(session.take_doubt(), None);
-    // Overtaken: a slow member is no reason to doubt.
+    // An answered call, and a call dropped at once, do not count.
+    unanswered_call(&session, first).await.answered();
+    drop(session.watch(first, &NOT_HEDGED));
+    assert_eq!(session.take_suspect(), None);
+    // An overtaken call does not count: the member is only slow.
     let overtaken = AtomicBool::new(false);
-    let watch = session.shows(first, &overtaken);
-    tokio::time::sleep(PATIENCE).await;
+    let watch = session.watch(first, &overtaken);
+    tokio::time::sleep(MIN_UNANSWERED).await;
     overtaken.store(true, Ordering::Relaxed);
     drop(watch);
-    assert_eq!(session.take_doubt(), None);
-    drop(late(&session, first).await);
-    let doubted = session.take_doubt();
-    assert_eq!(doubted, first);
-    assert_eq!(session.take_doubt(), None, "once");
-    session.ensure("a", doubted, silent).await.unwrap();
-    assert_eq!(shown(&session).as_deref(), Some("a.9"));
-    assert_eq!(session.known(), first);
-    // Not again and again, and not with a login that there is no more.
-    drop(late(&session, first).await);
-    assert_eq!(session.take_doubt(), None);
-    session.found().doubt.since = None;
-    session.found().silent = None;
-    drop(late(&session, first).await);
-    let doubted = session.take_doubt();
-    assert_eq!(doubted, first);
-    session.ensure("a", doubted, gives("b.1")).await.unwrap();
-    assert_eq!(shown(&session).as_deref(), Some("b.1"));
-    session.found().doubt.since = None;
-    drop(late(&session, first).await);
-    assert_eq!(session.take_doubt(), None);
+    assert_eq!(session.take_suspect(), None);
+    drop(unanswered_call(&session, first).await);
+    let suspect = session.take_suspect();
+    assert_eq!(suspect, first);
+    assert_eq!(session.take_suspect(), None, "once");
+    session.ensure("a", suspect, silent).await.unwrap();
+    assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
+    assert_eq!(session.login_number(), first);
+    // Not within the interval, and not for a replaced login.
+    drop(unanswered_call(&session, first).await);
+    assert_eq!(session.take_suspect(), None);
+    session.found().suspect.since = None;
+    session.found().no_answer_since = None;
+    drop(unanswered_call(&session, first).await);
+    let suspect = session.take_suspect();
+    assert_eq!(suspect, first);
+    session.ensure("a", suspect, gives("b.1")).await.unwrap();
+    assert_eq!(presented_token(&session).as_deref(), Some("b.1"));
+    session.found().suspect.since = None;
+    drop(unanswered_call(&session, first).await);
+    assert_eq!(session.take_suspect(), None);
 }
 
-async fn late(session: &Session, login: Option<u64>) -> Unanswered<'_> {
-    let watch = session.shows(login, &ALONE);
-    tokio::time::sleep(PATIENCE).await;
+async fn unanswered_call(session: &Session, login: Option<u64>) -> PendingCall<'_> {
+    let watch = session.watch(login, &NOT_HEDGED);
+    tokio::time::sleep(MIN_UNANSWERED).await;
     watch
 }
 
 #[tokio::test]
-async fn a_certificate_stands_in_for_a_login_that_is_doubted() {
+async fn certificate_replaces_suspect_login() {
     let certified = Session {
-        certified: true,
+        with_certificate: true,
         ..session()
     };
     let gives = |_: String, _: Credentials| async { Answer::Token("a.9".into(), 0) };
     let first = certified.ensure("a", None, gives).await.unwrap();
     let first = first.map(|(_, number)| number);
-    drop(late(&certified, first).await);
-    assert_eq!((shown(&certified), certified.known()), (None, None));
+    drop(unanswered_call(&certified, first).await);
+    assert_eq!(
+        (presented_token(&certified), certified.login_number()),
+        (None, None)
+    );
     assert_eq!(certified.current(), Some(Login::Accepted));
-    // The certificate is not enough.
-    assert_eq!(certified.take_back(), first);
-    assert_eq!(shown(&certified).as_deref(), Some("a.9"));
-    assert_eq!(certified.take_back(), None);
+    // The certificate is not sufficient.
+    assert_eq!(certified.restore_login(), first);
+    assert_eq!(presented_token(&certified).as_deref(), Some("a.9"));
+    assert_eq!(certified.restore_login(), None);
 }
 
 #[tokio::test]
-async fn without_credentials_nobody_is_asked() {
+async fn without_credentials_no_login_is_attempted() {
     let session = Session::new(None, false);
-    let ask = |_: String, _: Credentials| async { Answer::Refused };
+    let ask = |_: String, _: Credentials| async { Answer::Rejected };
     assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);
 }
