@@ -1,8 +1,8 @@
 //! Azure Blob Storage: one container, one identity.
 //!
-//! An object is a block blob: blocks that are checked by the service against their MD5, and a list that makes them
-//! the blob. Blocks that no list names are seen by nobody; Azure removes them after a week and has no call for it
-//! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+//! An object is a block blob: the service checks each block against its MD5, and a block list turns the
+//! blocks into the blob. Blocks without a list are invisible. Azure removes them after a week and has no call
+//! to do so earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
 use std::ops::Range;
 
@@ -34,20 +34,23 @@ pub use access::{AbsAccess, AbsCloud, AbsConfig};
 /// A container of Azure Blob Storage.
 #[derive(Clone)]
 pub struct AbsStore {
-    /// For everything that is answered at once.
+    /// For short calls.
     container: ContainerClient,
-    /// For blocks: as patient as a slow line needs.
+    /// For blocks, with a timeout that allows slow connections.
     bulk: ContainerClient,
     place: Place,
     part: usize,
 }
 
 impl AbsStore {
-    /// Prepares to reach a container; nothing is sent before the first call.
+    /// Creates a client of a container, without a request.
+    ///
+    /// # Errors
+    /// The endpoint is missing or invalid.
     pub fn new(config: &AbsConfig) -> Result<Self, Error> {
         let place = Place {
             bucket: config.container.clone(),
-            endpoint: config.shown_endpoint(),
+            endpoint: config.display_endpoint(),
         };
         let (container, bulk) = access::clients(config)?;
         Ok(Self {
@@ -70,7 +73,7 @@ impl AbsStore {
     }
 
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let headers = checked(&content);
+        let headers = with_md5(&content);
         self.bulk
             .blob_client(key)
             .put_block_blob(content)
@@ -80,7 +83,7 @@ impl AbsStore {
             .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
     }
 
-    /// Invariant 12: the service is asked what it holds, and that must be what was sent.
+    /// Invariant 12: the size that the service reports must match the sent data.
     async fn verify(&self, key: &str, written: u64) -> Result<Committed, Error> {
         let held = self.properties(key).await?.properties;
         let size = held.content_length;
@@ -89,7 +92,7 @@ impl AbsStore {
             Ok(Committed { size, tag })
         } else {
             Err(Error::Other(format!(
-                "{size} bytes are stored of {written} that were sent"
+                "the store has {size} of {written} bytes"
             )))
         }
     }
@@ -114,7 +117,7 @@ impl AbsStore {
         let text = chain(error);
         if text.contains("timed out") {
             Error::Timeout(self.place.endpoint.clone())
-        } else if text.contains(identity::FAILED) {
+        } else if text.contains(identity::NO_TOKEN) {
             Error::AccessDenied(text)
         } else {
             self.place.unreachable(&text)
@@ -122,8 +125,8 @@ impl AbsStore {
     }
 }
 
-/// The MD5 that the service compares with what it received.
-fn checked(content: &[u8]) -> Context {
+/// A request context with the MD5 of the content, which the service compares.
+fn with_md5(content: &[u8]) -> Context {
     let mut headers = Headers::new();
     headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
     let mut with = Context::new();
@@ -144,7 +147,7 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// Sets this upload's blocks apart from those of another one of the same key.
+    /// Distinguishes the blocks of this upload from those of another upload of the same key.
     upload: u64,
 }
 
@@ -157,9 +160,9 @@ impl Sink for AbsSink {
     }
 
     async fn send(&self, number: usize, content: Bytes) -> Result<BlockId, Error> {
-        // All names of blocks of a blob must be equally long.
+        // All block IDs of a blob must have the same length.
         let id = BlockId::new(format!("{:016x}-{number:08}", self.upload));
-        let headers = checked(&content);
+        let headers = with_md5(&content);
         let store = &self.store;
         let sent = store
             .bulk
@@ -196,8 +199,8 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // An answer can be lost and its repetition refused, because the blocks are no longer
-                    // uncommitted. What counts is whether the blob is made of them.
+                    // If the response was lost, the retry is rejected because the blocks are no longer
+                    // uncommitted. The upload succeeded if the blob consists of these blocks.
                     return if self.is_ours().await {
                         store.verify(key, self.parts.written()).await
                     } else {
@@ -210,13 +213,13 @@ impl Upload for AbsUpload {
     }
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
-        self.parts.give_up().settled().await;
+        self.parts.take_in_flight().wait().await;
         Ok(())
     }
 }
 
 impl AbsUpload {
-    /// Whether the committed blob is made of this upload's blocks.
+    /// Whether the committed blob consists of this upload's blocks.
     async fn is_ours(&self) -> bool {
         let blob = self.sink.store.blob(&self.sink.key);
         let Ok(answer) = blob.get_block_list().await else {
@@ -241,7 +244,7 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // One request. For less than this the client asks for a checksum that few services compute.
+        // One request. For a smaller range the client requests a checksum that few services calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store
@@ -253,7 +256,7 @@ impl Version for AbsVersion {
             .into_stream();
         let page = Box::pin(pages).next().await;
         let page = page
-            .ok_or_else(|| self.store.place.unreachable("no answer"))?
+            .ok_or_else(|| self.store.place.unreachable("no response"))?
             .map_err(|error| self.store.explain(&self.key, &error))?;
         let store = self.store.clone();
         let key = self.key.clone();
@@ -266,7 +269,7 @@ impl Version for AbsVersion {
     }
 }
 
-/// No more than this many bytes of a body.
+/// Limits a body to a number of bytes.
 fn up_to(
     wanted: u64,
     body: impl Stream<Item = Result<Bytes, Error>> + Send,

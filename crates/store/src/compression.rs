@@ -1,37 +1,41 @@
-//! Zstandard, as a stream in constant memory: how much comes out of a chunk does not depend on what comes in.
+//! Zstandard streams in constant memory: the size of an output piece does not depend on the input.
 
 use std::io;
 
 use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
-/// The name in a manifest.
+/// The name of the compression in a manifest.
 pub const ZSTD: &str = "zstd";
 
-/// What a Zstandard stream begins with; a database file begins with zeros.
+/// First bytes of a Zstandard stream; a database file begins with zeros.
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// How many bytes of an object tell whether it is such a stream.
+/// Number of bytes that identify a Zstandard stream.
 pub const BEGINNING: usize = MAGIC.len();
 
-/// zstd's own default: about as fast as a network, a fifth to a third of the size for keys and values of text.
+/// zstd's default level: about as fast as a network, with a fifth to a third of the size for text keys and
+/// values.
 const LEVEL: i32 = 3;
 
-/// Bytes that come out at a time.
+/// Size of an output piece in bytes.
 const PIECE: usize = 128 << 10;
 
-/// Whether the bytes an object begins with are those of a Zstandard stream.
+/// Whether the first bytes of an object are those of a Zstandard stream.
 pub fn is_zstd(beginning: &[u8]) -> bool {
     beginning.starts_with(&MAGIC)
 }
 
-/// Compresses a stream. What comes out is given to a function piece by piece.
+/// Compresses a stream. A callback receives each output piece.
 pub struct Compressor {
     encoder: Encoder<'static>,
     piece: Vec<u8>,
 }
 
 impl Compressor {
-    /// A new stream. It carries a checksum of its own.
+    /// A new stream with its own checksum.
+    ///
+    /// # Errors
+    /// zstd cannot allocate the stream.
     pub fn new() -> io::Result<Self> {
         let mut encoder = Encoder::new(LEVEL)?;
         encoder.set_parameter(zstd::stream::raw::CParameter::ChecksumFlag(true))?;
@@ -41,7 +45,10 @@ impl Compressor {
         })
     }
 
-    /// Takes the next bytes.
+    /// Compresses the next bytes.
+    ///
+    /// # Errors
+    /// zstd fails.
     pub fn push(&mut self, chunk: &[u8], mut out: impl FnMut(&[u8])) -> io::Result<()> {
         let mut input = InBuffer::around(chunk);
         while input.pos() < chunk.len() {
@@ -52,7 +59,10 @@ impl Compressor {
         Ok(())
     }
 
-    /// The end of the stream.
+    /// Ends the stream.
+    ///
+    /// # Errors
+    /// zstd fails.
     pub fn finish(mut self, mut out: impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             let mut output = OutBuffer::around(self.piece.as_mut_slice());
@@ -65,18 +75,21 @@ impl Compressor {
     }
 }
 
-/// Reads a compressed stream.
+/// Decompresses a stream.
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
-    /// Whether what was read ends where a stream ends.
+    /// Whether the input so far ends at the end of a stream.
     complete: bool,
-    /// Whether there is more to come out without more to come in.
+    /// Whether more output is available without more input.
     full: bool,
 }
 
 impl Decompressor {
     /// A new stream.
+    ///
+    /// # Errors
+    /// zstd cannot allocate the stream.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             decoder: Decoder::new()?,
@@ -86,7 +99,11 @@ impl Decompressor {
         })
     }
 
-    /// What comes out next of `rest`, from which it takes what it has read; `None` when it needs the next bytes.
+    /// Returns the next output of `rest` and removes the consumed input from `rest`; `None` if more input is
+    /// needed.
+    ///
+    /// # Errors
+    /// The stream is damaged.
     pub fn next(&mut self, rest: &mut &[u8]) -> io::Result<Option<&[u8]>> {
         while self.full || !rest.is_empty() {
             if self.complete {
@@ -106,14 +123,17 @@ impl Decompressor {
         Ok(None)
     }
 
-    /// Fails when the stream was cut off.
+    /// Ends the stream.
+    ///
+    /// # Errors
+    /// The stream is truncated.
     pub fn finish(self) -> io::Result<()> {
         if self.complete {
             Ok(())
         } else {
             Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                "the compressed stream is cut off",
+                "the compressed stream is truncated",
             ))
         }
     }
@@ -154,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn comes_back_as_it_was_whatever_the_chunks() {
+    fn round_trips_with_any_chunk_size() {
         let zeros = Bytes::from(vec![0; 10 << 20]);
         for original in [Bytes::new(), content(1), content(3_000_001), zeros] {
             for chunk in [7_777, 1 << 20] {
@@ -169,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_damaged_is_found_out() {
+    fn detects_truncation_and_damage() {
         let stored = compressed(&content(1 << 20), 1 << 16);
         for cut in [0, 3, 100, stored.len() - 5, stored.len() - 1] {
             assert!(expanded(&stored[..cut], 1 << 16).is_err(), "{cut}");

@@ -1,10 +1,10 @@
-//! What stores answer, turned into [`Error`] with its remedy: one table for all of them. Pure.
+//! Translates errors of all stores into [`Error`] with a remedy. Pure.
 
 use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// What errors have to name.
+/// The location for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) bucket: String,
@@ -12,12 +12,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Says why reading a body failed.
+    /// Explains a failed read of a response body.
     pub(crate) fn broken(&self, error: &dyn StdError) -> Error {
         self.unreachable(&chain(error))
     }
 
-    /// For a call that needs no object to be there: what is missing then is the bucket.
+    /// For a call without an object: a missing object means a missing bucket.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -27,14 +27,14 @@ impl Place {
         }
     }
 
-    /// Says why nothing was answered.
+    /// Explains a missing response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // What rustls calls an answer that is not TLS.
+        // The rustls error for a response without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
                 detail: format!(
-                    "it speaks no TLS there: begin with http:// if it has none; {text}"
+                    "the endpoint does not use TLS: begin with http:// if that is intended; {text}"
                 ),
             };
         }
@@ -52,17 +52,18 @@ impl Place {
         }
     }
 
-    /// Says that something else answers, or the store's other port: a store says what is wrong.
+    /// Explains a response that is not from a store, or from the wrong port of a store: a store reports its
+    /// errors with a reason.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
-            "{answer}; what {} answers is not what a store says: correct the endpoint, and whether it begins with \
+            "{answer}: {} does not respond like an object store: correct the endpoint, and whether it begins with \
              http:// or https://",
             self.endpoint
         ))
     }
 
-    /// As [`Place::answered`], of an answer to HEAD: it never has a body, whoever answers. A redirection, and a
-    /// method that is not allowed, are no store's all the same.
+    /// Like [`Place::answered`], for a response to HEAD, which never has a body. A redirection and "method
+    /// not allowed" are still not from a store.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,
@@ -71,13 +72,15 @@ impl Place {
         status: Option<u16>,
     ) -> Error {
         let message = match status {
-            Some(400..=404 | 406..500) if message.is_empty() => "(a HEAD is told no reason)",
+            Some(400..=404 | 406..500) if message.is_empty() => {
+                "(a HEAD response contains no reason)"
+            }
             _ => message,
         };
         self.answered(key, code, message, status)
     }
 
-    /// Says what an answer means: the store's own word for the failure, its text, and the HTTP status.
+    /// Explains an error response: the store's error code, its message, and the HTTP status.
     pub(crate) fn answered(
         &self,
         key: &str,
@@ -85,7 +88,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        let shown = || {
+        let text = || {
             let status = status.map_or_else(String::new, |status| format!("{status} "));
             format!("{status}{} {message}", code.unwrap_or_default())
                 .trim()
@@ -100,15 +103,18 @@ impl Place {
             ("NoSuchKey" | "NotFound" | "BlobNotFound", _) => Error::NoSuchObject {
                 key: key.to_owned(),
             },
-            ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(shown()),
-            // Azure has no word of its own for it
+            ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(text()),
+            // Azure has no error code for clock skew
             // (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
             ("AuthenticationFailed", _) if message.contains("date header") => {
-                Error::ClockSkew(shown())
+                Error::ClockSkew(text())
             }
             ("InvalidBucketName" | "InvalidResourceName", _) => Error::Invalid {
                 field: "path".to_owned(),
-                problem: format!("{:?} is no name of a bucket", self.bucket),
+                problem: format!(
+                    "{:?} is not a valid bucket name: correct the path",
+                    self.bucket
+                ),
             },
             (
                 "PermanentRedirect"
@@ -117,10 +123,13 @@ impl Place {
                 _,
             ) => Error::Invalid {
                 field: "region".to_owned(),
-                problem: format!("the bucket is in another one: set it ({})", shown()),
+                problem: format!(
+                    "the bucket is in another region: set its region ({})",
+                    text()
+                ),
             },
             (
-                // The last is versitygw's word for an unknown key, with status 404.
+                // The last code is versitygw's for an unknown key, with status 404.
                 "AccessDenied"
                 | "InvalidAccessKeyId"
                 | "SignatureDoesNotMatch"
@@ -130,9 +139,9 @@ impl Place {
                 | "XAdminUserNotFound",
                 _,
             )
-            | (_, Some(401 | 403)) => Error::AccessDenied(shown()),
-            ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(shown()),
-            // Google's words for it; the status alone would be about the object.
+            | (_, Some(401 | 403)) => Error::AccessDenied(text()),
+            ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(text()),
+            // Google's message for a missing bucket. The status alone would mean a missing object.
             (_, Some(404)) if message.contains("bucket does not exist") => Error::NoSuchBucket {
                 bucket: self.bucket.clone(),
             },
@@ -142,13 +151,13 @@ impl Place {
             ("RequestTimeout" | "OperationTimedOut", _) | (_, Some(408)) => {
                 Error::Timeout(self.endpoint.clone())
             }
-            ("", Some(300..500)) if message.is_empty() => self.foreign(&shown()),
-            _ => Error::Other(shown()),
+            ("", Some(300..500)) if message.is_empty() => self.foreign(&text()),
+            _ => Error::Other(text()),
         }
     }
 }
 
-/// An error with its causes, each said once.
+/// An error with its causes, without repetitions.
 pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -168,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_common_refusal_has_its_remedy() {
+    fn common_errors_name_their_remedy() {
         let place = Place {
             bucket: "b".into(),
             endpoint: "http://s3".into(),
@@ -209,13 +218,13 @@ mod tests {
                 Some("RequestTimeTooSkewed"),
                 Some(403),
                 "",
-                "set this node's clock",
+                "correct this node's clock",
             ),
             (
                 Some("AuthenticationFailed"),
                 Some(403),
                 "Request date header too old",
-                "set this node's clock",
+                "correct this node's clock",
             ),
             (
                 Some("AuthenticationFailed"),
@@ -227,7 +236,7 @@ mod tests {
                 Some("AuthorizationHeaderMalformed"),
                 Some(400),
                 "",
-                "region: the bucket is in another one",
+                "region: the bucket is in another region",
             ),
             (Some("SlowDown"), Some(503), "", "503 SlowDown"),
         ];
@@ -239,7 +248,7 @@ mod tests {
             place.answered("k", None, "", Some(404)),
             Error::NoSuchObject { .. }
         ));
-        // What says nothing is no store, unless it was asked for nothing but headers.
+        // A response without a reason is not from a store, except for HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

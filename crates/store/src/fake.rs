@@ -1,4 +1,4 @@
-//! A store that fails on demand, in front of a directory: for the operators' tests.
+//! A store that fails on demand, based on a directory, for the operators' tests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::local::LocalStore;
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
-/// The calls a [`FaultyStore`] can be told to fail.
+/// The calls that a [`FaultyStore`] can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// [`Store::begin`].
@@ -18,7 +18,7 @@ pub enum Call {
     Write,
     /// [`Upload::commit`], before anything is visible.
     Commit,
-    /// [`Upload::commit`], with its answer lost: the object is there.
+    /// [`Upload::commit`], with its response lost: the object exists.
     CommitAnswer,
     /// [`Store::put`].
     Put,
@@ -32,7 +32,7 @@ pub enum Call {
     Delete,
 }
 
-/// A directory whose calls fail as a script says.
+/// A directory with calls that fail as scripted.
 #[derive(Clone, Debug)]
 pub struct FaultyStore {
     inner: LocalStore,
@@ -40,7 +40,7 @@ pub struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// A store that works until [`FaultyStore::fail`] says otherwise.
+    /// A store that works until [`FaultyStore::fail`] is called.
     pub fn new(inner: LocalStore) -> Self {
         Self {
             inner,
@@ -48,12 +48,12 @@ impl FaultyStore {
         }
     }
 
-    /// The next call of this kind fails with `error`; several are taken in order.
+    /// Fails the next call of this kind with `error`. Several errors are used in order.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }
 
-    /// As [`FaultyStore::fail`], after so many calls that work.
+    /// Like [`FaultyStore::fail`], after `working` successful calls.
     pub fn fail_after(&self, call: Call, working: usize, error: Error) {
         self.script
             .lock()
@@ -61,7 +61,7 @@ impl FaultyStore {
             .push_back((call, working, error));
     }
 
-    /// From now on everything works.
+    /// Clears the script: all further calls succeed.
     pub fn forget(&self) {
         self.script
             .lock()

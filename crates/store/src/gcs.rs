@@ -1,11 +1,11 @@
 //! Google Cloud Storage: one bucket, one identity.
 //!
-//! Content is read, and written in one request, by Google's own client, which resumes and checks the CRC32C. What
-//! that client does over gRPC alone (looking up, listing, deleting) or not well enough (uploads in chunks) is done over
-//! the JSON API.
+//! Google's own client reads content and writes it in one request; it resumes and checks the CRC32C. The JSON
+//! API is used for lookups, listings and deletions, which the client supports only over gRPC, and for chunked
+//! uploads, which the client does not handle correctly.
 //!
-//! A resumable upload has no parts that could be sent side by side. One that is not ended is seen by nobody, costs
-//! nothing, and is removed by Google after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
+//! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and free
+//! of charge, and Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
 use std::time::Duration;
 
@@ -27,10 +27,10 @@ mod upload;
 pub use access::{GcsAccess, GcsConfig};
 use json::Json;
 
-/// The longest silence of a connection.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Maximum time without data on a connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Attempts of one request.
+/// Maximum number of attempts of one request.
 const ATTEMPTS: u32 = json::ATTEMPTS;
 
 /// A bucket of Google Cloud Storage.
@@ -42,7 +42,10 @@ pub struct GcsStore {
 }
 
 impl GcsStore {
-    /// Prepares to reach a bucket; nothing is sent before the first call.
+    /// Creates a client of a bucket, without a request.
+    ///
+    /// # Errors
+    /// The endpoint or the credentials are invalid.
     pub async fn new(config: GcsConfig) -> Result<Self, Error> {
         let endpoint = config.endpoint()?;
         let place = Place {
@@ -62,7 +65,9 @@ impl GcsStore {
             .with_resumable_upload_threshold(usize::MAX)
             .build()
             .await
-            .map_err(|error| Error::Other(format!("no client: {}", chain(&error))))?;
+            .map_err(|error| {
+                Error::Other(format!("the client cannot be created: {}", chain(&error)))
+            })?;
         Ok(Self {
             content,
             json: Json::new(endpoint, credentials, place.clone())?,
@@ -70,7 +75,7 @@ impl GcsStore {
         })
     }
 
-    /// The bucket as Google's client names it.
+    /// The bucket name in the form of Google's client.
     fn bucket(&self) -> String {
         format!("projects/_/buckets/{}", self.place.bucket)
     }
@@ -79,7 +84,7 @@ impl GcsStore {
         let write = self
             .content
             .write_object(self.bucket(), key, content)
-            // The same content under the same key: to write it twice does no harm.
+            // Idempotent: the same content is written to the same key.
             .with_idempotency(true);
         Box::pin(write.send_buffered())
             .await
@@ -92,7 +97,7 @@ impl GcsStore {
     }
 }
 
-/// Says why a transfer of content failed.
+/// Explains a failed transfer of content.
 fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Error {
     let status = error.http_status_code();
     let text = chain(error);
@@ -100,7 +105,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // The status is missing where only Google's own code came.
+        // Without an HTTP status, Google's own code is used.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {
@@ -143,12 +148,12 @@ impl Store for GcsStore {
             .await
             .map_err(|error| self.explain(key, &error))?;
         let size = u64::try_from(reading.object().size)
-            .map_err(|_| Error::Other("an object without a size".to_owned()))?;
+            .map_err(|_| Error::Other("the object has no size".to_owned()))?;
         let (store, key) = (self.clone(), key.to_owned());
         let chunks = stream::try_unfold((reading, 0), move |(mut reading, read)| {
             let (store, key) = (store.clone(), key.clone());
             async move {
-                let next = tokio::time::timeout(SILENCE, reading.next())
+                let next = tokio::time::timeout(IDLE_TIMEOUT, reading.next())
                     .await
                     .map_err(|_| Error::Timeout(store.place.endpoint.clone()))?;
                 match next {

@@ -1,7 +1,7 @@
-//! The object-store port: a trait, one file a provider, a fake.
+//! The object-store port: a trait, one module for each provider, and a fake.
 //!
-//! Objects are written as a stream that is committed or aborted: nothing is visible under a key before
-//! [`Upload::commit`] has returned. Keys are full object names; nothing here invents or matches names.
+//! Objects are written as streams that are committed or aborted: no object is visible under its key before
+//! [`Upload::commit`] has returned. Keys are full object names; this crate neither creates nor matches names.
 
 mod abs;
 pub mod compression;

@@ -1,6 +1,7 @@
-//! A directory as a store: for tests, and for volumes.
+//! A directory as a store, for volumes and for tests.
 //!
-//! A key is a relative path below the directory. An object appears by the renaming of a finished, synced file.
+//! A key is a relative path in the directory. An object becomes visible when its finished and synced file is
+//! renamed.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,20 +16,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
-/// What an unfinished file's name begins with; such files are no objects.
+/// Prefix of the name of an unfinished file. Such files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// How long somebody else's unfinished file has to lie still before it counts as left behind: longer than an upload is
-/// ever silent.
-const STILL: Duration = Duration::from_mins(10);
+/// Time without a write after which another process's unfinished file counts as abandoned. Longer than any
+/// pause of an upload.
+const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
-/// Hexadecimal digits that tell whose an unfinished file is.
-const OWNER: usize = 8;
+/// Number of hexadecimal digits that identify the owner of an unfinished file.
+const OWNER_DIGITS: usize = 8;
 
-/// Bytes read at a time.
+/// Size of a read in bytes.
 const CHUNK: usize = 1 << 20;
 
-/// A directory that holds objects.
+/// A directory with objects.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     root: PathBuf,
@@ -37,14 +38,14 @@ pub struct LocalStore {
 }
 
 impl LocalStore {
-    /// A store below `root`, which must exist.
+    /// A store in the directory `root`, which must exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         let location = format!("file://{}", root.display());
         Self::named(root, location)
     }
 
-    /// As [`LocalStore::new`], of a directory that is known to people by another name.
+    /// Like [`LocalStore::new`], with a location for display.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             root: root.into(),
@@ -53,24 +54,24 @@ impl LocalStore {
         }
     }
 
-    /// As one of many that write there, each in a process of its own: their unfinished files are told apart, and those
-    /// of others are seen only when nothing was written to them for ten minutes.
+    /// Sets the owner of unfinished files, for a directory that several processes write to. The unfinished
+    /// files of other owners are listed only if nothing was written to them for ten minutes.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
         let mut digits = hex::encode(Md5::digest(owner));
-        digits.truncate(OWNER);
+        digits.truncate(OWNER_DIGITS);
         self.owner = Some(digits);
         self
     }
 
-    /// Whether an unfinished file is somebody else's who may be writing to it.
-    fn is_of_another(&self, name: &str, written: &std::fs::Metadata) -> bool {
-        let is_still = written
+    /// Whether another process may still write to an unfinished file.
+    fn may_be_in_use(&self, name: &str, written: &std::fs::Metadata) -> bool {
+        let is_abandoned = written
             .modified()
             .ok()
             .and_then(|time| SystemTime::now().duration_since(time).ok())
-            .is_some_and(|still| still >= STILL);
-        self.owner.is_some() && self.owner.as_deref() != owner_of(name) && !is_still
+            .is_some_and(|idle| idle >= ABANDONED_AFTER);
+        self.owner.is_some() && self.owner.as_deref() != owner_of(name) && !is_abandoned
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, Error> {
@@ -84,7 +85,9 @@ impl LocalStore {
         } else {
             Err(Error::Invalid {
                 field: "path".to_owned(),
-                problem: format!("{key:?} is no relative path below the store's directory"),
+                problem: format!(
+                    "{key:?} is not a relative path in the store's directory: remove leading slashes and .."
+                ),
             })
         }
     }
@@ -101,7 +104,9 @@ impl LocalStore {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::Full(error.to_string()),
             ErrorKind::InvalidFilename => Error::Invalid {
                 field: "path".to_owned(),
-                problem: format!("{key:?} has a name that is too long for a file"),
+                problem: format!(
+                    "{key:?} has a part that is too long for a file name: use a shorter path"
+                ),
             },
             _ => Error::Other(error.to_string()),
         }
@@ -115,26 +120,26 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // Times and numbers of files are not the same on every look, on volumes of a network.
+        // On network volumes, times and inode numbers of a file can differ between reads.
         tag: None,
     }
 }
 
-/// The name of an unfinished file, which tells its target's, and whose it is.
+/// The name of an unfinished file. The name contains the owner and the name of the target.
 fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // As long as without.
+        // The same length as without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }
 
-/// Whose an unfinished file is, if its name tells.
+/// The owner of an unfinished file, if its name contains one.
 fn owner_of(unfinished: &str) -> Option<&str> {
     let (owner, rest) = unfinished
         .strip_prefix(UNFINISHED)?
-        .split_at_checked(OWNER)?;
+        .split_at_checked(OWNER_DIGITS)?;
     rest.starts_with('.').then_some(owner)
 }
 
@@ -153,7 +158,7 @@ struct LocalUpload {
     written: u64,
 }
 
-/// Removes the file unless it was renamed away.
+/// Removes the file on drop, unless it was renamed.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
@@ -193,7 +198,7 @@ impl Upload for LocalUpload {
             Ok(Committed { size, tag: None })
         } else {
             Err(Error::Other(format!(
-                "{size} bytes are stored of {} that were sent",
+                "the store has {size} of {} bytes",
                 self.written
             )))
         }
@@ -213,7 +218,7 @@ impl Store for LocalStore {
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let target = self.path(key)?;
         let explain = |error: std::io::Error| self.explain(key, &error);
-        // The root itself is somebody else's to make: a volume that is not mounted is an error, not a new directory.
+        // The root directory is not created here: a volume that is not mounted is an error.
         fs::metadata(&self.root).await.map_err(explain)?;
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).await.map_err(explain)?;
@@ -296,7 +301,7 @@ impl Store for LocalStore {
     }
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // The files lie beside their targets.
+        // Unfinished files are in the directories of their targets.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         let mut folders = vec![below.to_owned()];
         let mut all = Vec::new();
@@ -318,7 +323,7 @@ impl Store for LocalStore {
                     folders.push(full(&name));
                 } else if let Some(target) = target_of(&name)
                     && full(target).starts_with(prefix)
-                    && !self.is_of_another(&name, &metadata)
+                    && !self.may_be_in_use(&name, &metadata)
                 {
                     let begun = described(String::new(), &metadata).modified_unix_seconds;
                     all.push(Unfinished {
@@ -343,12 +348,13 @@ impl Store for LocalStore {
     }
 }
 
-/// Only directories are entered that can hold what is looked for: others may be closed to this process, as
-/// `lost+found` is. What goes meanwhile is not there.
+/// Lists only directories that can contain matches: other directories, such as `lost+found`, may be
+/// inaccessible. Files that are deleted meanwhile are skipped.
 fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
-    let gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound && !below.is_empty();
+    let was_deleted =
+        |error: &std::io::Error| error.kind() == ErrorKind::NotFound && !below.is_empty();
     let entries = match std::fs::read_dir(dir) {
-        Err(error) if gone(&error) => return Ok(()),
+        Err(error) if was_deleted(&error) => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
@@ -364,7 +370,7 @@ fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std
         };
         if metadata.is_dir() {
             let folder = format!("{key}/");
-            if may_hold(&folder, prefix) {
+            if may_contain(&folder, prefix) {
                 walk(&entry.path(), &folder, prefix, objects)?;
             }
         } else if key.starts_with(prefix) {
@@ -374,7 +380,7 @@ fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std
     Ok(())
 }
 
-fn may_hold(folder: &str, prefix: &str) -> bool {
+fn may_contain(folder: &str, prefix: &str) -> bool {
     folder.starts_with(prefix) || prefix.starts_with(folder)
 }
 
@@ -383,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_directories_are_entered_that_can_hold_what_is_looked_for() {
+    fn listing_enters_only_matching_directories() {
         for (folder, prefix, expected) in [
             ("etcd/", "etcd/main_v", true),
             ("etcd/main_v2/", "etcd/main_v", true),
@@ -393,12 +399,12 @@ mod tests {
             ("lost+found/", "main_v", false),
             ("any/", "", true),
         ] {
-            assert_eq!(may_hold(folder, prefix), expected, "{folder} {prefix}");
+            assert_eq!(may_contain(folder, prefix), expected, "{folder} {prefix}");
         }
     }
 
     #[tokio::test]
-    async fn a_listing_finds_all_below_its_prefix_and_nothing_else() {
+    async fn listing_finds_exactly_objects_with_prefix() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalStore::new(dir.path());
         for key in [
@@ -417,35 +423,35 @@ mod tests {
         assert_eq!(store.list("nothing/there").await.unwrap(), []);
     }
 
-    /// What processes leave that die, and what lives is written beside them.
+    /// Unfinished files of dead processes, next to those of running processes.
     #[tokio::test]
-    async fn an_unfinished_file_is_its_owners_until_it_has_lain_still() {
+    async fn other_owners_see_only_abandoned_files() {
         let dir = tempfile::tempdir().unwrap();
         let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
-        let left = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
-        let nobodys = LocalStore::new(dir.path());
-        for store in [&owned("one"), &nobodys] {
+        let count = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
+        let unowned = LocalStore::new(dir.path());
+        for store in [&owned("one"), &unowned] {
             let upload = store.begin("etcd/main-a").await.unwrap();
             std::mem::forget(upload);
         }
-        // A store without an owner sees all.
-        assert_eq!(left(&nobodys).await, 2);
+        // A store without an owner lists all unfinished files.
+        assert_eq!(count(&unowned).await, 2);
         let found = owned("one").unfinished("etcd/").await.unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].key, "etcd/main-a");
         assert_eq!(owner_of(&found[0].id), owned("one").owner.as_deref());
-        assert_eq!(left(&owned("two")).await, 0);
-        let long_ago = SystemTime::now() - STILL;
+        assert_eq!(count(&owned("two")).await, 0);
+        let long_ago = SystemTime::now() - ABANDONED_AFTER;
         for entry in std::fs::read_dir(dir.path().join("etcd")).unwrap() {
             let file = std::fs::File::options()
                 .write(true)
                 .open(entry.unwrap().path());
             file.unwrap().set_modified(long_ago).unwrap();
         }
-        assert_eq!(left(&owned("two")).await, 2);
+        assert_eq!(count(&owned("two")).await, 2);
         for unfinished in owned("two").unfinished("etcd/").await.unwrap() {
             owned("two").discard(&unfinished).await.unwrap();
         }
-        assert_eq!(left(&nobodys).await, 0);
+        assert_eq!(count(&unowned).await, 0);
     }
 }

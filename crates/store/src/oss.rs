@@ -1,40 +1,41 @@
-//! Alibaba Cloud OSS, which is reached over its S3 endpoint by [`crate::S3Store`]: where that is, and the form of
-//! the Secret. No I/O here.
+//! Alibaba Cloud OSS, accessed through its S3 endpoint by [`crate::S3Store`]: the endpoint and the keys of
+//! the Secret. No I/O.
 
 use crate::port::Error;
 use crate::s3::S3Keys;
 use crate::secret;
 use crate::secret::SecretData;
 
-/// Where OSS is when nobody says so, as `EtcdBackup` documents it.
+/// The default endpoint, as documented for `EtcdBackup`.
 const DEFAULT_ENDPOINT: &str = "https://oss-cn-hangzhou.aliyuncs.com";
 
-/// The domain of OSS itself; anything else is a proxy or another store.
+/// The domain of OSS. Any other host is a proxy or another store.
 const DOMAIN: &str = ".aliyuncs.com";
 
 /// The keys of the Secret.
 const KEY_ID: &str = "accessKeyID";
 const KEY_SECRET: &str = "accessKeySecret";
 
-/// How S3's protocol reaches OSS.
+/// The S3 settings for an OSS endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Settings {
     pub(crate) endpoint: String,
     pub(crate) region: Option<String>,
     pub(crate) force_path_style: bool,
 }
 
-/// OSS speaks S3's protocol at `s3.oss-<region>.aliyuncs.com`, with the bucket in the host name only
-/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>). Users give
-/// the endpoint of v1beta2, `oss-<region>.aliyuncs.com`, with or without a scheme.
-pub(crate) fn place(endpoint: Option<&str>) -> Place {
+/// Converts an OSS endpoint to S3 settings. OSS serves the S3 protocol at `s3.oss-<region>.aliyuncs.com`,
+/// with the bucket in the host name only
+/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>). Users set the
+/// endpoint of v1beta2, `oss-<region>.aliyuncs.com`, with or without a scheme.
+pub(crate) fn settings(endpoint: Option<&str>) -> Settings {
     let given = endpoint
         .filter(|endpoint| !endpoint.is_empty())
         .unwrap_or(DEFAULT_ENDPOINT);
     let (scheme, host) = given.split_once("://").unwrap_or(("https", given));
     let host = host.trim_end_matches('/');
     let Some(name) = host.strip_suffix(DOMAIN) else {
-        return Place {
+        return Settings {
             endpoint: format!("{scheme}://{host}"),
             region: None,
             force_path_style: true,
@@ -43,16 +44,16 @@ pub(crate) fn place(endpoint: Option<&str>) -> Place {
     let name = name.strip_prefix("s3.").unwrap_or(name);
     let region = name.strip_prefix("oss-").unwrap_or(name);
     let region = region.strip_suffix("-internal").unwrap_or(region);
-    Place {
+    Settings {
         endpoint: format!("{scheme}://s3.{name}{DOMAIN}"),
         region: Some(region.to_owned()),
         force_path_style: false,
     }
 }
 
-/// The Secret's keys `accessKeyID` and `accessKeySecret`, as v1beta2 defines them.
+/// Reads the Secret's keys `accessKeyID` and `accessKeySecret`, as defined by v1beta2.
 pub(crate) fn keys(data: &SecretData) -> Result<S3Keys, Error> {
-    secret::spelt(data, &[KEY_ID, KEY_SECRET])?;
+    secret::reject_misspelled(data, &[KEY_ID, KEY_SECRET])?;
     let id = secret::text(data, KEY_ID, "add the AccessKey's ID under this key")?;
     let key = secret::text(
         data,
@@ -72,10 +73,11 @@ mod tests {
     use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
     use crate::{S3Store, Store};
 
-    /// OSS answers `SecondLevelDomainForbidden` to a bucket in the path. Only the bucket's own host leads to the server
-    /// here, which finds the bucket in it and checks the signature with it.
+    /// OSS responds with `SecondLevelDomainForbidden` to a bucket in the path. In this test, only the
+    /// bucket's own host name resolves to the server, which takes the bucket from the host name and checks
+    /// the signature with it.
     #[tokio::test]
-    async fn requests_to_oss_carry_the_bucket_in_the_host_and_are_signed_for_it() {
+    async fn oss_requests_have_bucket_in_signed_host() {
         let domain = "s3.oss-eu-central-1.aliyuncs.com";
         let arguments = ["--virtual-domain", domain, "--region", "eu-central-1"];
         let server = S3Server::start_with(&["backups"], &arguments);
@@ -95,11 +97,11 @@ mod tests {
         };
         let config = oss_config(&source, "backups".to_owned(), secrets).unwrap();
         let host = format!("backups.{domain}");
-        let store = S3Store::elsewhere(config, &host, address.parse().unwrap())
+        let store = S3Store::with_host_address(config, &host, address.parse().unwrap())
             .await
             .unwrap();
 
-        // All that a backup, a restore and a removal ask for; the name is one of a periodic backup.
+        // All calls of a backup, a restore and a removal. The key is that of a periodic backup.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoints_of_v1beta2_become_those_that_speak_s3() {
+    fn converts_v1beta2_endpoints_to_s3_endpoints() {
         let cases = [
             (
                 None,
@@ -144,20 +146,20 @@ mod tests {
             ),
         ];
         for (given, endpoint, region) in cases {
-            let expected = Place {
+            let expected = Settings {
                 endpoint: endpoint.to_owned(),
                 region: Some(region.to_owned()),
                 force_path_style: false,
             };
-            assert_eq!(place(given), expected, "{given:?}");
+            assert_eq!(settings(given), expected, "{given:?}");
         }
-        let elsewhere = place(Some("http://127.0.0.1:9000"));
-        assert_eq!(elsewhere.endpoint, "http://127.0.0.1:9000");
-        assert!(elsewhere.force_path_style);
+        let other = settings(Some("http://127.0.0.1:9000"));
+        assert_eq!(other.endpoint, "http://127.0.0.1:9000");
+        assert!(other.force_path_style);
     }
 
     #[test]
-    fn says_which_key_of_the_secret_is_missing_or_unknown() {
+    fn error_names_missing_or_misspelled_secret_key() {
         let secret = |keys: &[&str]| -> SecretData {
             keys.iter()
                 .map(|key| ((*key).to_owned(), b"value".to_vec()))
@@ -167,12 +169,12 @@ mod tests {
         let cases = [
             (
                 secret(&[KEY_ID]),
-                "accessKeySecret: is missing (it has accessKeyID)",
+                "accessKeySecret: is missing (the Secret has accessKeyID)",
             ),
             (secret(&[KEY_SECRET]), "accessKeyID: is missing"),
             (
                 secret(&[KEY_ID, KEY_SECRET, "accessKeyId"]),
-                "accessKeyId: is not known: call it accessKeyID",
+                "accessKeyId: is an unknown key: rename it to accessKeyID",
             ),
         ];
         for (data, expected) in cases {

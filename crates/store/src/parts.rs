@@ -1,4 +1,5 @@
-//! An object cut into parts that are sent a few at a time, in fixed memory. Knows nothing of any store.
+//! Splits an object into parts and sends several at a time, in a fixed memory budget. Independent of any
+//! store.
 
 use std::time::Duration;
 
@@ -8,75 +9,76 @@ use tokio::task::JoinSet;
 
 use crate::port::Error;
 
-/// Bytes of the first parts of an upload.
+/// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Parts under way at a time. With the one being filled they are the memory budget: 4 x 6 MiB, more only for
-/// objects beyond 6 GiB.
-const IN_FLIGHT: usize = 3;
+/// Maximum number of parts in flight. With the part being filled they are the memory budget: 4 x 6 MiB, more
+/// only for objects beyond 6 GiB.
+const MAX_IN_FLIGHT: usize = 3;
 
-/// How long parts under way are awaited before their upload is aborted.
-const ABORT_PATIENCE: Duration = Duration::from_secs(20);
+/// Time to wait for parts in flight before an upload is aborted.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// S3 takes 10,000 parts of one object, Azure 50,000. Doubling the size after each thousand reaches beyond the 5 TiB
-/// an object of S3 may have.
-const SAME_SIZE: usize = 1000;
+/// Number of parts after which the part size doubles. S3 accepts 10,000 parts for one object, Azure 50,000.
+/// Doubling after each thousand exceeds the maximum S3 object of 5 TiB.
+const PARTS_PER_SIZE: usize = 1000;
 
-/// Where parts go.
+/// The destination of the parts.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
-    /// What the completion of the upload has to say about a part.
+    /// The description of a part that the completion of the upload needs.
     type Part: Send + 'static;
     /// Called once, before the first part is sent.
     async fn begin(&self) -> Result<(), Error>;
-    /// Sends one part, numbered from 1, as often as it takes.
+    /// Sends one part, numbered from 1, with retries.
     async fn send(&self, number: usize, content: Bytes) -> Result<Self::Part, Error>;
 }
 
-/// What was written, when all of it is known.
+/// The result of a complete write.
 pub(crate) enum Written<P> {
-    /// Not enough for parts: to be sent in one request.
+    /// The content fits into one request and was not sent yet.
     Whole(Bytes),
-    /// Sent; in order.
+    /// All parts, sent and in order.
     Parts(Vec<P>),
 }
 
-/// The writing half of an upload.
+/// The writer of an upload.
 pub(crate) struct Parts<S: Sink> {
     sink: S,
     first: usize,
     filling: BytesMut,
     begun: usize,
-    under_way: JoinSet<Result<(usize, S::Part), Error>>,
+    in_flight: JoinSet<Result<(usize, S::Part), Error>>,
     done: Vec<(usize, S::Part)>,
     written: u64,
 }
 
 impl<S: Sink> Parts<S> {
-    /// Parts of `first` bytes, to begin with.
+    /// A writer that begins with parts of `first` bytes.
     pub(crate) fn new(sink: S, first: usize) -> Self {
         Self {
             sink,
             first,
             filling: BytesMut::new(),
             begun: 0,
-            under_way: JoinSet::new(),
+            in_flight: JoinSet::new(),
             done: Vec::new(),
             written: 0,
         }
     }
 
-    /// Bytes taken so far.
+    /// Number of bytes written so far.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// Takes the next bytes; waits while the budget is in use.
+    /// Writes the next bytes. Waits while the budget is in use.
     pub(crate) async fn write(&mut self, mut chunk: Bytes) -> Result<(), Error> {
         self.written += chunk.len() as u64;
         while !chunk.is_empty() {
             let size = part_size(self.first, self.begun);
-            // A full part is only sent when more follows: an object of one part needs no parts.
+            // A full first part is sent only when more bytes follow: an object of one part needs no multipart
+            // upload.
             if self.filling.len() == size {
                 let content = std::mem::take(&mut self.filling).freeze();
                 self.send(content).await?;
@@ -106,7 +108,7 @@ impl<S: Sink> Parts<S> {
         if !rest.is_empty() {
             self.send(rest).await?;
         }
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.reap().await?;
         }
         let mut done = std::mem::take(&mut self.done);
@@ -116,14 +118,14 @@ impl<S: Sink> Parts<S> {
         ))
     }
 
-    /// The parts under way, for one who gives the upload up.
-    pub(crate) fn give_up(&mut self) -> UnderWay<S::Part> {
-        UnderWay(std::mem::take(&mut self.under_way))
+    /// Takes the parts in flight, for an upload that is aborted.
+    pub(crate) fn take_in_flight(&mut self) -> InFlight<S::Part> {
+        InFlight(std::mem::take(&mut self.in_flight))
     }
 
-    /// Sends what is in `content` as the next part, once there is room for it.
+    /// Sends `content` as the next part, once a slot is free.
     async fn send(&mut self, content: Bytes) -> Result<(), Error> {
-        while self.under_way.len() >= IN_FLIGHT {
+        while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.reap().await?;
         }
         if self.begun == 0 {
@@ -131,7 +133,7 @@ impl<S: Sink> Parts<S> {
         }
         self.begun += 1;
         let (sink, number) = (self.sink.clone(), self.begun);
-        self.under_way.spawn(async move {
+        self.in_flight.spawn(async move {
             let part = sink.send(number, content).await?;
             Ok((number, part))
         });
@@ -139,7 +141,7 @@ impl<S: Sink> Parts<S> {
     }
 
     async fn reap(&mut self) -> Result<(), Error> {
-        match self.under_way.join_next().await {
+        match self.in_flight.join_next().await {
             None => Ok(()),
             Some(Ok(part)) => {
                 self.done.push(part?);
@@ -152,22 +154,22 @@ impl<S: Sink> Parts<S> {
     }
 }
 
-/// Parts that were being sent when their upload was given up.
-pub(crate) struct UnderWay<P>(JoinSet<Result<(usize, P), Error>>);
+/// Parts in flight of an aborted upload.
+pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
-impl<P: Send + 'static> UnderWay<P> {
-    /// A part the store is still taking when the upload is aborted can stay for ever, and a request that is dropped
-    /// on this side may be complete on the other. So what is under way is awaited, for a while.
-    pub(crate) async fn settled(mut self) {
+impl<P: Send + 'static> InFlight<P> {
+    /// Waits for the parts in flight, up to a timeout. A part that the store still receives during an abort
+    /// can remain forever, and a request that was dropped here may still complete there.
+    pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
-        if tokio::time::timeout(ABORT_PATIENCE, all).await.is_err() {
+        if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {
             self.0.shutdown().await;
         }
     }
 }
 
 fn part_size(first: usize, begun: usize) -> usize {
-    first << (begun / SAME_SIZE).min(16)
+    first << (begun / PARTS_PER_SIZE).min(16)
 }
 
 #[cfg(test)]
@@ -177,16 +179,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_parts_reach_beyond_the_largest_object() {
+    fn ten_thousand_parts_exceed_largest_object() {
         let total: u128 = (0..10_000).map(|part| part_size(PART, part) as u128).sum();
         assert!(total > 5 << 40);
-        // And no part is larger than S3 takes.
+        // No part exceeds the maximum part size of S3.
         assert!(part_size(PART, 9_999) <= 5 << 30);
         // Backups up to 8 GiB stay within the fixed budget.
         assert_eq!(part_size(PART, 999), PART);
     }
 
-    /// Counts what is held at a time.
+    /// Counts the parts in flight.
     #[derive(Clone, Default)]
     struct Counting(Arc<Mutex<(usize, usize, usize)>>);
 
@@ -205,7 +207,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Later parts overtake earlier ones.
+            // Later parts complete before earlier parts.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_are_in_order_and_few_at_a_time() {
+    async fn parts_stay_in_order_within_budget() {
         for size in [10, 11, 99, 100, 101, 1234] {
             let sink = Counting::default();
             let mut parts = Parts::new(sink.clone(), 10);
@@ -239,7 +241,7 @@ mod tests {
             };
             assert_eq!(written, content);
             let counts = *sink.0.lock().unwrap();
-            assert!(counts.1 <= IN_FLIGHT, "{counts:?}");
+            assert!(counts.1 <= MAX_IN_FLIGHT, "{counts:?}");
             assert_eq!(counts.2, usize::from(size > 10));
         }
     }

@@ -1,152 +1,154 @@
-//! The trait and its words. No I/O here.
+//! The trait `Store` and its types. No I/O.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-/// An object as listed or looked up.
+/// The metadata of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// The full key inside the bucket.
     pub key: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it was last written, in seconds since the epoch; `None` when the store does not say.
+    /// Time of the last write, in seconds since the epoch; `None` if the store does not report it.
     pub modified_unix_seconds: Option<i64>,
-    /// What tells this writing of the key from any other; `None` when the store does not say, as some do in listings.
+    /// Identifies one version of the object, such as an entity tag; `None` if the store does not report it,
+    /// as some stores in listings.
     pub tag: Option<String>,
 }
 
-/// An object being read.
+/// A stream of an object's content.
 pub struct ObjectStream {
-    /// Bytes of the whole object.
+    /// Size of the whole object in bytes.
     pub size: u64,
     /// The content, in order.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 }
 
-/// An upload that was begun and has not ended.
+/// An upload that was started and neither committed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The full key it is for.
+    /// The full key of the object.
     pub key: String,
-    /// What the store calls it.
+    /// The store's identifier of the upload.
     pub id: String,
-    /// When it was begun, as the store tells it.
+    /// Start of the upload in seconds since the epoch, as reported by the store.
     pub begun_unix_seconds: i64,
 }
 
 impl Unfinished {
-    /// How much later than its process an upload may seem to be: times are whole seconds, clocks differ, and some
-    /// stores (versitygw) tell the time of the last part, which they may still take in when the process is dead.
-    const BLUR: i64 = 5;
+    /// Maximum time by which an upload may appear younger than its process, in seconds. Times are whole
+    /// seconds and clocks differ. Some stores (versitygw) report the time of the last part, which they may
+    /// accept after the process has died.
+    const CLOCK_TOLERANCE: i64 = 5;
 
-    /// Whether it was begun before a process that was started at `unix_seconds`.
+    /// Whether the upload was started before a process that started at `unix_seconds`.
     pub fn is_older_than(&self, unix_seconds: i64) -> bool {
-        self.begun_unix_seconds < unix_seconds.saturating_add(Self::BLUR)
+        self.begun_unix_seconds < unix_seconds.saturating_add(Self::CLOCK_TOLERANCE)
     }
 }
 
-/// What the store acknowledged.
+/// A committed object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// Bytes the store holds under the key, asked of the store after the commit.
+    /// Size of the stored object in bytes, read from the store after the commit.
     pub size: u64,
-    /// As [`Object::tag`] has it while nobody writes to the key again.
+    /// The same value as [`Object::tag`], until the next write to the key.
     pub tag: Option<String>,
 }
 
-/// Why a store call failed. The text names the remedy and never carries credentials.
+/// Why a store call failed. The text names the remedy and never contains credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The bucket or container does not exist.
     #[error("bucket {bucket:?} does not exist: create it or correct the path")]
     NoSuchBucket {
-        /// The name asked for.
+        /// The requested name.
         bucket: String,
     },
-    /// No object under the key.
+    /// The object does not exist.
     #[error("object {key:?} does not exist")]
     NoSuchObject {
-        /// The key asked for.
+        /// The requested key.
         key: String,
     },
     /// The identity is not allowed to do this, or the credentials are wrong.
     #[error("access denied: {0}; check the credentials in the Secret and the bucket's policy")]
     AccessDenied(String),
-    /// The clocks differ too much for signed requests.
-    #[error("the store refuses the request's time: set this node's clock ({0})")]
+    /// The clock differs too much for signed requests.
+    #[error("the store rejects the time of the request: correct this node's clock ({0})")]
     ClockSkew(String),
     /// The server's certificate is not trusted.
     #[error(
-        "the store's certificate is not trusted: {0}; for S3 set caSecret to its CA, for other stores add the CA to \
+        "the store's certificate is not trusted: {0}; for S3 set caSecret to the store's CA, for other stores add the CA to \
          the operator's certificates (SSL_CERT_FILE)"
     )]
     Certificate(String),
-    /// Nothing answered.
+    /// The store cannot be reached.
     #[error(
-        "the store at {endpoint} cannot be reached: correct the endpoint, or look at the network and its DNS ({detail})"
+        "the store at {endpoint} cannot be reached: check the endpoint, the network and DNS ({detail})"
     )]
     Unreachable {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// What the connection said.
+        /// The error of the connection.
         detail: String,
     },
-    /// No answer in time.
-    #[error("the store did not answer in time: look at the store and the network ({0})")]
+    /// The store did not answer in time.
+    #[error("the store did not answer in time: check the store and the network ({0})")]
     Timeout(String),
-    /// No room for the object.
+    /// The store has no space for the object.
     #[error("no space is left: {0}; enlarge the volume or remove old backups")]
     Full(String),
-    /// What a Secret holds cannot work.
+    /// The content of a Secret is invalid.
     #[error("{key}: {problem}")]
     Secret {
         /// The key of the Secret, or the field of the spec that names the Secret.
         key: String,
-        /// What is wrong and what to do; no value.
+        /// The problem and the remedy, without values of the Secret.
         problem: String,
     },
-    /// The configuration cannot work; names the field.
+    /// The configuration is invalid.
     #[error("{field}: {problem}")]
     Invalid {
         /// The field of the spec.
         field: String,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// Anything else.
-    #[error("the store answered: {0}")]
+    /// Any other error.
+    #[error("store error: {0}")]
     Other(String),
 }
 
-/// One bucket, reached with one identity.
+/// A bucket, accessed with one identity.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Where objects go, for people: `s3://bucket`.
+    /// Location of the objects for display, such as `s3://bucket`.
     fn location(&self) -> String;
-    /// Begins an object. Nothing is visible under `key` before the commit.
+    /// Starts an upload. No object is visible under `key` before the commit.
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error>;
     /// Writes a small object in one request.
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error>;
-    /// Opens an object for reading from its beginning; reads are resumed at the offset reached when a connection breaks.
+    /// Opens an object for reading. A broken connection is resumed at the last offset.
     async fn get(&self, key: &str) -> Result<ObjectStream, Error>;
-    /// Looks an object up; `None` when there is none.
+    /// Returns the metadata of an object; `None` if the object does not exist.
     async fn head(&self, key: &str) -> Result<Option<Object>, Error>;
-    /// Lists every object whose key starts with `prefix`, through all pages.
+    /// Lists all objects with this key prefix, through all pages.
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error>;
-    /// Deletes one object; deleting one that is not there succeeds.
+    /// Deletes an object. Succeeds if the object does not exist.
     async fn delete(&self, key: &str) -> Result<(), Error>;
-    /// Lists the uploads whose key starts with `prefix` that were begun and never ended, through all pages. Empty
-    /// where nothing of them can be seen and the store removes it by itself (Google after a week, Azure too).
+    /// Lists the unfinished uploads with this key prefix, through all pages. Empty if the store does not list
+    /// them and removes them itself (Google after a week, Azure too).
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error>;
-    /// Removes what one of [`Store::unfinished`] has left; one that is gone is no failure. Objects are not touched.
+    /// Removes an unfinished upload. Succeeds if it no longer exists. Objects are not changed.
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
-    /// Removes what uploads of exactly this key have left that were begun before the time given, in seconds since
-    /// the epoch: their process died.
+    /// Removes unfinished uploads of exactly this key that started before the given time, in seconds since
+    /// the epoch: the process of such an upload has died.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
-            // Invariant 13: the prefix also finds other objects' uploads.
+            // Invariant 13: the prefix also matches uploads of other objects.
             if unfinished.key == key && unfinished.is_older_than(begun_before) {
                 self.discard(&unfinished).await?;
             }
@@ -155,13 +157,13 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// An object being written in constant memory.
+/// An upload in constant memory.
 #[async_trait]
 pub trait Upload: Send {
-    /// Takes the next bytes; waits while the fixed memory budget is in use.
+    /// Writes the next bytes. Waits while the memory budget is in use.
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error>;
-    /// Makes the object visible, all of it or nothing, and asks the store what it holds.
+    /// Makes the complete object visible, and reads its size back from the store.
     async fn commit(self: Box<Self>) -> Result<Committed, Error>;
-    /// Gives up: nothing is left behind in the store.
+    /// Aborts the upload and removes its remains from the store.
     async fn abort(self: Box<Self>) -> Result<(), Error>;
 }

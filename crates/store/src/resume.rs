@@ -1,7 +1,7 @@
-//! An object read from its beginning; a connection that breaks is made again where it broke. A large one is read in
-//! parts, a few of them side by side: stores give a connection what one disk of theirs has, and no more (85 to 90 MB/s
-//! on S3: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>). Knows nothing
-//! of any store.
+//! Reads an object from its beginning and resumes after a broken connection. A large object is read in
+//! several concurrent parts, because stores limit a connection to the throughput of one disk (85 to 90 MB/s
+//! on S3: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>).
+//! Independent of any store.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,52 +13,55 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::port::{Error, ObjectStream};
 
-/// Attempts in a row that bring not one byte.
+/// Maximum number of consecutive attempts without any data.
 const ATTEMPTS: u32 = 5;
 
-/// The longest silence of a connection.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Maximum time without data on a connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of a part.
+/// Size of a part in bytes.
 pub(crate) const PART: u64 = 8 << 20;
 
-/// Parts under way or waiting for those before them: the memory budget of a read, with the one that is taken.
-const SIDE_BY_SIDE: usize = 6;
+/// Number of parts that are read or buffered: the memory budget of a read, together with the part that is
+/// consumed.
+const CONCURRENT_PARTS: usize = 6;
 
-/// The content of some part of an object.
+/// The content of a part of an object.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
 
-/// One version of an object: what replaces it while it is read is not read.
+/// One version of an object. A read never returns bytes of another version.
 #[async_trait]
 pub(crate) trait Version: Send + Sync + 'static {
-    /// The content of these bytes, which are some.
+    /// The content of this range, which is not empty.
     async fn body(&self, part: Range<u64>) -> Result<Body, Error>;
-    /// Where it comes from, for messages.
+    /// The endpoint, for messages.
     fn endpoint(&self) -> String;
 }
 
-/// What was asked for already: an object's first bytes.
+/// The first bytes of an object, which were already requested.
 pub(crate) struct First {
-    /// How many.
+    /// Number of bytes.
     pub(crate) size: u64,
-    /// Their content.
+    /// Content of the bytes.
     pub(crate) body: Body,
 }
 
-/// Reads all `size` bytes of a version. One part, or all that is left, is one request.
+/// Reads all `size` bytes of a version. An object of one part, and a remainder of one part, take one request.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
-    let begun = first.as_ref().map_or(PART, |first| first.size);
-    let chunks = if begun >= size {
+    let first_size = first.as_ref().map_or(PART, |first| first.size);
+    let chunks = if first_size >= size {
         resumed(version, 0..size, first.map(|first| first.body))
     } else {
-        let first = stream::iter([(0..begun, first.map(|first| first.body))]);
-        let parts = first.chain(stream::iter(parts(begun, size).map(|part| (part, None))));
+        let first = stream::iter([(0..first_size, first.map(|first| first.body))]);
+        let parts = first.chain(stream::iter(
+            parts(first_size, size).map(|part| (part, None)),
+        ));
         parts
             .map(move |(part, body)| {
                 resumed(Arc::clone(&version), part, body).try_collect::<Vec<_>>()
             })
-            .buffered(SIDE_BY_SIDE)
+            .buffered(CONCURRENT_PARTS)
             .map_ok(|chunks| stream::iter(chunks.into_iter().map(Ok)))
             .try_flatten()
             .boxed()
@@ -66,7 +69,7 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
     ObjectStream { size, chunks }
 }
 
-/// The parts from a byte on, to the end of an object.
+/// The parts from an offset to the end of an object.
 fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     let next = move |part: &Range<u64>| {
         (part.end < size).then(|| part.end..part.end.saturating_add(PART).min(size))
@@ -81,7 +84,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part; `body` is its content, if it was asked for already.
+/// Reads a part. `body` is its content if it was already requested.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -119,20 +122,20 @@ impl<V: Version> Reading<V> {
             Some(body) => body,
             body @ None => body.insert(self.version.body(self.part.clone()).await?),
         };
-        let chunk = tokio::time::timeout(SILENCE, body.next())
+        let chunk = tokio::time::timeout(IDLE_TIMEOUT, body.next())
             .await
             .map_err(|_| Error::Timeout(self.version.endpoint()))?;
         let chunk = chunk.unwrap_or_else(|| {
             let Range { start, end } = self.part;
             Err(Error::Unreachable {
                 endpoint: self.version.endpoint(),
-                detail: format!("the answer ends after byte {start}, and not after byte {end}"),
+                detail: format!("the response ends after byte {start} instead of byte {end}"),
             })
         })?;
         let read = self.part.start.saturating_add(chunk.len() as u64);
         if read > self.part.end {
             return Err(Error::Other(
-                "the answer is longer than announced".to_owned(),
+                "the response is longer than requested".to_owned(),
             ));
         }
         self.failures = 0;
@@ -151,28 +154,28 @@ mod tests {
 
     use super::*;
 
-    /// A store's object, by what it is asked for.
-    struct Asked {
+    /// An object that records the requested ranges.
+    struct TestObject {
         content: Bytes,
-        /// Bytes until the connection breaks, for so many requests.
+        /// Number of requests that break, and the number of bytes before the break.
         breaks: (AtomicUsize, usize),
-        /// Who is asked for a part waits until so many are.
-        together: Option<Barrier>,
+        /// A request waits until this many requests are concurrent.
+        concurrent: Option<Barrier>,
         parts: Mutex<Vec<Range<u64>>>,
     }
 
-    impl Asked {
+    impl TestObject {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // Of a length that no part is a multiple of.
+            // The length is not a divisor of the part size.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
             Self {
                 content: content.into(),
                 breaks: (AtomicUsize::new(0), 0),
-                together: None,
+                concurrent: None,
                 parts: Mutex::default(),
             }
         }
@@ -184,12 +187,12 @@ mod tests {
     }
 
     #[async_trait]
-    impl Version for Arc<Asked> {
+    impl Version for Arc<TestObject> {
         async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
             assert!(!part.is_empty(), "{part:?}");
             self.parts.lock().unwrap().push(part.clone());
-            if let Some(together) = &self.together {
-                together.wait().await;
+            if let Some(concurrent) = &self.concurrent {
+                concurrent.wait().await;
             }
             let mut chunks = Vec::new();
             let mut rest = self.slice(&part);
@@ -218,47 +221,47 @@ mod tests {
         Ok(chunks.concat().into())
     }
 
-    fn first(asked: &Asked, size: u64) -> First {
-        let body = stream::iter([Ok(asked.slice(&(0..size)))]).boxed();
+    fn first(object: &TestObject, size: u64) -> First {
+        let body = stream::iter([Ok(object.slice(&(0..size)))]).boxed();
         First { size, body }
     }
 
     #[tokio::test]
-    async fn parts_are_asked_for_side_by_side_and_come_in_order() {
-        let size = 3 * SIDE_BY_SIDE as u64 * PART;
-        let asked = Arc::new(Asked {
-            // Never reached by one that asks for one after the other.
-            together: Some(Barrier::new(SIDE_BY_SIDE)),
-            ..Asked::of(size)
+    async fn parts_are_read_concurrently_and_in_order() {
+        let size = 3 * CONCURRENT_PARTS as u64 * PART;
+        let source = Arc::new(TestObject {
+            // Sequential requests never pass this barrier.
+            concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
+            ..TestObject::of(size)
         });
-        let object = read(Arc::clone(&asked), size, None);
-        let read = tokio::time::timeout(SILENCE, whole(object)).await;
-        assert!(read.unwrap().unwrap() == asked.content);
-        let parts = asked.parts.lock().unwrap();
-        assert_eq!(parts.len(), 3 * SIDE_BY_SIDE);
+        let object = read(Arc::clone(&source), size, None);
+        let read = tokio::time::timeout(IDLE_TIMEOUT, whole(object)).await;
+        assert!(read.unwrap().unwrap() == source.content);
+        let parts = source.parts.lock().unwrap();
+        assert_eq!(parts.len(), 3 * CONCURRENT_PARTS);
         assert!(parts.iter().all(|part| part.end - part.start == PART));
     }
 
     #[tokio::test]
-    async fn what_fits_in_a_part_is_one_request() {
+    async fn small_object_takes_one_request() {
         for size in [0, 1, PART - 1, PART] {
-            let asked = Arc::new(Asked::of(size));
-            let object = read(Arc::clone(&asked), size, None);
-            assert!(whole(object).await.unwrap() == asked.content, "{size}");
-            assert_eq!(asked.parts.lock().unwrap().len(), usize::from(size > 0));
+            let source = Arc::new(TestObject::of(size));
+            let object = read(Arc::clone(&source), size, None);
+            assert!(whole(object).await.unwrap() == source.content, "{size}");
+            assert_eq!(source.parts.lock().unwrap().len(), usize::from(size > 0));
         }
     }
 
     #[tokio::test]
-    async fn a_part_goes_on_where_it_broke() {
+    async fn part_resumes_at_last_offset() {
         let size = 2 * PART + 5;
-        let asked = Arc::new(Asked {
+        let source = Arc::new(TestObject {
             breaks: (AtomicUsize::new(3), 100),
-            ..Asked::of(size)
+            ..TestObject::of(size)
         });
-        let object = read(Arc::clone(&asked), size, Some(first(&asked, PART)));
-        assert!(whole(object).await.unwrap() == asked.content);
-        let mut parts = asked.parts.lock().unwrap().clone();
+        let object = read(Arc::clone(&source), size, Some(first(&source, PART)));
+        assert!(whole(object).await.unwrap() == source.content);
+        let mut parts = source.parts.lock().unwrap().clone();
         parts.sort_by_key(|part| part.start);
         let ends = parts.iter().map(|part| part.end);
         assert!(ends.clone().all(|end| end == 2 * PART || end == size));
@@ -269,20 +272,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_with_more_than_was_asked_for_is_asked_for_again() {
-        let asked = Arc::new(Asked::of(2 * PART));
+    async fn oversized_response_is_requested_again() {
+        let source = Arc::new(TestObject::of(2 * PART));
         let longer = First {
             size: PART,
-            ..first(&asked, PART + 1)
+            ..first(&source, PART + 1)
         };
-        let object = read(Arc::clone(&asked), 2 * PART, Some(longer));
-        assert!(whole(object).await.unwrap() == asked.content);
-        assert!(asked.parts.lock().unwrap().contains(&(0..PART)));
+        let object = read(Arc::clone(&source), 2 * PART, Some(longer));
+        assert!(whole(object).await.unwrap() == source.content);
+        assert!(source.parts.lock().unwrap().contains(&(0..PART)));
     }
 
     proptest! {
         #[test]
-        fn parts_follow_each_other_to_the_end(from in 1..10 * PART, more in 0..100 * PART) {
+        fn parts_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
             let size = from + more;
             let mut at = from;
             for part in parts(from, size) {

@@ -1,8 +1,9 @@
-//! S3 and the stores that speak its protocol: one bucket, one identity.
+//! S3 and S3-compatible stores: one bucket, one identity.
 //!
-//! Works with stores that know nothing of checksums or of checksum trailers. A store that says so when an upload begins
-//! calculates a CRC32C of each part and tells it; elsewhere parts are checked by `Content-MD5`, and everywhere by the
-//! signed SHA-256 of the body. The whole is checked by its size, and by its checksum or entity tag, afterwards.
+//! Stores without checksums or checksum trailers are supported. If the store announces it at the start of an
+//! upload, it calculates a CRC32C of each part and reports it. Otherwise `Content-MD5` protects the parts. In
+//! both cases the signed SHA-256 of the body is checked. The complete object is checked by its size, and by
+//! its checksum or entity tag.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -33,26 +34,29 @@ pub use protection::S3Protection;
 use crate::failure::Place;
 use crate::parts::PART;
 
-/// A bucket of S3 or of a store that speaks its protocol.
+/// A bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
-    /// For everything that is answered at once.
+    /// For short calls.
     client: Client,
-    /// For parts: as patient as a slow line needs.
+    /// For parts, with a timeout that allows slow connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,
     part: usize,
-    /// Set when the store has shown that it calculates no checksums of parts.
-    plain: Arc<AtomicBool>,
+    /// Set if the store does not calculate checksums of parts.
+    no_checksums: Arc<AtomicBool>,
 }
 
 impl S3Store {
-    /// Prepares to reach a bucket; nothing is sent before the first call.
+    /// Creates a client of a bucket, without a request.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub async fn new(config: S3Config) -> Result<Self, Error> {
         let place = Place {
             bucket: config.bucket.clone(),
-            endpoint: config.shown_endpoint(),
+            endpoint: config.display_endpoint(),
         };
         let protection = config.protection.clone();
         let (client, bulk) = access::clients(config).await?;
@@ -62,12 +66,12 @@ impl S3Store {
             place,
             protection,
             part: PART,
-            plain: Arc::default(),
+            no_checksums: Arc::default(),
         })
     }
 
-    /// Writes an object in one request, and says what then proves it. A store that knows no checksums cannot be asked
-    /// before; and MD5 of so little takes no time.
+    /// Writes an object in one request and returns the expected checksums. Always with MD5: whether the store
+    /// supports other checksums is unknown before the first request, and MD5 of a small object is cheap.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -85,24 +89,30 @@ impl S3Store {
             .await
             .map_err(|error| explain_bucket(&self.place, &error))?;
         self.protection
-            .encrypted(written.server_side_encryption())?;
-        Ok(Whole::of_one(md5, written.e_tag().unwrap_or_default()))
+            .check_encryption(written.server_side_encryption())?;
+        Ok(Whole::of_single_request(
+            md5,
+            written.e_tag().unwrap_or_default(),
+        ))
     }
 
-    /// As [`S3Store::new`], with `host` looked for at another address, for tests.
+    /// Like [`S3Store::new`], with `host` resolved to another address, for tests.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     #[cfg(any(test, feature = "testing"))]
-    pub async fn elsewhere(
+    pub async fn with_host_address(
         config: S3Config,
         host: &str,
         at: std::net::SocketAddr,
     ) -> Result<Self, Error> {
         let mut store = Self::new(config.clone()).await?;
-        let http = insecure::elsewhere(host, at)?;
+        let http = insecure::with_host_address(host, at)?;
         (store.client, store.bulk) = access::clients_over(config, http).await?;
         Ok(store)
     }
 
-    /// The same store with smaller parts, for tests: real stores refuse parts below 5 MiB.
+    /// The same store with smaller parts, for tests. Real stores reject parts below 5 MiB.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_parts_of(mut self, bytes: usize) -> Self {

@@ -1,5 +1,5 @@
-//! From the block of a spec, and what the Secrets hold that it names, to an open store. No Secret's content leaves
-//! this module but inside the store (invariant 14).
+//! Opens a store from the storage block of a spec and the data of its Secrets. Credentials leave this module
+//! only inside the store (invariant 14).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::{
     S3Config, S3Keys, S3Protection, S3Store, Store,
 };
 
-/// The key of the certificate authority in `caSecret`.
+/// The key of the CA certificate in `caSecret`.
 const CA_KEY: &str = "ca.crt";
 
-/// A store, open, and the key in it.
+/// An open store and the key of a backup.
 #[derive(Clone)]
 pub struct Target {
     /// The bucket, container or directory.
@@ -25,43 +25,44 @@ pub struct Target {
     pub key: String,
 }
 
-/// A Secret a block names.
+/// A Secret that a block names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretName<'a> {
-    /// The field of the spec that names it, for messages.
+    /// The field of the spec that names the Secret, for messages.
     pub field: &'static str,
-    /// Its name.
+    /// Name of the Secret.
     pub name: &'a str,
 }
 
-/// The Secrets a block names; what they hold goes to [`open`] as [`Secrets`].
+/// The Secrets that a block names. The caller reads them and passes their data to [`open`] as [`Secrets`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SecretNames<'a> {
-    /// Who asks. `None` means the pod's own identity, where the store knows identities: see [`ambient`].
+    /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it: see
+    /// [`ambient`].
     pub credentials: Option<SecretName<'a>>,
-    /// Whom to trust.
+    /// The Secret with the CA certificate.
     pub ca: Option<SecretName<'a>>,
 }
 
-/// What the Secrets hold that a block names.
+/// The data of the Secrets that a block names.
 #[derive(Clone, Copy, Default)]
 pub struct Secrets<'a> {
-    /// Of [`SecretNames::credentials`].
+    /// Data of [`SecretNames::credentials`].
     pub credentials: Option<&'a SecretData>,
-    /// Of [`SecretNames::ca`].
+    /// Data of [`SecretNames::ca`].
     pub ca: Option<&'a SecretData>,
 }
 
-/// Where this process has directories mounted that are stores.
+/// Mounted directories of this process that are stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
     /// The operator's directory for the storage type `Local`.
     pub local: Option<PathBuf>,
-    /// The root of the volume of the PersistentVolumeClaim that the block names.
+    /// The mount path of the PersistentVolumeClaim that the block names.
     pub claim: Option<PathBuf>,
 }
 
-/// The Secrets a block names.
+/// The Secrets that a block names.
 pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     fn named<'a>(field: &'static str, name: Option<&'a String>) -> Option<SecretName<'a>> {
         name.filter(|name| !name.is_empty())
@@ -80,17 +81,20 @@ pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     SecretNames { credentials, ca }
 }
 
-/// The bucket and key that would be reached with the pod's own identity, because no Secret is named. Whether the
-/// object's namespace may do that is for the caller to decide, before it opens the store.
+/// The bucket and key that are accessed with the pod's own identity, because the block names no Secret.
+/// Before opening the store, the caller must check that the object's namespace may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
-    let nobody = source.has_bucket() && secrets_of(source).credentials.is_none();
-    nobody
+    let no_secret = source.has_bucket() && secrets_of(source).credentials.is_none();
+    no_secret
         .then(|| ObjectPath::parse(source.path()).ok())
         .flatten()
 }
 
-/// Opens the place a block names; nothing is sent yet. What cannot work is [`Error::Invalid`] with the field of the
-/// spec, or [`Error::Secret`] with the field that names the Secret.
+/// Opens the store of a block, without a request.
+///
+/// # Errors
+/// The configuration is invalid: [`Error::Invalid`] names the field of the spec, [`Error::Secret`] the field
+/// with the name of the Secret.
 pub async fn open(
     source: &StorageSource<'_>,
     secrets: Secrets<'_>,
@@ -101,7 +105,8 @@ pub async fn open(
         StorageSource::Pvc(pvc) => {
             let root = directories.claim.as_ref().ok_or_else(|| {
                 let claim = &pvc.claim_name;
-                let problem = format!("{claim}: this process has no volume of it mounted");
+                let problem =
+                    format!("{claim}: the volume of this PVC is not mounted in this process");
                 invalid("spec.pvc.claimName", problem)
             })?;
             let named = LocalStore::named(root, format!("pvc://{}", pvc.claim_name));
@@ -109,7 +114,7 @@ pub async fn open(
         }
         StorageSource::Local(local) => {
             let root = directories.local.as_ref().ok_or_else(|| {
-                let problem = "Local: the operator was not given a directory for backups: set its flag \
+                let problem = "Local: the operator has no directory for backups: set its flag \
                     --local-directory (backups.localVolume of the chart), or use PVC";
                 invalid("spec.storageType", problem.to_owned())
             })?;
@@ -171,7 +176,7 @@ async fn bucket(
             Arc::new(GcsStore::new(config).await?)
         }
         StorageSource::Pvc(_) | StorageSource::Local(_) => {
-            return Err(Error::Other("a directory is no bucket".to_owned()));
+            return Err(Error::Other("a directory is not a bucket".to_owned()));
         }
     })
 }
@@ -184,7 +189,7 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
     let ca = match secrets.ca {
         Some(data) => Some(data.get(CA_KEY).cloned().ok_or_else(|| Error::Secret {
             key: CA_KEY.to_owned(),
-            problem: "is missing: add the certificate authority under this key".to_owned(),
+            problem: "is missing: add the CA certificate under this key".to_owned(),
         })?),
         None => None,
     };
@@ -204,28 +209,28 @@ fn s3_config(s3: &S3Source, bucket: String, secrets: Secrets<'_>) -> Result<S3Co
     })
 }
 
-/// What [`open`] makes of an OSS block.
+/// Converts an OSS block to S3 configuration.
 pub(crate) fn oss_config(
     oss: &OssSource,
     bucket: String,
     secrets: Secrets<'_>,
 ) -> Result<S3Config, Error> {
     let Some(data) = secrets.credentials else {
-        let problem = "is missing: OSS knows no identity of a pod here, so name a Secret with accessKeyID and accessKeySecret";
+        let problem = "is missing: OSS does not support the pod's own identity, so name a Secret with accessKeyID and accessKeySecret";
         return Err(invalid("ossSecret", problem.to_owned()));
     };
-    let place = oss::place(oss.endpoint.as_deref());
+    let settings = oss::settings(oss.endpoint.as_deref());
     Ok(S3Config {
         bucket,
-        endpoint: Some(place.endpoint),
-        region: place.region,
-        force_path_style: place.force_path_style,
+        endpoint: Some(settings.endpoint),
+        region: settings.region,
+        force_path_style: settings.force_path_style,
         access: S3Access::Keys(oss::keys(data)?),
         ..S3Config::default()
     })
 }
 
-/// The stores name their own settings and the keys of a Secret; the user knows them by their place in the spec.
+/// Replaces the name of a store's setting or Secret key in an error by the field of the spec.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
     let secrets = secrets_of(source);
     match error {
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn says_which_secret_and_key_are_wrong() {
+    async fn error_names_invalid_secret_and_key() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),
@@ -302,7 +307,7 @@ mod tests {
             (
                 &good,
                 Some(&nonsense),
-                "spec.s3.caSecret: Secret authority: ca.crt: holds no certificate",
+                "spec.s3.caSecret: Secret authority: ca.crt: has no certificate",
             ),
             (&good, None, "s3://bucket key"),
         ];
@@ -314,7 +319,7 @@ mod tests {
             let text = opened(&source, secrets).await;
             assert!(text.starts_with(expected), "{text}");
         }
-        let elsewhere = S3Source {
+        let no_scheme = S3Source {
             endpoint: Some("minio:9000".to_owned()),
             ..s3.clone()
         };
@@ -322,12 +327,12 @@ mod tests {
             credentials: Some(&good),
             ca: None,
         };
-        let text = opened(&StorageSource::S3(&elsewhere), secrets).await;
+        let text = opened(&StorageSource::S3(&no_scheme), secrets).await;
         assert!(text.starts_with("spec.s3.endpoint: "), "{text}");
     }
 
     #[tokio::test]
-    async fn every_storage_type_is_opened_by_its_block() {
+    async fn opens_every_storage_type() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };
@@ -338,10 +343,10 @@ mod tests {
         let nothing = Secrets::default();
         assert_eq!(
             opened(&StorageSource::Pvc(&pvc), nothing).await,
-            "spec.pvc.claimName: backups: this process has no volume of it mounted"
+            "spec.pvc.claimName: backups: the volume of this PVC is not mounted in this process"
         );
         let text = opened(&StorageSource::Local(&local), nothing).await;
-        assert!(text.contains("was not given a directory"), "{text}");
+        assert!(text.contains("has no directory for backups"), "{text}");
         let mounted = Directories {
             local: Some("/local".into()),
             claim: Some("/claim".into()),
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_buckets_without_a_secret_are_reached_with_the_pods_own_identity() {
+    fn only_buckets_without_secret_use_ambient_identity() {
         let mut s3 = S3Source {
             path: "bucket/etcd/key".to_owned(),
             ..S3Source::default()

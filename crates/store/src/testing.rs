@@ -1,4 +1,4 @@
-//! Starts real object stores for tests, and the questions every store has to answer alike.
+//! Starts real object stores for tests, and contains the conformance tests for every store.
 //!
 //! For tests only.
 #![allow(
@@ -21,7 +21,7 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Bytes that differ everywhere, so that a part in the wrong place is seen.
+/// Pseudorandom bytes, so that a misplaced part is detected.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -35,7 +35,7 @@ pub fn content(size: usize) -> Bytes {
     bytes.into()
 }
 
-/// Writes an object as a stream of chunks of `chunk` bytes.
+/// Uploads an object in chunks of `chunk` bytes.
 pub async fn upload(
     store: &dyn Store,
     key: &str,
@@ -50,7 +50,7 @@ pub async fn upload(
     upload.commit().await.map(|committed| committed.size)
 }
 
-/// Reads an object whole.
+/// Downloads a whole object.
 pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     let stream = store.get(key).await?;
     let chunks: Vec<Bytes> = stream.chunks.try_collect().await?;
@@ -63,28 +63,28 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     Ok(whole)
 }
 
-/// What a store does with what a process has left that died midway.
+/// How a store treats the unfinished uploads of a dead process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// They are seen and can be removed.
+    /// The store lists and removes them.
     Removable,
-    /// They are seen by nobody, and the service removes them by itself.
+    /// The store does not list them and removes them itself.
     Expiring,
 }
 
-/// What every store has to do, whatever it is.
+/// The conformance test for every store.
 pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
-    nothing_is_there_before(store).await;
-    objects_come_back_as_they_were(store).await;
-    what_is_replaced_midway_is_not_mixed(store).await;
-    before_the_commit_nothing_is_visible(store).await;
-    what_a_dead_process_left_is_removed(store, leftovers).await;
-    a_listing_has_all_pages(store).await;
-    keys_are_taken_as_they_are(store).await;
+    missing_objects_are_reported(store).await;
+    objects_round_trip(store).await;
+    concurrent_replacement_does_not_mix_content(store).await;
+    upload_is_invisible_before_commit(store).await;
+    discards_uploads_of_dead_process(store, leftovers).await;
+    listing_returns_all_pages(store).await;
+    special_characters_in_keys_are_kept(store).await;
 }
 
-/// Asking for what is not there is no failure but for reading.
-async fn nothing_is_there_before(store: &dyn Store) {
+/// Only a read of a missing object is an error.
+async fn missing_objects_are_reported(store: &dyn Store) {
     assert_eq!(store.head("a/nothing").await.unwrap(), None);
     assert_eq!(store.list("").await.unwrap(), []);
     store.delete("a/nothing").await.unwrap();
@@ -95,8 +95,8 @@ async fn nothing_is_there_before(store: &dyn Store) {
     );
 }
 
-/// Objects of every size, also those that replace another.
-async fn objects_come_back_as_they_were(store: &dyn Store) {
+/// Objects of many sizes, including replacements.
+async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,
         1,
@@ -130,8 +130,9 @@ async fn objects_come_back_as_they_were(store: &dyn Store) {
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 }
 
-/// More than is asked for at once: the old content or an error, and nothing of the new one.
-async fn what_is_replaced_midway_is_not_mixed(store: &dyn Store) {
+/// The object is larger than the read buffer: the read returns the old content or an error, never the new
+/// content.
+async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     let before = content(80 << 20);
     let after: Bytes = before.iter().map(|byte| !byte).collect();
     upload(store, "a/replaced", &before, 1 << 20).await.unwrap();
@@ -146,29 +147,29 @@ async fn what_is_replaced_midway_is_not_mixed(store: &dyn Store) {
     };
     assert!(
         before.starts_with(&read),
-        "{} bytes are of both",
+        "{} bytes mix old and new content",
         read.len()
     );
     assert!(
         outcome.is_err() || read.len() == before.len(),
-        "it ends early"
+        "the read ended early"
     );
     store.delete("a/replaced").await.unwrap();
 }
 
-/// And what was there stays; after an abortion and after an upload that was dropped too.
-async fn before_the_commit_nothing_is_visible(store: &dyn Store) {
+/// The existing object stays unchanged, after an abort and after a dropped upload.
+async fn upload_is_invisible_before_commit(store: &dyn Store) {
     for abort in [true, false] {
-        let mut given_up = store.begin("a/b/small").await.unwrap();
+        let mut replaced = store.begin("a/b/small").await.unwrap();
         let mut new = store.begin("a/b/new").await.unwrap();
         for _ in 0..20 {
-            given_up.write(content(1 << 20)).await.unwrap();
+            replaced.write(content(1 << 20)).await.unwrap();
             new.write(content(1 << 20)).await.unwrap();
         }
         assert_eq!(store.head("a/b/new").await.unwrap(), None);
         assert_eq!(store.head("a/b/small").await.unwrap().unwrap().size, 70);
         if abort {
-            given_up.abort().await.unwrap();
+            replaced.abort().await.unwrap();
             new.abort().await.unwrap();
         }
     }
@@ -180,8 +181,8 @@ async fn before_the_commit_nothing_is_visible(store: &dyn Store) {
     );
 }
 
-/// If it is of this very key and old enough.
-async fn what_a_dead_process_left_is_removed(store: &dyn Store, leftovers: Leftovers) {
+/// Only uploads of exactly this key that are old enough are discarded.
+async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {
         let mut upload = store.begin(key).await.unwrap();
@@ -211,7 +212,7 @@ async fn what_a_dead_process_left_is_removed(store: &dyn Store, leftovers: Lefto
     match leftovers {
         Leftovers::Removable => {
             assert_eq!(seen, ["a/b/left", "a/b/left-other"]);
-            assert!(left.commit().await.is_err(), "it was not removed");
+            assert!(left.commit().await.is_err(), "the upload was not discarded");
         }
         Leftovers::Expiring => {
             assert_eq!(seen, Vec::<String>::new());
@@ -226,8 +227,8 @@ async fn what_a_dead_process_left_is_removed(store: &dyn Store, leftovers: Lefto
         .unwrap();
 }
 
-/// It is by the beginning of the key.
-async fn a_listing_has_all_pages(store: &dyn Store) {
+/// Listings match by key prefix.
+async fn listing_returns_all_pages(store: &dyn Store) {
     for index in 0..1005 {
         store
             .put(&format!("many/{index:04}"), content(1))
@@ -246,8 +247,8 @@ async fn a_listing_has_all_pages(store: &dyn Store) {
     assert_eq!(store.list("many/").await.unwrap().len(), 1004);
 }
 
-/// Whatever is in them that addresses have a meaning for.
-async fn keys_are_taken_as_they_are(store: &dyn Store) {
+/// Keys with characters that have a meaning in URLs.
+async fn special_characters_in_keys_are_kept(store: &dyn Store) {
     for key in [
         "odd/a b+c",
         "odd/100%",

@@ -1,4 +1,4 @@
-//! Every store does the same.
+//! Conformance tests for every store.
 #![allow(clippy::unwrap_used)]
 
 use api::storage::{OssSource, StorageSource};
@@ -8,7 +8,7 @@ use store::testing::{
 use store::{AbsStore, Directories, GcsStore, LocalStore, S3Store, SecretData, Secrets, open};
 
 #[tokio::test]
-async fn a_directory_conforms() {
+async fn directory_conforms() {
     let dir = tempfile::tempdir().unwrap();
     conforms(&LocalStore::new(dir.path()), Leftovers::Removable).await;
     let left: Vec<_> = std::fs::read_dir(dir.path().join("a/b")).unwrap().collect();
@@ -36,7 +36,8 @@ async fn azure_conforms() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// Over its S3 endpoint, with the Secret of v1beta2; at an address that is not OSS's own, so the bucket is in the path.
+/// Through the S3 endpoint, with the Secret of v1beta2. The address is not OSS's own, so the bucket is in the
+/// path.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oss_conforms_over_its_s3_endpoint() {
     let server = S3Server::start(&["bucket"]);

@@ -1,4 +1,4 @@
-//! Endpoints that are not what the spec takes them for: what is said names the remedy.
+//! Wrong endpoints: the error names the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use store::testing::{AzureServer, GoogleServer, S3Server};
 use store::{AbsConfig, AbsStore, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-/// Answers every request with this.
+/// A server that sends the same response to every request.
 fn web_server(answer: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -23,7 +23,7 @@ fn web_server(answer: &'static str) -> String {
     format!("127.0.0.1:{}", address.port())
 }
 
-/// As the servers of the tests are reached; they are not asked here.
+/// The configurations of the test servers; the servers themselves are not used.
 struct Configs(S3Config, GcsConfig, AbsConfig);
 
 impl Configs {
@@ -58,7 +58,7 @@ impl Configs {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_endpoint_that_is_no_stores_is_said_with_its_remedy_and_never_a_success() {
+async fn wrong_endpoint_fails_with_remedy() {
     let configs = Configs::new();
     let plain = web_server("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
     for (name, store) in configs.stores(&format!("https://{plain}")).await {
@@ -66,7 +66,7 @@ async fn an_endpoint_that_is_no_stores_is_said_with_its_remedy_and_never_a_succe
         assert!(error.contains("begin with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // What servers of TLS answer without it, and what a page of something else does.
+    // Responses of TLS servers to plain HTTP, and of other web servers.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",
@@ -80,7 +80,7 @@ async fn an_endpoint_that_is_no_stores_is_said_with_its_remedy_and_never_a_succe
         }
     }
 
-    // A page where a list is expected, as a proxy answers for what it does not let through.
+    // A web page instead of a list, as a proxy may respond to a blocked request.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

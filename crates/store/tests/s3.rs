@@ -1,4 +1,4 @@
-//! S3 against a real server: what goes wrong, and what is left behind.
+//! S3 against a real server: failures and leftovers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -18,21 +18,21 @@ async fn reach(config: S3Config) -> S3Store {
     S3Store::new(config).await.unwrap()
 }
 
-/// Between client and server: passes bytes on, cuts connections off, looks for what some stores refuse.
+/// A proxy between client and server that forwards bytes, cuts connections, and detects checksum trailers.
 struct Proxy {
     endpoint: String,
     trailers: Arc<AtomicBool>,
     cuts: Arc<AtomicUsize>,
 }
 
-/// Which connections are cut, and where.
+/// The connections to cut.
 #[derive(Clone, Copy)]
 struct Cuts {
-    /// So many times in all.
+    /// Number of cuts in total.
     times: usize,
-    /// After so many bytes towards the server.
+    /// Number of bytes to the server before a cut.
     sent: usize,
-    /// After so many bytes towards the client.
+    /// Number of bytes to the client before a cut.
     received: usize,
 }
 
@@ -117,7 +117,7 @@ async fn sends_no_checksum_trailers() {
 }
 
 #[tokio::test]
-async fn a_part_that_breaks_is_sent_again_alone() {
+async fn broken_part_is_retried_alone() {
     let server = S3Server::start(&["bucket"]);
     let cuts = Cuts {
         times: 4,
@@ -133,7 +133,7 @@ async fn a_part_that_breaks_is_sent_again_alone() {
 }
 
 #[tokio::test]
-async fn a_read_that_breaks_goes_on_where_it_was() {
+async fn broken_read_resumes_at_offset() {
     let server = S3Server::start(&["bucket"]);
     let content = content(20 * MIB);
     upload(
@@ -156,7 +156,7 @@ async fn a_read_that_breaks_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn an_object_that_changes_while_it_is_read_is_no_mixture() {
+async fn read_of_replaced_object_fails() {
     let server = S3Server::start(&["bucket"]);
     let direct = reach(server.config("bucket")).await;
     upload(&direct, "object", &content(20 * MIB), MIB)
@@ -180,7 +180,7 @@ async fn an_object_that_changes_while_it_is_read_is_no_mixture() {
     assert!(read.is_err());
 }
 
-/// Waits until no upload is left: one that is dropped is given up beside the process's other work.
+/// Waits until no unfinished upload is left: a dropped upload is aborted in the background.
 async fn await_nothing_unfinished(server: &S3Server) {
     for _ in 0..600 {
         if server.unfinished("bucket").is_empty() {
@@ -192,7 +192,7 @@ async fn await_nothing_unfinished(server: &S3Server) {
 }
 
 #[tokio::test]
-async fn leaves_nothing_behind_when_given_up_or_dropped() {
+async fn aborted_or_dropped_upload_leaves_nothing() {
     let server = S3Server::start(&["bucket"]);
     let store = reach(server.config("bucket")).await;
     for abort in [true, false] {
@@ -202,7 +202,7 @@ async fn leaves_nothing_behind_when_given_up_or_dropped() {
         }
         assert!(
             !server.unfinished("bucket").is_empty(),
-            "the test sees unfinished uploads"
+            "the test does not see unfinished uploads"
         );
         if abort {
             upload.abort().await.unwrap();
@@ -219,7 +219,7 @@ async fn leaves_nothing_behind_when_given_up_or_dropped() {
 }
 
 #[tokio::test]
-async fn says_what_is_wrong_and_what_to_do() {
+async fn errors_name_cause_and_remedy() {
     let server = S3Server::start(&["bucket"]);
     let with = |change: fn(&mut S3Config)| {
         let mut config = server.config("bucket");
@@ -227,15 +227,19 @@ async fn says_what_is_wrong_and_what_to_do() {
         config
     };
     let no_bucket = with(|config| config.bucket = "other".to_owned());
-    let stranger = with(|config| config.access = S3Access::Keys(S3Keys::new("nobody", "nothing")));
+    let unknown_key =
+        with(|config| config.access = S3Access::Keys(S3Keys::new("unknown", "nothing")));
     let wrong_secret =
         with(|config| config.access = S3Access::Keys(S3Keys::new("testaccess", "wrong")));
-    let nowhere = with(|config| config.endpoint = Some("http://127.0.0.1:1".to_owned()));
+    let unreachable = with(|config| config.endpoint = Some("http://127.0.0.1:1".to_owned()));
     for (config, expected) in [
         (no_bucket, "bucket \"other\" does not exist: create it"),
-        (stranger, "access denied"),
+        (unknown_key, "access denied"),
         (wrong_secret, "check the credentials in the Secret"),
-        (nowhere, "the store at http://127.0.0.1:1 cannot be reached"),
+        (
+            unreachable,
+            "the store at http://127.0.0.1:1 cannot be reached",
+        ),
     ] {
         let store = reach(config).await;
         for size in [10, 20 * MIB] {
@@ -255,7 +259,7 @@ async fn says_what_is_wrong_and_what_to_do() {
     }
 }
 
-/// A client as the bucket's owner has one.
+/// A client of the bucket's owner.
 fn owner(server: &S3Server) -> aws_sdk_s3::Client {
     use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
     let credentials = Credentials::new(ACCESS_KEY, SECRET_KEY, None, None, "test");
@@ -270,7 +274,7 @@ fn owner(server: &S3Server) -> aws_sdk_s3::Client {
 }
 
 #[tokio::test]
-async fn what_is_stored_is_locked_for_its_days() {
+async fn stored_objects_are_locked() {
     let server = S3Server::start(&[]);
     let owner = owner(&server);
     let created = owner
@@ -296,7 +300,7 @@ async fn what_is_stored_is_locked_for_its_days() {
         let hours = (until - i64::try_from(now.as_secs()).unwrap()) / 3600;
         assert!((70..=72).contains(&hours), "{hours} hours");
     }
-    // And where the bucket has no locks, that is an error and not an unlocked backup.
+    // If the bucket does not support locks, the upload fails instead of storing an unlocked backup.
     let plain = S3Server::start(&["bucket"]);
     let mut config = plain.config("bucket");
     config.protection.lock = Some(ObjectLock {
@@ -312,7 +316,7 @@ async fn what_is_stored_is_locked_for_its_days() {
 }
 
 #[tokio::test]
-async fn a_store_that_does_not_encrypt_gets_nothing_to_store() {
+async fn store_without_encryption_gets_no_data() {
     let server = S3Server::start(&["bucket"]);
     let mut config = server.config("bucket");
     config.protection.encryption = Some(ServerSideEncryption::Aes256);
@@ -332,7 +336,7 @@ async fn a_store_that_does_not_encrypt_gets_nothing_to_store() {
 
 /// Invariant 12.
 #[tokio::test]
-async fn invariant_12_damage_on_the_way_is_refused_by_the_store() {
+async fn invariant_12_store_rejects_damaged_data() {
     let server = S3Server::start(&["bucket"]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -347,7 +351,7 @@ async fn invariant_12_damage_on_the_way_is_refused_by_the_store() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // Far behind the head of the request.
+                            // After the head of the request.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

@@ -1,4 +1,4 @@
-//! Stores behind TLS: whose certificate is taken, and what is said where it is not.
+//! Stores with TLS: trusted certificates, and the errors for others.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -7,7 +7,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsage
 use store::testing::{AzureServer, GoogleServer, S3Server, content, download, upload};
 use store::{AbsConfig, AbsStore, Error, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-/// An authority's certificate; in the folder a certificate of it for 127.0.0.1, and its key.
+/// Creates a CA and returns its certificate. Writes a server certificate for 127.0.0.1 and its key into the
+/// directory.
 fn authority(folder: &Path) -> String {
     let mut own = CertificateParams::default();
     own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -24,7 +25,7 @@ fn authority(folder: &Path) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_is_not_trusted_is_named() {
+async fn untrusted_certificate_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let ca = authority(folder.path());
     let certificate = folder.path().join("server.crt");
@@ -41,7 +42,7 @@ async fn a_certificate_that_is_not_trusted_is_named() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // Nobody knows the authority.
+    // No client trusts the CA.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),
@@ -88,7 +89,7 @@ async fn a_certificate_that_is_not_trusted_is_named() {
         }
     }
 
-    // The authority is named, or nothing is checked.
+    // With the CA, or without verification, the connection succeeds.
     for config in [
         S3Config {
             ca: Some(ca.into_bytes()),

@@ -1,4 +1,4 @@
-//! Where a container is and who asks: the typed configuration, the Secret's keys.
+//! Access to a container: the configuration and the keys of the Secret.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ const ACCOUNT: &str = "storage-account";
 const KEY: &str = "storage-key";
 const CLOUD: &str = "cloud";
 
-/// What is needed to reach a container.
+/// The configuration of a container.
 #[derive(Clone, Debug)]
 pub struct AbsConfig {
     /// The container's name.
     pub container: String,
-    /// URL of the account's blob service where it is not that of the cloud.
+    /// URL of the account's blob service, if it is not the default of the cloud.
     pub endpoint: Option<String>,
-    /// Who asks.
+    /// The identity.
     pub access: AbsAccess,
 }
 
-/// Who asks.
+/// The identity of the requests.
 #[derive(Clone)]
 pub enum AbsAccess {
     /// The pod's own identity: workload identity, else the machine's managed identity.
@@ -42,9 +42,9 @@ pub enum AbsAccess {
     Key {
         /// The storage account.
         account: String,
-        /// Its key, in base64.
+        /// The key of the storage account, in base64.
         key: String,
-        /// The cloud it is in.
+        /// The cloud of the storage account.
         cloud: AbsCloud,
     },
 }
@@ -62,7 +62,7 @@ impl fmt::Debug for AbsAccess {
     }
 }
 
-/// The clouds of Azure, by the names of its environments that v1beta2 takes.
+/// The clouds of Azure, by the environment names that v1beta2 accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AbsCloud {
     /// `AzurePublicCloud`.
@@ -88,7 +88,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// Names are compared without their case, as Azure's own library does.
+    /// Names are compared case-insensitively, as in Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -103,9 +103,12 @@ impl AbsCloud {
 }
 
 impl AbsAccess {
-    /// Reads the Secret's keys `storage-account`, `storage-key` and `cloud`, as v1beta2 defines them.
+    /// Reads the Secret's keys `storage-account`, `storage-key` and `cloud`, as defined by v1beta2.
+    ///
+    /// # Errors
+    /// A key is missing or invalid.
     pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
-        secret::spelt(data, &[ACCOUNT, KEY, CLOUD])?;
+        secret::reject_misspelled(data, &[ACCOUNT, KEY, CLOUD])?;
         let account = secret::text(
             data,
             ACCOUNT,
@@ -116,24 +119,27 @@ impl AbsAccess {
                 .bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
         if !plain {
-            return Err(secret::wrong(
+            return Err(secret::invalid_key(
                 ACCOUNT,
-                "is no name of a storage account: give 3 to 24 lower case letters and digits"
+                "is not a storage account name: use 3 to 24 lowercase letters and digits"
                     .to_owned(),
             ));
         }
         let key = secret::text(data, KEY, "add the storage account's key under this key")?;
         if STANDARD.decode(key).is_err() {
-            return Err(secret::wrong(
+            return Err(secret::invalid_key(
                 KEY,
-                "is not base64: give the key as Azure shows it".to_owned(),
+                "is not base64: use the key as Azure shows it".to_owned(),
             ));
         }
         let cloud = match secret::optional(data, CLOUD)? {
             None => AbsCloud::default(),
             Some(name) => AbsCloud::named(name).ok_or_else(|| {
                 let known: Vec<&str> = AbsCloud::ALL.iter().map(|(name, ..)| *name).collect();
-                secret::wrong(CLOUD, format!("is not known: use {}", known.join(", ")))
+                secret::invalid_key(
+                    CLOUD,
+                    format!("has an unknown value: use {}", known.join(", ")),
+                )
             })?,
         };
         Ok(Self::Key {
@@ -146,7 +152,7 @@ impl AbsAccess {
 
 impl AbsConfig {
     /// The endpoint for messages.
-    pub(super) fn shown_endpoint(&self) -> String {
+    pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()
             .or_else(|| self.cloud_endpoint())
@@ -163,11 +169,11 @@ impl AbsConfig {
     }
 }
 
-/// A client for short calls and one for long ones.
+/// A client for short calls and a client for content.
 pub(super) fn clients(config: &AbsConfig) -> Result<(ContainerClient, ContainerClient), Error> {
     let missing = || Error::Invalid {
         field: "endpoint".to_owned(),
-        problem: "is missing: without absSecret give the account's URL, \
+        problem: "is missing: without absSecret, set the URL of the account, \
                   such as https://account.blob.core.windows.net"
             .to_owned(),
     };
@@ -200,8 +206,8 @@ pub(super) fn clients(config: &AbsConfig) -> Result<(ContainerClient, ContainerC
         .max_retries(4_u32)
         .max_delay(Duration::from_secs(5))
         .max_total_elapsed(Duration::from_mins(10));
-    let client = |patience| -> Result<ContainerClient, Error> {
-        let client = http::client(|builder| builder.timeout(Duration::from_secs(patience)))?;
+    let client = |timeout| -> Result<ContainerClient, Error> {
+        let client = http::client(|builder| builder.timeout(Duration::from_secs(timeout)))?;
         let transport = TransportOptions::new(Arc::new(Transport(client)));
         Ok(
             ClientBuilder::with_location(location.clone(), credentials.clone())
@@ -225,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_keys_of_v1beta2() {
+    fn reads_v1beta2_secret_keys() {
         let access = AbsAccess::from_secret(&secret(&[
             (ACCOUNT, "myaccount\n"),
             (KEY, "c2VjcmV0"),
@@ -238,7 +244,7 @@ mod tests {
             access,
         };
         assert_eq!(
-            config.shown_endpoint(),
+            config.display_endpoint(),
             "https://myaccount.blob.core.chinacloudapi.cn"
         );
         // Invariant 14.
@@ -248,17 +254,17 @@ mod tests {
     }
 
     #[test]
-    fn says_which_key_of_the_secret_is_wrong() {
+    fn error_names_invalid_secret_key() {
         let cases: [(&[(&str, &str)], &str); 6] = [
-            (&[], "storage-account: is missing (it has no keys)"),
+            (&[], "storage-account: is missing (the Secret has no keys)"),
             (&[(ACCOUNT, "myaccount")], "storage-key: is missing"),
             (
                 &[(ACCOUNT, "myaccount"), ("storageKey", "c2VjcmV0")],
-                "storageKey: is not known: call it storage-key",
+                "storageKey: is an unknown key: rename it to storage-key",
             ),
             (
                 &[(ACCOUNT, "My Account"), (KEY, "c2VjcmV0")],
-                "storage-account: is no name",
+                "storage-account: is not a storage account name",
             ),
             (
                 &[(ACCOUNT, "myaccount"), (KEY, "not base64")],
@@ -270,7 +276,7 @@ mod tests {
                     (KEY, "c2VjcmV0"),
                     (CLOUD, "AzureMoonCloud"),
                 ],
-                "cloud: is not known: use AzurePublicCloud, ",
+                "cloud: has an unknown value: use AzurePublicCloud, ",
             ),
         ];
         for (entries, expected) in cases {
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_own_identity_needs_the_accounts_url() {
+    fn ambient_identity_requires_endpoint() {
         let config = AbsConfig {
             container: "backups".to_owned(),
             endpoint: None,

@@ -1,5 +1,6 @@
-//! The pod's own identity at Azure: workload identity where the pod has a federated token, else the machine's managed
-//! identity. Two requests, which the Azure crates of this generation make only with a second TLS stack.
+//! The pod's own identity in Azure: workload identity if the pod has a federated token, else the managed
+//! identity of the machine. This takes two requests, which the Azure crates of this version make only with a
+//! second TLS library.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -12,20 +13,20 @@ use tokio::sync::Mutex;
 
 use crate::failure::chain;
 
-/// What every failure to get a token says.
-pub(super) const FAILED: &str = "no token for the pod's own identity";
+/// Prefix of every error of a token request.
+pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
-/// What a token is asked for.
+/// The resource of a token.
 const RESOURCE: &str = "https://storage.azure.com/";
 
-/// Where a machine of Azure tells its identity
+/// The identity endpoint of an Azure machine
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
-const METADATA: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
+const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// How long before its end a token is replaced.
-const MARGIN: Duration = Duration::from_mins(5);
+/// Time before its expiry at which a token is replaced.
+const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
-/// Asks for tokens and keeps the last one.
+/// Requests tokens and caches the last one.
 #[derive(Debug)]
 pub(super) struct Identity {
     client: reqwest::Client,
@@ -33,17 +34,17 @@ pub(super) struct Identity {
     last: Mutex<Option<(AccessToken, SystemTime)>>,
 }
 
-/// Where tokens come from.
+/// The source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
-    /// A token of the pod's ServiceAccount, exchanged
+    /// A token of the pod's ServiceAccount, exchanged for an Azure token
     /// (<https://azure.github.io/azure-workload-identity/docs/>).
     Federated {
         url: String,
         client_id: String,
         token_file: PathBuf,
     },
-    /// The machine.
+    /// The managed identity of the machine.
     Managed {
         url: String,
         client_id: Option<String>,
@@ -53,12 +54,12 @@ enum Source {
 #[derive(Deserialize)]
 struct Answer {
     access_token: String,
-    /// A number, or its text.
+    /// A number or its text.
     expires_in: serde_json::Value,
 }
 
 impl Source {
-    /// By what the webhook of workload identity puts into a pod.
+    /// Selects the source by the environment variables that the workload identity webhook sets in a pod.
     fn of(environment: impl Fn(&str) -> Option<String>) -> Self {
         let given = |name: &str| environment(name).filter(|value| !value.is_empty());
         let client_id = given("AZURE_CLIENT_ID");
@@ -79,7 +80,7 @@ impl Source {
                 }
             }
             _ => Self::Managed {
-                url: METADATA.to_owned(),
+                url: METADATA_URL.to_owned(),
                 client_id,
             },
         }
@@ -131,11 +132,11 @@ impl Identity {
         let status = answer.status();
         let body = answer.bytes().await.map_err(|error| chain(&error))?;
         if !status.is_success() {
-            // The answer to a refusal names tenant and client, and no token.
+            // The error response contains tenant and client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
-        serde_json::from_slice(&body).map_err(|_| "the answer holds no token".to_owned())
+        serde_json::from_slice(&body).map_err(|_| "the response contains no token".to_owned())
     }
 }
 
@@ -149,14 +150,14 @@ impl TokenCredential for Identity {
             return Ok(token.clone());
         }
         let answer = self.ask().await.map_err(|why| {
-            azure_core::Error::message(ErrorKind::Credential, format!("{FAILED}: {why}"))
+            azure_core::Error::message(ErrorKind::Credential, format!("{NO_TOKEN}: {why}"))
         })?;
         let seconds = match &answer.expires_in {
             serde_json::Value::String(text) => text.parse().unwrap_or_default(),
             number => number.as_u64().unwrap_or_default(),
         };
         let lasts = Duration::from_secs(seconds);
-        let until = SystemTime::now() + lasts.saturating_sub(MARGIN);
+        let until = SystemTime::now() + lasts.saturating_sub(EXPIRY_MARGIN);
         let token = AccessToken::new(
             Secret::new(answer.access_token),
             (SystemTime::now() + lasts).into(),
@@ -196,7 +197,7 @@ mod tests {
             while !String::from_utf8_lossy(&request[..read]).contains("\r\n\r\n") {
                 read += stream.read(&mut request[read..]).await.unwrap();
             }
-            // A body may follow in a packet of its own.
+            // The body may arrive in a separate packet.
             let rest = tokio::time::timeout(
                 Duration::from_millis(200),
                 stream.read(&mut request[read..]),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_a_federated_token_uses_it() {
+    fn federated_token_takes_precedence() {
         let pod = environment(&[
             ("AZURE_CLIENT_ID", "id"),
             ("AZURE_TENANT_ID", "tenant"),
@@ -230,14 +231,14 @@ mod tests {
         assert_eq!(
             Source::of(machine),
             Source::Managed {
-                url: METADATA.to_owned(),
+                url: METADATA_URL.to_owned(),
                 client_id: Some("id".to_owned()),
             }
         );
     }
 
     #[tokio::test]
-    async fn tokens_are_asked_for_once_and_refusals_are_told() {
+    async fn caches_tokens_and_reports_rejections() {
         let (url, asked) = once(
             "HTTP/1.1 200 OK\r\ncontent-length: 46\r\n\r\n{\"access_token\":\"secret\",\"expires_in\":\"86400\"} ",
         )
@@ -272,7 +273,7 @@ mod tests {
         identity.clear_cache().await.unwrap();
         let error = chain(&identity.get_token(&[]).await.unwrap_err());
         assert!(
-            error.contains(FAILED) && error.contains("no tenant"),
+            error.contains(NO_TOKEN) && error.contains("no tenant"),
             "{error}"
         );
         assert!(asked.await.unwrap().contains("client_assertion=assertion"));

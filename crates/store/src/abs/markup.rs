@@ -1,30 +1,37 @@
-//! What is looked at in an answer before the Azure client parses it. Its parser, quick-xml 0.31, needs time that grows
-//! with the square of a tag's attributes, and memory for every namespace a tag declares (RUSTSEC-2026-0194 and
-//! RUSTSEC-2026-0195), and whoever makes an EtcdBackup may name the endpoint. The service's own tags are short.
+//! Checks of a response before the Azure client parses it. Its parser, quick-xml 0.31, needs quadratic time
+//! for the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and
+//! RUSTSEC-2026-0195). The user who creates an EtcdBackup chooses the endpoint, so a response may be
+//! malicious. Tags of the real service are short.
 
-/// More than the longest list of the service: 100,000 blocks, or 5,000 blobs with their properties.
-pub(super) const LONGEST_ANSWER: usize = 32 << 20;
+/// Maximum size of a response in bytes, above the longest list of the service: 100,000 blocks, or 5,000 blobs
+/// with their properties.
+pub(super) const MAX_RESPONSE: usize = 32 << 20;
 
-/// A tag with its attributes.
-const LONGEST_TAG: usize = 2 << 10;
+/// Maximum length of a tag with its attributes, in bytes.
+const MAX_TAG: usize = 2 << 10;
 
-/// The reason why the parser is not to see this.
+/// Returns an error if the parser must not read this response.
 pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
     let xml = xml.strip_prefix(b"\xef\xbb\xbf").unwrap_or(xml);
     let mut tag: Option<(usize, Option<u8>)> = None;
     for (at, &byte) in xml.iter().enumerate() {
         match &mut tag {
             None if byte == b'<' => {
-                // Without comments, sections and instructions a tag ends where this takes it to end.
+                // Without comments, CDATA sections and processing instructions, this check and the parser
+                // find the same end of a tag.
                 match xml.get(at + 1) {
-                    Some(b'!') => return Err("an answer in XML has a comment or a section"),
-                    Some(b'?') if at > 0 => return Err("an answer in XML has an instruction"),
+                    Some(b'!') => {
+                        return Err("an XML response contains a comment or a CDATA section");
+                    }
+                    Some(b'?') if at > 0 => {
+                        return Err("an XML response contains a processing instruction");
+                    }
                     _ => tag = Some((at, None)),
                 }
             }
             None => {}
-            Some((since, _)) if at - *since > LONGEST_TAG => {
-                return Err("an answer in XML has a tag longer than 2 KiB");
+            Some((since, _)) if at - *since > MAX_TAG => {
+                return Err("an XML response contains a tag longer than 2 KiB");
             }
             Some((_, quote)) => match (*quote, byte) {
                 (None, b'"' | b'\'') => *quote = Some(byte),
@@ -42,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_errors_of_the_service_pass() {
+    fn accepts_lists_and_errors_of_the_service() {
         let list = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a/\" \
                     ContainerName=\"c\"><Blobs><Blob><Name>a > b 'c</Name></Blob></Blobs><NextMarker /></EnumerationResults>";
         assert_eq!(check(list.as_bytes()), Ok(()));
@@ -53,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_of_many_attributes_never_reaches_the_parser() {
+    fn rejects_tags_with_many_attributes() {
         let many = |separator: &str| {
             let names = (0..500).map(|number| format!(" xmlns:n{number}={separator}"));
             format!(

@@ -1,4 +1,5 @@
-//! HTTP for the Azure client: its own would bring a second TLS stack (docs/adr/0004-azure-crate.md).
+//! HTTP transport of the Azure client. Its own transport would add a second TLS library
+//! (docs/adr/0004-azure-crate.md).
 
 use async_trait::async_trait;
 use azure_core::error::{ErrorKind, ResultExt};
@@ -9,7 +10,7 @@ use futures::{TryStreamExt, stream};
 
 use super::markup;
 
-/// Sends requests as they are.
+/// Sends requests unchanged.
 #[derive(Debug)]
 pub(super) struct Transport(pub(super) reqwest::Client);
 
@@ -28,7 +29,7 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // Nothing here sends one.
+            // This crate sends no streams.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,
@@ -39,7 +40,7 @@ impl HttpClient for Transport {
         let answer = sent
             .send()
             .await
-            .context(ErrorKind::Io, "the request was not answered")?;
+            .context(ErrorKind::Io, "the request has no response")?;
         let status = StatusCode::try_from(answer.status().as_u16())
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
@@ -51,8 +52,9 @@ impl HttpClient for Transport {
                 );
             }
         }
-        let broke = |error| azure_core::Error::full(ErrorKind::Io, error, "the answer broke off");
-        let mut body = answer.bytes_stream().map_err(broke);
+        let ended_early =
+            |error| azure_core::Error::full(ErrorKind::Io, error, "the response ended early");
+        let mut body = answer.bytes_stream().map_err(ended_early);
         let lists = is_read_as_xml(request, status);
         if !lists && status.is_success() {
             return Ok(Response::new(status, headers, Box::pin(body)));
@@ -61,8 +63,8 @@ impl HttpClient for Transport {
         let mut fault = None;
         while let Some(piece) = body.try_next().await? {
             whole.extend_from_slice(&piece);
-            if whole.len() > markup::LONGEST_ANSWER {
-                fault = Some("an answer that is to be XML does not end");
+            if whole.len() > markup::MAX_RESPONSE {
+                fault = Some("an XML response is too long");
                 break;
             }
         }
@@ -71,7 +73,7 @@ impl HttpClient for Transport {
             Some(why) if lists => {
                 return Err(azure_core::Error::message(ErrorKind::DataConversion, why));
             }
-            // The status and the headers tell what matters; this may be a page of a proxy.
+            // The status and the headers are sufficient. The body may be a page of a proxy.
             Some(_) => whole.clear(),
             None => {}
         }
@@ -80,8 +82,8 @@ impl HttpClient for Transport {
     }
 }
 
-/// Whether the client hands the answer to its XML parser: lists. What it is told of errors it tries to parse as well;
-/// blobs are streamed.
+/// Whether the client parses the response as XML, as it does for lists. The client also tries to parse error
+/// responses; blobs are streamed.
 fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
     let mut words = request.url().query_pairs();
     let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");

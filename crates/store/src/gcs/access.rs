@@ -1,4 +1,4 @@
-//! Where a bucket is and who asks: the typed configuration, the Secret's keys.
+//! Access to a bucket: the configuration and the keys of the Secret.
 
 use std::fmt;
 
@@ -16,35 +16,35 @@ use crate::port::Error;
 use crate::secret;
 use crate::secret::SecretData;
 
-/// Where Google is when nobody says so.
+/// The public endpoint of Google Cloud Storage.
 const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
 
-/// What a token is asked for.
+/// The scope of a token.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
 /// The keys of the Secret.
 const CREDENTIALS: &str = "credentials.json";
 const TOKEN: &str = "access-token";
 
-/// What is needed to reach a bucket.
+/// The configuration of a bucket.
 #[derive(Clone, Debug)]
 pub struct GcsConfig {
     /// The bucket's name.
     pub bucket: String,
-    /// URL of the storage service where it is not the public one.
+    /// URL of the storage service, if it is not the public one.
     pub endpoint: Option<String>,
-    /// Who asks.
+    /// The identity.
     pub access: GcsAccess,
 }
 
-/// Who asks.
+/// The identity of the requests.
 #[derive(Clone)]
 pub enum GcsAccess {
     /// The pod's own identity: workload identity, or the machine's service account.
     Ambient,
     /// The key of a service account, or a user's credentials: Google's JSON.
     Json(serde_json::Value),
-    /// A token somebody else keeps fresh.
+    /// A token that the user keeps valid.
     Token(HeaderValue),
 }
 
@@ -66,26 +66,30 @@ impl GcsConfig {
 }
 
 impl GcsAccess {
-    /// Reads the Secret's keys `access-token` or `credentials.json`, as v1beta2 defines them; the token wins.
+    /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. The token takes
+    /// precedence.
+    ///
+    /// # Errors
+    /// A key is missing or invalid.
     pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
-        secret::spelt(data, &[CREDENTIALS, TOKEN])?;
+        secret::reject_misspelled(data, &[CREDENTIALS, TOKEN])?;
         if let Some(token) = secret::optional(data, TOKEN)? {
             let mut header = HeaderValue::from_str(&format!("Bearer {token}"))
-                .map_err(|_| secret::wrong(TOKEN, "is no token".to_owned()))?;
+                .map_err(|_| secret::invalid_key(TOKEN, "is not a valid token".to_owned()))?;
             header.set_sensitive(true);
             return Ok(Self::Token(header));
         }
         let text = secret::text(
             data,
             CREDENTIALS,
-            "add the service account's key under this key, or a token under access-token",
+            "add the service account key under this key, or a token under access-token",
         )?;
-        let wrong = |problem: &str| secret::wrong(CREDENTIALS, problem.to_owned());
+        let invalid_key = |problem: &str| secret::invalid_key(CREDENTIALS, problem.to_owned());
         let json: serde_json::Value = serde_json::from_str(text)
-            .map_err(|_| wrong("is no JSON: give the file that Google made"))?;
+            .map_err(|_| invalid_key("is not JSON: use the file that Google generated"))?;
         let access = Self::Json(json);
         access.credentials().map_err(|_| {
-            wrong("is no service account's key and no user's credentials: give the file that Google made")
+            invalid_key("is neither a service account key nor user credentials: use the file that Google generated")
         })?;
         Ok(access)
     }
@@ -101,12 +105,12 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(json.clone())
                     .with_scopes([SCOPE])
                     .build(),
-                // "external_account" names files, programs and addresses for this process to read: whoever may
-                // write a Secret would read the operator's own.
+                // "external_account" names files, programs and URLs that this process would read: a user with
+                // write access to a Secret could read the operator's own files.
                 _ => {
-                    return Err(secret::wrong(
+                    return Err(secret::invalid_key(
                         CREDENTIALS,
-                        "is of a type that is not taken".to_owned(),
+                        "has an unsupported type".to_owned(),
                     ));
                 }
             },
@@ -117,7 +121,7 @@ impl GcsAccess {
     }
 }
 
-/// A token as it is.
+/// A static token.
 #[derive(Debug)]
 struct Token(HeaderValue);
 
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_the_keys_of_v1beta2() {
+    async fn reads_v1beta2_secret_keys() {
         let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
@@ -174,22 +178,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn says_which_key_of_the_secret_is_wrong() {
+    async fn error_names_invalid_secret_key() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
-            (&[], "credentials.json: is missing (it has no keys)"),
+            (&[], "credentials.json: is missing (the Secret has no keys)"),
             (
                 &[("credentials", "{}")],
-                "credentials.json: is missing (it has credentials)",
+                "credentials.json: is missing (the Secret has credentials)",
             ),
             (
                 &[("access_token", "t")],
-                "access_token: is not known: call it access-token",
+                "access_token: is an unknown key: rename it to access-token",
             ),
-            (&[(CREDENTIALS, "secret")], "credentials.json: is no JSON"),
+            (&[(CREDENTIALS, "secret")], "credentials.json: is not JSON"),
             (
                 &[(CREDENTIALS, external)],
-                "credentials.json: is no service account's key",
+                "credentials.json: is neither a service account key",
             ),
         ];
         for (entries, expected) in cases {

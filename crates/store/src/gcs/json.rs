@@ -1,4 +1,4 @@
-//! Google's JSON API, for what its client has over gRPC alone, and for uploads
+//! Google's JSON API, for calls that Google's client supports only over gRPC, and for uploads
 //! (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
 
 use std::time::Duration;
@@ -13,45 +13,45 @@ use crate::failure::{Place, chain};
 use crate::http;
 use crate::port::{Error, Object};
 
-/// Attempts of one request.
+/// Maximum number of attempts of one request.
 pub(super) const ATTEMPTS: u32 = 6;
 
-/// How long a request may take, and how long one with content.
-const PATIENCE: Duration = Duration::from_secs(20);
-const BULK_PATIENCE: Duration = Duration::from_mins(5);
+/// Timeout of a request, and of a request with content.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// A bucket, and who asks.
+/// A bucket and the identity of the requests.
 #[derive(Clone)]
 pub(super) struct Json {
-    /// For everything that is answered at once.
+    /// For short calls.
     pub(super) client: reqwest::Client,
-    /// For content: as patient as a slow line needs.
+    /// For content, with a timeout that allows slow connections.
     pub(super) bulk: reqwest::Client,
     endpoint: Url,
     credentials: Credentials,
     place: Place,
 }
 
-/// An object, as far as it is asked for.
+/// The used fields of an object.
 #[derive(Debug, Deserialize)]
 pub(super) struct Resource {
     name: String,
-    /// Numbers of 64 bits are text in this API.
+    /// The API sends 64-bit numbers as text.
     size: String,
     #[serde(default)]
     updated: Option<String>,
     /// The CRC32C of the content, big endian, in base64.
     #[serde(default)]
     pub(super) crc32c: Option<String>,
-    /// Another one with each writing of the object.
+    /// Changes with every write of the object.
     #[serde(default)]
     generation: Option<serde_json::Value>,
 }
 
-/// Where objects are.
+/// Path of the objects.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
-/// What was answered, if it is no refusal.
+/// A successful response.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
@@ -112,8 +112,8 @@ impl Json {
         place: Place,
     ) -> Result<Self, Error> {
         Ok(Self {
-            client: http::client(|builder| builder.timeout(PATIENCE))?,
-            bulk: http::client(|builder| builder.timeout(BULK_PATIENCE))?,
+            client: http::client(|builder| builder.timeout(REQUEST_TIMEOUT))?,
+            bulk: http::client(|builder| builder.timeout(BULK_TIMEOUT))?,
             endpoint,
             credentials,
             place,
@@ -160,11 +160,11 @@ impl Json {
         }
     }
 
-    /// The bucket's objects below a path of the API, or one of them.
+    /// The URL of the bucket's objects below a path of the API, or of one object.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
-            .map_err(|()| Error::Other("an endpoint without a path".to_owned()))?
+            .map_err(|()| Error::Other("the endpoint URL cannot have a path".to_owned()))?
             .pop_if_empty()
             .extend(path)
             .extend([&self.place.bucket, "o"])
@@ -172,7 +172,7 @@ impl Json {
         Ok(url)
     }
 
-    /// Calls until there is an answer that would not change.
+    /// Calls with retries until the response is final.
     pub(super) async fn call(
         &self,
         key: &str,
@@ -188,11 +188,11 @@ impl Json {
             if lasting || failures >= ATTEMPTS {
                 return Err(error);
             }
-            tokio::time::sleep(pause(failures)).await;
+            tokio::time::sleep(backoff(failures)).await;
         }
     }
 
-    /// One attempt; a failure comes with whether it would be the same again.
+    /// One attempt. An error comes with a flag that is true if a retry would fail too.
     pub(super) async fn once(
         &self,
         key: &str,
@@ -210,7 +210,7 @@ impl Json {
             let error = if error.is_timeout() {
                 Error::Timeout(self.place.endpoint.clone())
             } else {
-                // The address of an upload is as good as its credentials.
+                // The URL of an upload grants access like credentials.
                 self.place.unreachable(&chain(&error.without_url()))
             };
             let lasting = matches!(error, Error::Certificate(_));
@@ -251,12 +251,12 @@ impl Json {
     }
 }
 
-/// How long to wait after so many failures.
-pub(super) fn pause(failures: u32) -> Duration {
+/// The delay before the next attempt, by the number of failures.
+pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100) * 3_u32.pow(failures.clamp(1, 5) - 1)
 }
 
 pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body)
-        .map_err(|error| Error::Other(format!("something unreadable: {error}")))
+        .map_err(|error| Error::Other(format!("unreadable response: {error}")))
 }

@@ -1,8 +1,8 @@
-//! An object written to Google as one resumable upload, in fixed memory: chunks that follow each other, each repeated
-//! alone from the byte the store has, one on its way while the next is filled.
+//! Writes an object to Google as one resumable upload, in fixed memory. Chunks are sent in order. Each chunk
+//! is retried on its own, from the byte that the store has, and is sent while the next chunk is filled.
 //!
-//! Not by Google's client: its 1.21 drops a chunk whose connection breaks and goes on with the next
-//! (docs/adr/0012-resumable-uploads-to-google.md).
+//! Google's client is not used: version 1.21 drops a chunk after a broken connection and continues with the
+//! next one (docs/adr/0012-resumable-uploads-to-google.md).
 
 use std::time::Duration;
 
@@ -14,22 +14,24 @@ use reqwest::{Method, StatusCode, Url};
 use tokio::task::JoinHandle;
 
 use super::GcsStore;
-use super::json::{ATTEMPTS, Answer, Resource, pause, read};
+use super::json::{ATTEMPTS, Answer, Resource, backoff, read};
 use crate::port::{Committed, Error, Upload};
 
-/// Bytes of a chunk; a multiple of 256 KiB, as the protocol wants. Two of them are the memory budget.
+/// Size of a chunk in bytes, a multiple of 256 KiB as required by the protocol. Two chunks are the memory
+/// budget.
 const CHUNK: usize = 8 << 20;
 
-/// How long the chunk under way is awaited before its upload is aborted.
-const ABORT_PATIENCE: Duration = Duration::from_secs(20);
+/// Time to wait for the chunk in flight before an upload is aborted.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Answers about one chunk that do not end it: a store that takes it in small bites, or goes on in circles.
-const ROUNDS: u32 = 100;
+/// Maximum number of "continue" responses for one chunk, for a store that accepts only small pieces or makes
+/// no progress.
+const MAX_CONTINUES: u32 = 100;
 
-/// The protocol's status for "go on".
-const RESUME: StatusCode = StatusCode::PERMANENT_REDIRECT;
+/// The protocol's status for "continue".
+const CONTINUE: StatusCode = StatusCode::PERMANENT_REDIRECT;
 
-/// An upload the store has begun.
+/// An upload that the store has started.
 #[derive(Clone)]
 struct Session {
     store: GcsStore,
@@ -37,12 +39,12 @@ struct Session {
     url: Url,
 }
 
-/// A chunk on its way.
+/// A chunk of the object.
 struct Chunk {
-    /// Where it lies in the object.
+    /// Offset in the object.
     from: u64,
     content: Bytes,
-    /// The end of the object and the CRC32C of the whole, if this is the last chunk.
+    /// Size of the object and CRC32C of the whole, if this is the last chunk.
     end: Option<(u64, String)>,
 }
 
@@ -63,10 +65,9 @@ impl Session {
             .await
             .map_err(|error| store.place.about_bucket(error))?;
         let place = begun.header("location").and_then(|text| text.parse().ok());
-        let place: Url =
-            place.ok_or_else(|| Error::Other("an upload without an address".to_owned()))?;
+        let place: Url = place.ok_or_else(|| Error::Other("the upload has no URL".to_owned()))?;
         if url.scheme() == "https" && place.scheme() != "https" {
-            return Err(Error::Other("an upload without encryption".to_owned()));
+            return Err(Error::Other("the upload URL does not use HTTPS".to_owned()));
         }
         Ok(Self {
             store: store.clone(),
@@ -75,14 +76,14 @@ impl Session {
         })
     }
 
-    /// Sends a chunk, as often as it takes; the last one makes the object.
+    /// Sends a chunk with retries. The last chunk completes the object.
     async fn send(&self, chunk: &Chunk) -> Result<Option<Resource>, Error> {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // Whether `held` is what the store has; after a failure it may have more, perhaps all.
+        // Whether `held` is the store's offset. After a failure the store may have more bytes, perhaps all.
         let mut known = true;
-        let mut rounds = 0;
+        let mut continues = 0;
         loop {
             let attempt = if known {
                 self.put(chunk, held).await
@@ -97,18 +98,18 @@ impl Session {
                         return Err(error);
                     }
                     known = false;
-                    tokio::time::sleep(pause(failures)).await;
+                    tokio::time::sleep(backoff(failures)).await;
                     continue;
                 }
             };
             known = true;
-            if answer.status != RESUME {
+            if answer.status != CONTINUE {
                 return read(&answer.body).map(Some);
             }
-            let now = held_until(&answer);
+            let now = stored_bytes(&answer);
             if now < chunk.from || now > until {
                 return Err(Error::Other(format!(
-                    "{now} bytes are held where {} to {until} were sent",
+                    "the store has {now} bytes, but the bytes {} to {until} were sent",
                     chunk.from
                 )));
             }
@@ -118,9 +119,9 @@ impl Session {
             if now > held {
                 (held, failures) = (now, 0);
             }
-            rounds += 1;
-            if rounds > ROUNDS {
-                return Err(Error::Other("the upload does not go on".to_owned()));
+            continues += 1;
+            if continues > MAX_CONTINUES {
+                return Err(Error::Other("the upload makes no progress".to_owned()));
             }
         }
     }
@@ -159,22 +160,22 @@ impl Session {
         json.once(&self.key, request).await
     }
 
-    /// Tells the store that nothing will come of it. What is not said is true after a week all the same.
+    /// Cancels the upload. Without this call, the upload expires after a week.
     async fn cancel(&self) {
         let json = &self.store.json;
         let request = json
             .client
             .delete(self.url.clone())
             .header("content-length", "0");
-        // Success has the status 499 here.
+        // A successful cancellation has status 499.
         if let Err((error, _)) = json.once(&self.key, request).await {
-            tracing::debug!(%error, key = self.key, "a resumable upload was cancelled");
+            tracing::debug!(%error, key = self.key, "canceled a resumable upload");
         }
     }
 }
 
-/// How many bytes the store holds; without a range none.
-fn held_until(answer: &Answer) -> u64 {
+/// Number of bytes that the store has; 0 without a range.
+fn stored_bytes(answer: &Answer) -> u64 {
     let range = answer.header("range").unwrap_or_default();
     let last = range
         .rsplit_once('-')
@@ -188,7 +189,7 @@ pub(super) struct GcsUpload {
     key: String,
     session: Option<Session>,
     filling: BytesMut,
-    under_way: Option<JoinHandle<Result<(), Error>>>,
+    in_flight: Option<JoinHandle<Result<(), Error>>>,
     sent: u64,
     crc32c: u32,
 }
@@ -200,15 +201,15 @@ impl GcsUpload {
             key: key.to_owned(),
             session: None,
             filling: BytesMut::new(),
-            under_way: None,
+            in_flight: None,
             sent: 0,
             crc32c: 0,
         }
     }
 
-    /// Sends what is filled, once the chunk before has arrived.
+    /// Sends the filled chunk, after the previous chunk has arrived.
     async fn send(&mut self) -> Result<(), Error> {
-        self.arrived().await?;
+        self.wait_for_chunk().await?;
         if self.session.is_none() {
             self.session = Some(Session::begin(&self.store, &self.key).await?);
         }
@@ -221,17 +222,19 @@ impl GcsUpload {
             end: None,
         };
         self.sent += chunk.content.len() as u64;
-        self.under_way = Some(tokio::spawn(async move {
+        self.in_flight = Some(tokio::spawn(async move {
             match session.send(&chunk).await? {
                 None => Ok(()),
-                Some(_) => Err(Error::Other("an object that was not ended".to_owned())),
+                Some(_) => Err(Error::Other(
+                    "the store completed the object before the last chunk".to_owned(),
+                )),
             }
         }));
         Ok(())
     }
 
-    async fn arrived(&mut self) -> Result<(), Error> {
-        match self.under_way.take() {
+    async fn wait_for_chunk(&mut self) -> Result<(), Error> {
+        match self.in_flight.take() {
             None => Ok(()),
             Some(chunk) => chunk.await.unwrap_or_else(|_| {
                 Err(Error::Other(
@@ -241,13 +244,13 @@ impl GcsUpload {
         }
     }
 
-    /// Invariant 12: the store is asked what it holds, and that must be what was sent.
+    /// Invariant 12: the size and checksum that the store reports must match the sent data.
     async fn verify(&self, written: u64) -> Result<Committed, Error> {
         let held = self.store.json.object(&self.key).await?;
         let size = held.size()?;
         if size != written {
             return Err(Error::Other(format!(
-                "{size} bytes are stored of {written} that were sent"
+                "the store has {size} of {written} bytes"
             )));
         }
         if held
@@ -256,7 +259,7 @@ impl GcsUpload {
             .is_some_and(|stored| *stored != encoded(self.crc32c))
         {
             return Err(Error::Other(
-                "the stored object's checksum is not that of what was sent".to_owned(),
+                "the checksum of the stored object does not match the sent data".to_owned(),
             ));
         }
         let tag = held.tag();
@@ -264,14 +267,14 @@ impl GcsUpload {
     }
 }
 
-/// A CRC32C as Google writes it.
+/// A CRC32C in Google's format.
 fn encoded(crc32c: u32) -> String {
     STANDARD.encode(crc32c.to_be_bytes())
 }
 
-async fn cancel(session: Session, under_way: Option<JoinHandle<Result<(), Error>>>) {
-    if let Some(mut chunk) = under_way
-        && tokio::time::timeout(ABORT_PATIENCE, &mut chunk)
+async fn cancel(session: Session, in_flight: Option<JoinHandle<Result<(), Error>>>) {
+    if let Some(mut chunk) = in_flight
+        && tokio::time::timeout(ABORT_TIMEOUT, &mut chunk)
             .await
             .is_err()
     {
@@ -286,7 +289,7 @@ impl Upload for GcsUpload {
         let mut chunk = chunk;
         self.crc32c = crc32c::crc32c_append(self.crc32c, &chunk);
         while !chunk.is_empty() {
-            // A full chunk is only sent when more follows: the last one has to say that it is.
+            // A full chunk is sent only when more bytes follow: the last chunk must be marked.
             if self.filling.len() == CHUNK {
                 self.send().await?;
             }
@@ -301,7 +304,7 @@ impl Upload for GcsUpload {
     }
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
-        self.arrived().await?;
+        self.wait_for_chunk().await?;
         let content = std::mem::take(&mut self.filling).freeze();
         let written = self.sent + content.len() as u64;
         let Some(session) = self.session.clone() else {
@@ -314,7 +317,9 @@ impl Upload for GcsUpload {
             end: Some((written, encoded(self.crc32c))),
         };
         if session.send(&last).await?.is_none() {
-            return Err(Error::Other("the upload does not end".to_owned()));
+            return Err(Error::Other(
+                "the store did not complete the upload".to_owned(),
+            ));
         }
         self.session = None;
         self.verify(written).await
@@ -322,7 +327,7 @@ impl Upload for GcsUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if let Some(session) = self.session.take() {
-            cancel(session, self.under_way.take()).await;
+            cancel(session, self.in_flight.take()).await;
         }
         Ok(())
     }
@@ -333,7 +338,7 @@ impl Drop for GcsUpload {
         if let Some(session) = self.session.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(cancel(session, self.under_way.take()));
+            runtime.spawn(cancel(session, self.in_flight.take()));
         }
     }
 }

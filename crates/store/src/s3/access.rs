@@ -1,6 +1,6 @@
-//! Where a bucket is and who asks: the typed configuration, the Secret's files, the HTTP client.
+//! Access to a bucket: the configuration, the keys of the Secret, the HTTP client.
 //!
-//! Nothing is read from the operator's own environment unless ambient identity was chosen, and no Secret is printed.
+//! The operator's own environment is used only for the ambient identity. Secrets are never printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,31 +23,31 @@ use super::{S3Protection, insecure};
 use crate::port::Error;
 use crate::secret;
 
-/// Where AWS is when nobody says so.
+/// The default region of AWS.
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// What is needed to reach a bucket.
+/// The configuration of a bucket.
 #[derive(Clone, Debug, Default)]
 pub struct S3Config {
     /// The bucket's name.
     pub bucket: String,
-    /// URL of a store other than AWS.
+    /// URL of an S3-compatible store; `None` for AWS.
     pub endpoint: Option<String>,
-    /// The region; else the Secret's, else `us-east-1`.
+    /// The region; if not set, the Secret's region, else `us-east-1`.
     pub region: Option<String>,
-    /// The bucket is part of the path instead of the host name.
+    /// Whether the bucket is part of the path instead of the host name.
     pub force_path_style: bool,
-    /// Who asks.
+    /// The identity.
     pub access: S3Access,
-    /// PEM certificates that sign the endpoint's, beside those the system trusts.
+    /// PEM certificates of CAs for the endpoint, in addition to the system's.
     pub ca: Option<Vec<u8>>,
-    /// The endpoint's certificate is not checked at all. For tests only.
+    /// Do not verify the endpoint's certificate. For tests only.
     pub insecure_skip_verify: bool,
-    /// How objects are protected.
+    /// Protection of the objects.
     pub protection: S3Protection,
 }
 
-/// Who asks.
+/// The identity of the requests.
 #[derive(Clone, Debug, Default)]
 pub enum S3Access {
     /// The pod's own identity: web identity, container or instance credentials.
@@ -57,7 +57,7 @@ pub enum S3Access {
     Keys(S3Keys),
 }
 
-/// What a Secret with the files `credentials` and `config` says for the profile `default`.
+/// The profile `default` of a Secret with the files `credentials` and `config`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct S3Keys {
     access_key_id: String,
@@ -75,7 +75,7 @@ impl fmt::Debug for S3Keys {
 }
 
 impl S3Keys {
-    /// Keys that come from elsewhere than AWS's files.
+    /// Keys from another source than AWS's files.
     pub fn new(access_key_id: &str, secret_access_key: &str) -> Self {
         Self {
             access_key_id: access_key_id.to_owned(),
@@ -85,10 +85,12 @@ impl S3Keys {
         }
     }
 
-    /// Reads the Secret's keys `credentials` (needed) and `config` (optional), as v1beta2 defines them.
-    /// An error names the key and what is missing in it, never a value.
+    /// Reads the Secret's keys `credentials` (required) and `config` (optional), as defined by v1beta2.
+    ///
+    /// # Errors
+    /// A key is missing or invalid. The error names the key and the missing setting, never a value.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, Error> {
-        secret::spelt(data, &["credentials", "config"])?;
+        secret::reject_misspelled(data, &["credentials", "config"])?;
         let credentials = secret::text(
             data,
             "credentials",
@@ -98,10 +100,10 @@ impl S3Keys {
         let config = secret::optional(data, "config")?
             .map(default_profile)
             .unwrap_or_default();
-        let needed = |name: &str| {
+        let required = |name: &str| {
             let value = credentials.get(name).or_else(|| config.get(name)).copied();
             value.filter(|value| !value.is_empty()).ok_or_else(|| {
-                secret::wrong(
+                secret::invalid_key(
                     "credentials",
                     format!("has no {name} in its profile [default]: add it"),
                 )
@@ -111,17 +113,17 @@ impl S3Keys {
             .into_iter()
             .find(|name| credentials.contains_key(name) || config.contains_key(name))
         {
-            return Err(secret::wrong(
+            return Err(secret::invalid_key(
                 "config",
                 format!(
-                    "sets {name}, which is not supported: give keys, or leave the Secret out and use the pod's own identity"
+                    "sets {name}, which is not supported: use access keys, or remove the Secret from the spec to use the pod's own identity"
                 ),
             ));
         }
         let region = config.get("region").or_else(|| credentials.get("region"));
         Ok(Self {
-            access_key_id: needed("aws_access_key_id")?.to_owned(),
-            secret_access_key: needed("aws_secret_access_key")?.to_owned(),
+            access_key_id: required("aws_access_key_id")?.to_owned(),
+            secret_access_key: required("aws_secret_access_key")?.to_owned(),
             session_token: credentials
                 .get("aws_session_token")
                 .map(|token| (*token).to_owned()),
@@ -137,12 +139,12 @@ fn invalid(field: &str, problem: String) -> Error {
     }
 }
 
-/// The settings of `[default]`, which a `config` file may also call `[profile default]`.
+/// The settings of `[default]`. A `config` file may name this section `[profile default]`.
 fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // An indented line belongs to a nested setting, which nothing here uses.
+        // An indented line belongs to a nested setting, which is not used here.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -160,11 +162,12 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 
 impl S3Config {
     /// The endpoint for messages.
-    pub(super) fn shown_endpoint(&self) -> String {
+    pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// With the pod's own identity comes the environment's endpoint; the library takes it by itself and does not tell.
+    /// The endpoint for messages. With the ambient identity, the library reads the endpoint from the
+    /// environment and does not expose it.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {
@@ -190,7 +193,7 @@ impl S3Config {
         if self.bucket.is_empty() {
             return Err(invalid(
                 "path",
-                "names no bucket: give <bucket>/<key>".to_owned(),
+                "has no bucket: use <bucket>/<key>".to_owned(),
             ));
         }
         match &self.endpoint {
@@ -204,7 +207,7 @@ impl S3Config {
             {
                 Err(invalid(
                     "endpoint",
-                    format!("{endpoint:?} is no URL: begin with http:// or https:// and a host"),
+                    format!("{endpoint:?} is not a URL: begin with http:// or https:// and a host"),
                 ))
             }
             _ => Ok(()),
@@ -212,8 +215,8 @@ impl S3Config {
     }
 }
 
-/// The HTTP client: with the certificates of the system and of `ca`, or without TLS where there are none and the
-/// endpoint needs none. The library below takes certificates for granted, so they are checked here.
+/// The HTTP client, which trusts the CAs of the system and of `ca`. Without any CA, a plain HTTP endpoint
+/// gets a client without TLS. The library does not report a missing CA, so this is checked here.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -238,8 +241,7 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
         } else {
             Err(invalid(
                 "caSecret",
-                "no certificate authority is trusted: set it to the Secret with the store's"
-                    .to_owned(),
+                "no CA is trusted: set it to the Secret with the store's CA certificate".to_owned(),
             ))
         };
     }
@@ -254,31 +256,31 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
 }
 
 fn check_certificates(pem: &[u8]) -> Result<(), Error> {
-    let wrong = |problem: &str| secret::wrong("ca.crt", problem.to_owned());
+    let invalid_key = |problem: &str| secret::invalid_key("ca.crt", problem.to_owned());
     let certificates: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
-        .map_err(|_| wrong("is not PEM: give the CA's certificate"))?;
+        .map_err(|_| invalid_key("is not PEM: add the CA certificate of the store"))?;
     if certificates.is_empty() {
-        return Err(wrong(
-            "holds no certificate: give the CA's certificate in PEM",
+        return Err(invalid_key(
+            "has no certificate: add the CA certificate in PEM format",
         ));
     }
     let mut store = RootCertStore::empty();
     for certificate in certificates {
         store
             .add(certificate)
-            .map_err(|_| wrong("holds something that is no certificate authority"))?;
+            .map_err(|_| invalid_key("has an invalid certificate: add only CA certificates"))?;
     }
     Ok(())
 }
 
-/// A client for short calls and one for long ones.
+/// A client for short calls and a client for content.
 pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error> {
     let http = http_client(&config)?;
     clients_over(config, http).await
 }
 
-/// As [`clients`], with another HTTP client.
+/// Like [`clients`], with the given HTTP client.
 pub(super) async fn clients_over(
     config: S3Config,
     http: SharedHttpClient,
@@ -296,7 +298,8 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // With the identity comes where its administrator says S3 is (AWS_ENDPOINT_URL_S3, AWS_REGION).
+        // The ambient identity includes the administrator's endpoint and region (AWS_ENDPOINT_URL_S3,
+        // AWS_REGION).
         S3Access::Ambient => {
             let loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http.clone());
             let ambient = loader.load().await;
@@ -314,7 +317,7 @@ pub(super) async fn clients_over(
                 .with_initial_backoff(Duration::from_millis(200))
                 .with_max_backoff(Duration::from_secs(5)),
         )
-        // Stores that are not AWS refuse checksum trailers; nothing here depends on them.
+        // S3-compatible stores reject checksum trailers; this crate does not need them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = config.endpoint {
@@ -323,14 +326,14 @@ pub(super) async fn clients_over(
     if let Some(region) = region {
         builder = builder.region(Region::new(region));
     }
-    let patience = |seconds| {
+    let timeouts = |seconds| {
         TimeoutConfig::builder()
             .connect_timeout(Duration::from_secs(5))
             .operation_attempt_timeout(Duration::from_secs(seconds))
             .build()
     };
-    let short = builder.clone().timeout_config(patience(20)).build();
-    let long = builder.timeout_config(patience(300)).build();
+    let short = builder.clone().timeout_config(timeouts(20)).build();
+    let long = builder.timeout_config(timeouts(300)).build();
     Ok((Client::from_conf(short), Client::from_conf(long)))
 }
 
@@ -348,7 +351,7 @@ mod tests {
     const CREDENTIALS: &str = "# a comment\n[other]\naws_access_key_id = WRONG\n\n[default]\r\naws_access_key_id = AKIA\r\naws_secret_access_key=s3cr3t=with=signs\n";
 
     #[test]
-    fn reads_the_files_of_v1beta2() {
+    fn reads_v1beta2_secret_files() {
         let config = "[default]\nregion = eu-central-1\ns3 =\n  addressing_style = path\n";
         let keys =
             S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS), ("config", config)]))
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_key_of_the_secret_is_wrong() {
+    fn error_names_invalid_secret_key() {
         let cases: [(&[(&str, &str)], &str); 4] = [
             (&[], "credentials: is missing"),
             (
@@ -405,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_the_endpoint_that_is_asked() {
+    fn messages_name_actual_endpoint() {
         let keys = S3Access::Keys(S3Keys::new("a", "b"));
         let shown = |access: &S3Access, endpoint: Option<&str>, set: &[(&str, &str)]| {
             let config = S3Config {
@@ -430,7 +433,7 @@ mod tests {
                 &[own],
                 "http://field",
             ),
-            // Who brings keys is not sent where the operator's environment says.
+            // The environment's endpoint does not apply to access keys.
             (&keys, None, &[own], "Amazon S3"),
         ] {
             assert_eq!(shown(access, endpoint, set), expected);
@@ -438,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refuses_what_cannot_work_and_names_the_field() {
+    async fn rejects_invalid_configuration_and_names_field() {
         let good = S3Config {
             bucket: "b".into(),
             endpoint: Some("http://127.0.0.1:1".into()),

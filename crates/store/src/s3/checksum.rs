@@ -1,56 +1,57 @@
-//! What proves that the store holds what was sent. Pure.
+//! Verification that the store has the sent data. Pure.
 //!
-//! A part is proven by the CRC32C that the store has calculated of what it took and says in its answer, where the
-//! store knows that: processors have an instruction for it. Elsewhere by `Content-MD5`, which every store compares,
-//! and by an entity tag that is the part's MD5. The whole is proven by what follows from its parts.
+//! If the store supports it, a part is verified by the CRC32C that the store calculates and returns;
+//! processors have an instruction for CRC32C. Otherwise a part is verified by `Content-MD5`, which every
+//! store compares, and by an entity tag that equals the part's MD5. The whole object is verified by the
+//! checksums of its parts.
 
 use md5::{Digest as _, Md5};
 
 use super::base64;
 use crate::port::Error;
 
-/// A part the store has taken.
+/// A part that the store has accepted.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) number: i32,
     pub(super) size: usize,
-    /// As the store calls it.
+    /// The entity tag of the part.
     pub(super) tag: String,
-    /// Sent with the part, where the store knows it.
+    /// Sent with the part, if the store supports it.
     pub(super) crc32c: Option<u32>,
-    /// Sent with the part, where that is not what proves it.
+    /// Sent with the part, if the CRC32C does not verify it.
     pub(super) md5: Option<[u8; 16]>,
 }
 
-/// A CRC32C as headers have it.
-pub(super) fn written(crc32c: u32) -> String {
+/// A CRC32C in the format of headers.
+pub(super) fn header_value(crc32c: u32) -> String {
     base64(&crc32c.to_be_bytes())
 }
 
-/// What the store has to say of an object.
+/// The expected checksums of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// Its CRC32C: that of its parts' (`COMPOSITE`), or that of all bytes (`FULL_OBJECT`).
+    /// The CRC32C of the parts' checksums (`COMPOSITE`) and of all bytes (`FULL_OBJECT`).
     crc32c: Option<[String; 2]>,
-    /// Its entity tag.
+    /// The expected entity tag.
     tag: Option<String>,
-    /// Its entity tag, if the store makes it of its parts' own, which it need not.
+    /// The entity tag, if the store derives it from the parts' tags, which is optional.
     composed: Option<String>,
 }
 
 impl Whole {
-    /// Of an object sent in one request.
-    pub(super) fn of_one(md5: [u8; 16], tag: &str) -> Self {
+    /// Expectations for an object sent in one request.
+    pub(super) fn of_single_request(md5: [u8; 16], tag: &str) -> Self {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // A tag that is no MD5 says nothing.
+            // A tag that is not an MD5 verifies nothing.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
     }
 
-    /// Of an object put together of parts.
+    /// Expectations for an object of several parts.
     pub(super) fn of_parts(parts: &[Part]) -> Self {
         Self {
             crc32c: crc32c(parts),
@@ -59,43 +60,40 @@ impl Whole {
         }
     }
 
-    /// Whether the store has to be asked for the checksum.
+    /// Whether the checksum must be requested from the store.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: what the store says of what it holds must be what follows from what was sent. Where it has
-    /// calculated checksums of the parts, it has to say that of the whole, or at least a tag that proves it.
-    pub(super) fn is_proven_by(
-        &self,
-        crc32c: Option<&str>,
-        tag: Option<&str>,
-    ) -> Result<(), Error> {
-        // Behind that of a composite stands the number of parts.
-        let said = crc32c.map(|text| text.split('-').next().unwrap_or_default());
-        let by_crc32c = match (&self.crc32c, said) {
-            (Some(expected), Some(said)) => Some(expected.iter().any(|text| text == said)),
+    /// Invariant 12: the checksums that the store reports must match the sent data. A store that has reported
+    /// checksums of the parts must report one of the whole, or at least a tag that verifies it.
+    pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
+        // A composite checksum is followed by the number of parts.
+        let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
+        let by_crc32c = match (&self.crc32c, reported) {
+            (Some(expected), Some(reported)) => Some(expected.iter().any(|text| text == reported)),
             _ => None,
         };
         let by_tag = match (&self.tag, tag) {
-            (Some(expected), Some(said)) => Some(said.trim_matches('"') == expected),
+            (Some(expected), Some(reported)) => Some(reported.trim_matches('"') == expected),
             _ => None,
         };
         match (by_crc32c, by_tag) {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
-                "the stored object's checksum is not that of what was sent".to_owned(),
+                "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // Its parts are proven, and it is they.
-            (None, None) if tag.is_some_and(|said| self.is_composed_of_its_parts(said)) => Ok(()),
+            // The tag shows that the object consists of the verified parts.
+            (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
+                Ok(())
+            }
             (None, None) if self.crc32c.is_some() => Err(Error::Other(
-                "it does not say the checksum of the stored object, and said those of its parts"
-                    .to_owned(),
+                "the store reported checksums of the parts but not of the object".to_owned(),
             )),
             _ => Ok(()),
         }
     }
 
-    fn is_composed_of_its_parts(&self, tag: &str) -> bool {
+    fn matches_composed_tag(&self, tag: &str) -> bool {
         self.composed.as_deref() == Some(tag.trim_matches('"'))
     }
 }
@@ -107,10 +105,10 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
         of_parts = crc32c::crc32c_append(of_parts, &crc32c.to_be_bytes());
         of_all = crc32c::crc32c_combine(of_all, crc32c, part.size);
     }
-    Some([written(of_parts), written(of_all)])
+    Some([header_value(of_parts), header_value(of_all)])
 }
 
-/// If the store makes tags of MD5s, as its parts then show.
+/// The expected tag, if the tags of the parts show that the store uses MD5 for tags.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
         let md5 = part.md5.map(hex::encode);
@@ -119,7 +117,8 @@ fn tag(parts: &[Part]) -> Option<String> {
     parts.iter().all(is_its_md5).then(|| composed(parts))?
 }
 
-/// As S3 makes the tag of an object from those of its parts, whatever they say of what is in these.
+/// The tag of an object, derived from the tags of its parts as in S3. The tags of the parts need not be MD5s
+/// of their content.
 fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
@@ -157,37 +156,33 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_is_written_as_the_documentation_of_s3_has_it() {
-        // The check value of CRC32C is that of these nine digits.
-        assert_eq!(written(crc32c::crc32c(b"123456789")), "4waSgw==");
+    fn checksum_has_s3_header_format() {
+        // The check value of CRC32C is the checksum of these nine digits.
+        assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 
     /// Invariant 12.
     #[test]
-    fn invariant_12_the_whole_is_proven_by_what_follows_from_its_parts() {
+    fn invariant_12_verifies_object_by_part_checksums() {
         let whole = Whole::of_parts(&parts(true, false));
         let of_parts: Vec<u8> = CONTENTS
             .iter()
             .flat_map(|content| crc32c::crc32c(content).to_be_bytes())
             .collect();
-        let composite = written(crc32c::crc32c(&of_parts));
-        let full = written(crc32c::crc32c(&CONTENTS.concat()));
-        for said in [format!("{composite}-3"), composite, full] {
-            assert!(whole.is_proven_by(Some(&said), None).is_ok(), "{said}");
-            assert!(whole.is_proven_by(Some(&said), Some("any")).is_ok());
+        let composite = header_value(crc32c::crc32c(&of_parts));
+        let full = header_value(crc32c::crc32c(&CONTENTS.concat()));
+        for reported in [format!("{composite}-3"), composite, full] {
+            assert!(whole.verify(Some(&reported), None).is_ok(), "{reported}");
+            assert!(whole.verify(Some(&reported), Some("any")).is_ok());
         }
-        for said in [None, Some("AAAAAA==-3"), Some("")] {
-            assert!(whole.is_proven_by(said, Some("any")).is_err(), "{said:?}");
+        for reported in [None, Some("AAAAAA==-3"), Some("")] {
+            assert!(whole.verify(reported, Some("any")).is_err(), "{reported:?}");
         }
-        // A store that keeps the whole's checksum to itself: the tag says that it is made of these parts.
+        // The store reports no checksum of the whole: the tag shows that the object consists of these parts.
         let tag = whole.composed.clone().unwrap();
-        assert!(
-            whole
-                .is_proven_by(None, Some(&format!("\"{tag}\"")))
-                .is_ok()
-        );
-        assert!(whole.is_proven_by(Some("AAAAAA==-3"), Some(&tag)).is_err());
-        // The order is part of it.
+        assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
+        assert!(whole.verify(Some("AAAAAA==-3"), Some(&tag)).is_err());
+        // The order of the parts matters.
         let mut other = parts(true, false);
         other.swap(0, 1);
         assert_ne!(Whole::of_parts(&other), whole);
@@ -195,26 +190,22 @@ mod tests {
 
     /// Invariant 12.
     #[test]
-    fn invariant_12_where_no_checksum_is_known_the_tag_proves_it() {
+    fn invariant_12_verifies_object_by_tag() {
         let whole = Whole::of_parts(&parts(false, true));
         assert!(!whole.has_checksum());
         let tag = whole.tag.clone().unwrap();
         assert!(tag.ends_with("-3"));
-        assert!(
-            whole
-                .is_proven_by(None, Some(&format!("\"{tag}\"")))
-                .is_ok()
-        );
-        assert!(whole.is_proven_by(None, Some("\"other-3\"")).is_err());
-        // What is no MD5 says nothing, as with keys of KMS; `Content-MD5` was compared.
+        assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
+        assert!(whole.verify(None, Some("\"other-3\"")).is_err());
+        // Tags that are not MD5s verify nothing, as with KMS keys; the store has compared `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
-        assert!(opaque.is_proven_by(None, Some("opaque-3")).is_ok());
-        // Both are known: either is enough, and none may be wrong.
+        assert!(opaque.verify(None, Some("opaque-3")).is_ok());
+        // Both are known: one is sufficient, and none may differ.
         let both = Whole::of_parts(&parts(true, true));
-        assert!(both.is_proven_by(None, Some(&tag)).is_ok());
-        assert!(both.is_proven_by(Some("AAAAAA=="), Some(&tag)).is_err());
-        assert!(both.is_proven_by(None, None).is_err());
+        assert!(both.verify(None, Some(&tag)).is_ok());
+        assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());
+        assert!(both.verify(None, None).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! An object of S3 to read.
+//! Reads an object from S3.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ struct S3Version {
     tag: Option<String>,
 }
 
-/// Opens the object, with its first part. A store that knows no parts answers with the whole.
+/// Opens an object with its first part. A store without range requests responds with the whole object.
 pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Error> {
     let mut version = S3Version {
         store,
@@ -30,9 +30,9 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // There is no first byte of an empty object.
+        // An empty object has no first byte.
         Err(error) => is_out_of_range(error),
-        // What may be replaced meanwhile is not put together from parts, nor what ends nobody knows where.
+        // Without a tag, the object may be replaced between two parts; without a size, its end is unknown.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -42,7 +42,7 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let first = length(&answer);
     let size = if in_one { first } else { size(&answer) };
     let (Some(first), Some(size)) = (first, size) else {
-        return Err(Error::Other("an object without a size".to_owned()));
+        return Err(Error::Other("the object has no size".to_owned()));
     };
     version.tag = tag(&answer).map(str::to_owned);
     let first = First {
@@ -52,18 +52,18 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     Ok(read(version, size, Some(first)))
 }
 
-/// What tells one version from another. A weak tag does not tell bytes apart.
+/// The tag of the version. A weak tag does not identify the bytes.
 fn tag(answer: &GetObjectOutput) -> Option<&str> {
     answer.e_tag().filter(|tag| !tag.starts_with("W/"))
 }
 
-/// Bytes of the answer.
+/// Size of the response body in bytes.
 fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object, in the answer to who asked for its first part. One that is as long as a part, and does not
-/// say of what, may be either.
+/// The size of the whole object, from the response to the request of the first part. A response of exactly
+/// one part without a content range may be either the first part or the whole.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -107,18 +107,19 @@ impl S3Version {
             .bucket(&self.store.place.bucket)
             .key(&self.key)
             .set_range(range)
-            // Only the very object that was begun may be continued.
+            // Only the same version may be continued.
             .set_if_match(self.tag.clone())
             .send()
             .await
     }
 
-    /// Whether that is what was asked for. Not every store knows conditions, and what stands before one may know no parts.
+    /// Fails if the response is not the requested range of this version. Some stores do not support
+    /// conditions, and some proxies do not support ranges.
     fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
-        let (asked, told) = (self.tag.as_deref(), tag(answer));
-        if asked.is_some() && told.is_some() && asked != told {
+        let (expected, found) = (self.tag.as_deref(), tag(answer));
+        if expected.is_some() && found.is_some() && expected != found {
             return Err(Error::Other(
-                "another version of the object: it was replaced while it was read".to_owned(),
+                "the object was replaced during the download".to_owned(),
             ));
         }
         let begins = match answer.content_range() {
@@ -130,7 +131,7 @@ impl S3Version {
         }
         let range = answer.content_range().unwrap_or("the whole object");
         Err(Error::Other(format!(
-            "{range}, when it was asked for the bytes from {} on",
+            "the response contains {range} instead of the bytes from {} on",
             part.start
         )))
     }

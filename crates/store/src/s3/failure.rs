@@ -1,4 +1,4 @@
-//! What the S3 client answers, turned into [`Error`] with its remedy. Pure.
+//! Translates errors of the S3 client into [`Error`] with a remedy. Pure.
 
 use std::error::Error as StdError;
 
@@ -8,7 +8,7 @@ use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use crate::failure::{Place, chain};
 use crate::port::Error;
 
-/// Says why a call about `key` failed.
+/// Explains a failed call about `key`.
 pub(super) fn explain<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
@@ -16,7 +16,7 @@ where
     explain_by(Place::answered, place, key, error)
 }
 
-/// The same of a HEAD.
+/// Like [`explain`], for a HEAD request.
 pub(super) fn explain_head<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
@@ -44,7 +44,7 @@ where
         ),
         SdkError::TimeoutError(_) => Error::Timeout(place.endpoint.clone()),
         SdkError::DispatchFailure(failure) if failure.is_timeout() => {
-            place.unreachable("no answer in time")
+            place.unreachable("no response in time")
         }
         _ => match status {
             Some(status) => answered(place, key, None, "", Some(status)),
@@ -53,7 +53,7 @@ where
     }
 }
 
-/// Says why a call failed that needs no object to be there: what is missing then is the bucket.
+/// Explains a failed call without an object: a missing object means a missing bucket.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! HTTP without a check of the server's certificate, for `insecureSkipVerify`, and to another address than the host's,
-//! for tests: the S3 client itself has no setting for either.
+//! HTTP without verification of the server's certificate, for `insecureSkipVerify`, and with another address
+//! for a host, for tests. The S3 client has no setting for either.
 
 use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_runtime_api::client::http::{
@@ -13,27 +13,30 @@ use crate::http;
 use crate::port::Error;
 
 #[derive(Debug)]
-struct Unchecked(reqwest::Client);
+struct Connector(reqwest::Client);
 
-/// The client.
+/// An HTTP client that does not verify certificates.
 pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     let client = http::client(|builder| builder.tls_danger_accept_invalid_certs(true))?;
-    Ok(over(client))
+    Ok(shared_client(client))
 }
 
-/// A client that looks for one host at another address, for tests: the requests, their `Host` and their signature are
-/// those the host would get.
+/// An HTTP client that resolves one host to another address, for tests. The requests, their `Host` and their
+/// signature are the same as for the real host.
 #[cfg(any(test, feature = "testing"))]
-pub(super) fn elsewhere(host: &str, at: std::net::SocketAddr) -> Result<SharedHttpClient, Error> {
-    http::client(|builder| builder.resolve(host, at)).map(over)
+pub(super) fn with_host_address(
+    host: &str,
+    at: std::net::SocketAddr,
+) -> Result<SharedHttpClient, Error> {
+    http::client(|builder| builder.resolve(host, at)).map(shared_client)
 }
 
-fn over(client: reqwest::Client) -> SharedHttpClient {
-    let connector = SharedHttpConnector::new(Unchecked(client));
+fn shared_client(client: reqwest::Client) -> SharedHttpClient {
+    let connector = SharedHttpConnector::new(Connector(client));
     http_client_fn(move |_, _| connector.clone())
 }
 
-impl HttpConnector for Unchecked {
+impl HttpConnector for Connector {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let client = self.0.clone();
         HttpConnectorFuture::new(async move {

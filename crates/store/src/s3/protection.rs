@@ -1,4 +1,4 @@
-//! What protects a stored object of S3: its encryption at rest and its lock against deletion. No I/O here.
+//! Protection of stored S3 objects: encryption at rest and locks against deletion. No I/O.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,10 +8,10 @@ use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 
 use crate::port::Error;
 
-/// How objects are protected; by default not at all.
+/// Protection of objects; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct S3Protection {
-    /// How the store encrypts what it holds.
+    /// Server-side encryption.
     pub encryption: Option<Encryption>,
     /// The key of AWS KMS.
     pub kms_key_id: Option<String>,
@@ -20,8 +20,8 @@ pub struct S3Protection {
 }
 
 impl S3Protection {
-    /// Whether there is any.
-    pub(super) fn is_asked_for(&self) -> bool {
+    /// Whether encryption or a lock is configured.
+    pub(super) fn is_enabled(&self) -> bool {
         self.encryption.is_some() || self.lock.is_some()
     }
 
@@ -42,7 +42,7 @@ impl S3Protection {
         })
     }
 
-    /// Until when an object is locked that is uploaded now.
+    /// End of the lock of an object that is uploaded now.
     pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
         let Some(lock) = &self.lock else {
             return Ok(None);
@@ -50,19 +50,23 @@ impl S3Protection {
         let days = u64::try_from(lock.days).ok().filter(|days| *days > 0);
         let days = days.ok_or_else(|| Error::Invalid {
             field: "objectLock.days".to_owned(),
-            problem: format!("is {}: give 1 or more", lock.days),
+            problem: format!("is {}: use 1 or more", lock.days),
         })?;
         let until = SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60);
         Ok(Some(DateTime::from(until)))
     }
 
-    /// Refuses a store that does not say that it encrypts as asked: some take the request and ignore that part.
-    pub(super) fn encrypted(&self, answered: Option<&ServerSideEncryption>) -> Result<(), Error> {
+    /// Fails if the store does not confirm the encryption: some stores accept the request and ignore the
+    /// encryption.
+    pub(super) fn check_encryption(
+        &self,
+        answered: Option<&ServerSideEncryption>,
+    ) -> Result<(), Error> {
         match self.encryption() {
-            Some(asked) if answered != Some(&asked) => Err(Error::Invalid {
+            Some(expected) if answered != Some(&expected) => Err(Error::Invalid {
                 field: "serverSideEncryption".to_owned(),
                 problem: format!(
-                    "{asked}: the store does not say that it encrypts so: correct it, or remove it"
+                    "{expected}: the store does not confirm this encryption: correct or remove it"
                 ),
             }),
             _ => Ok(()),
@@ -75,28 +79,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_ignores_the_encryption_is_refused() {
+    fn rejects_store_that_ignores_encryption() {
         let protection = S3Protection {
             encryption: Some(Encryption::Kms),
             ..S3Protection::default()
         };
         assert!(
             protection
-                .encrypted(Some(&ServerSideEncryption::AwsKms))
+                .check_encryption(Some(&ServerSideEncryption::AwsKms))
                 .is_ok()
         );
         for answered in [None, Some(&ServerSideEncryption::Aes256)] {
-            let error = protection.encrypted(answered).unwrap_err().to_string();
+            let error = protection
+                .check_encryption(answered)
+                .unwrap_err()
+                .to_string();
             assert!(
-                error.starts_with("serverSideEncryption: aws:kms: the store does not say"),
+                error.starts_with("serverSideEncryption: aws:kms: the store does not confirm"),
                 "{error}"
             );
         }
-        assert!(S3Protection::default().encrypted(None).is_ok());
+        assert!(S3Protection::default().check_encryption(None).is_ok());
     }
 
     #[test]
-    fn a_lock_ends_after_its_days() {
+    fn lock_ends_after_configured_days() {
         let protection = S3Protection {
             lock: Some(ObjectLock {
                 mode: Mode::Governance,

@@ -1,4 +1,5 @@
-//! An object written to S3 in parts: a few at a time, each repeated alone, all of them or nothing.
+//! Writes an object to S3 in parts: several concurrently, each with its own retries, committed all or not at
+//! all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,21 +22,21 @@ use super::{S3Store, base64, md5_of};
 use crate::parts::{Parts, Sink, Written};
 use crate::port::{Committed, Error, Upload};
 
-/// An upload the store knows.
-struct Begun {
+/// An upload that the store has started.
+struct StartedUpload {
     id: String,
-    /// The store calculates a CRC32C of each part.
-    checked: bool,
+    /// Whether the store calculates a CRC32C of each part.
+    with_crc32c: bool,
 }
 
-/// Where the parts of one upload go.
+/// The destination of the parts of one upload.
 #[derive(Clone)]
 struct S3Sink {
     store: S3Store,
     key: String,
-    begun: Arc<OnceCell<Begun>>,
-    /// Set when the store has not told the checksum of a part.
-    silent: Arc<AtomicBool>,
+    started: Arc<OnceCell<StartedUpload>>,
+    /// Set if the store did not report the checksum of a part.
+    no_part_checksums: Arc<AtomicBool>,
 }
 
 impl S3Sink {
@@ -60,15 +61,16 @@ impl S3Sink {
             .await
     }
 
-    /// Begins an upload whose parts the store calculates a CRC32C of, as its answer has to say: AWS, MinIO and
-    /// versitygw do. Some refuse the very word (400, 501) and some ignore it; nothing is left of such an upload.
-    async fn begin_checked(
+    /// Starts an upload with CRC32C checksums of its parts, if the response confirms them, as with AWS, MinIO
+    /// and versitygw. Some stores reject the checksum header (400, 501), others ignore it; such an upload is
+    /// discarded.
+    async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
     ) -> Result<Option<CreateMultipartUploadOutput>, Error> {
         let created = match self.create(Some(ChecksumAlgorithm::Crc32C), lock).await {
             Ok(created) => created,
-            Err(error) if is_refused(&error) => return Ok(None),
+            Err(error) if is_rejected(&error) => return Ok(None),
             Err(error) => return Err(explain_bucket(&self.store.place, &error)),
         };
         let known = created
@@ -81,16 +83,16 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // Whoever gives this upload up tries again.
-            let (id, checked) = (id.to_owned(), false);
-            let _ = self.begun.set(Begun { id, checked });
+            // Recorded so that an abort tries the removal again.
+            let (id, with_crc32c) = (id.to_owned(), false);
+            let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
         }
         Ok(None)
     }
 
     fn id(&self) -> Option<String> {
-        self.begun.get().map(|begun| begun.id.clone())
+        self.started.get().map(|started| started.id.clone())
     }
 
     async fn send_part(
@@ -108,7 +110,7 @@ impl S3Sink {
             .key(&self.key)
             .set_upload_id(self.id())
             .part_number(number)
-            .set_checksum_crc32_c(crc32c.map(checksum::written))
+            .set_checksum_crc32_c(crc32c.map(checksum::header_value))
             .set_content_md5(md5.map(|md5| base64(&md5)))
             .body(ByteStream::from(content))
             .send()
@@ -117,8 +119,8 @@ impl S3Sink {
     }
 }
 
-/// Whether the store does not take the request as it is.
-fn is_refused<E>(error: &SdkError<E, HttpResponse>) -> bool {
+/// Whether the store rejects the request in this form.
+fn is_rejected<E>(error: &SdkError<E, HttpResponse>) -> bool {
     error
         .raw_response()
         .is_some_and(|raw| matches!(raw.status().as_u16(), 400 | 501))
@@ -131,35 +133,40 @@ impl Sink for S3Sink {
     async fn begin(&self) -> Result<(), Error> {
         let store = &self.store;
         let lock = store.protection.lock_until()?;
-        let checked = if store.plain.load(Ordering::Relaxed) {
+        let with_crc32c = if store.no_checksums.load(Ordering::Relaxed) {
             None
         } else {
-            self.begin_checked(lock).await?
+            self.begin_with_crc32c(lock).await?
         };
-        let (created, checked) = if let Some(created) = checked {
+        let (created, with_crc32c) = if let Some(created) = with_crc32c {
             (created, true)
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // It takes this and did not take the other: from here on it is not asked again.
-            store.plain.store(true, Ordering::Relaxed);
+            // The store accepts this request and rejected the other one: checksums are not tried again.
+            store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
         let id = created.upload_id().unwrap_or_default().to_owned();
         if id.is_empty() {
-            return Err(Error::Other("an upload without an ID".to_owned()));
+            return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // From here on there is something to abort.
-        let _ = self.begun.set(Begun { id, checked });
-        store.protection.encrypted(created.server_side_encryption())
+        // From here on the upload exists and must be aborted on failure.
+        let _ = self.started.set(StartedUpload { id, with_crc32c });
+        store
+            .protection
+            .check_encryption(created.server_side_encryption())
     }
 
-    /// Invariant 12: a part counts when the store has told the checksum of what it took, or has compared its MD5.
+    /// Invariant 12: a part is accepted only if the store has reported its checksum or has compared its MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
-            .map_err(|_| Error::Other("more parts than can be counted".to_owned()))?;
-        let checked = self.begun.get().is_some_and(|begun| begun.checked);
-        let crc32c = checked.then(|| crc32c::crc32c(&content));
+            .map_err(|_| Error::Other("the upload has too many parts".to_owned()))?;
+        let with_crc32c = self
+            .started
+            .get()
+            .is_some_and(|started| started.with_crc32c);
+        let crc32c = with_crc32c.then(|| crc32c::crc32c(&content));
         let part = |sent: UploadPartOutput, size, md5| Part {
             number,
             size,
@@ -169,22 +176,23 @@ impl Sink for S3Sink {
         };
         let size = content.len();
         if let Some(crc32c) = crc32c
-            && !self.silent.load(Ordering::Relaxed)
+            && !self.no_part_checksums.load(Ordering::Relaxed)
         {
             let sent = self
                 .send_part(number, content.clone(), Some(crc32c), None)
                 .await?;
             match sent.checksum_crc32_c() {
-                Some(told) if told == checksum::written(crc32c) => {
+                Some(reported) if reported == checksum::header_value(crc32c) => {
                     return Ok(part(sent, size, None));
                 }
                 Some(_) => {
                     return Err(Error::Other(format!(
-                        "the stored checksum of part {number} is not that of what was sent"
+                        "the stored checksum of part {number} does not match the sent data"
                     )));
                 }
-                // It keeps checksums to itself: this part and the next ones are proven by the other way too.
-                None => self.silent.store(true, Ordering::Relaxed),
+                // The store does not report checksums: this part and the following parts are also verified by
+                // MD5.
+                None => self.no_part_checksums.store(true, Ordering::Relaxed),
             }
         }
         let md5 = md5_of(&content);
@@ -197,7 +205,7 @@ impl Sink for S3Sink {
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// Committed or aborted: nothing is left to remove.
+    /// Whether the upload was committed or aborted, so that nothing remains to be removed.
     ended: bool,
 }
 
@@ -207,8 +215,8 @@ impl S3Upload {
         let sink = S3Sink {
             store,
             key: key.to_owned(),
-            begun: Arc::default(),
-            silent: Arc::default(),
+            started: Arc::default(),
+            no_part_checksums: Arc::default(),
         };
         Self {
             parts: Parts::new(sink.clone(), first),
@@ -225,7 +233,7 @@ impl S3Upload {
                 CompletedPart::builder()
                     .part_number(part.number)
                     .e_tag(&part.tag)
-                    .set_checksum_crc32_c(part.crc32c.map(checksum::written))
+                    .set_checksum_crc32_c(part.crc32c.map(checksum::header_value))
                     .build()
             })
             .collect();
@@ -245,7 +253,8 @@ impl S3Upload {
         let failure = completed
             .err()
             .map(|error| explain(&store.place, key, &error));
-        // An answer can be lost and its repetition refused: what counts is what the store holds.
+        // If the response was lost, the retry may be rejected: the upload succeeded if the store has the
+        // object.
         match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
             (Err(_), Some(failure)) => Err(failure),
@@ -253,7 +262,7 @@ impl S3Upload {
         }
     }
 
-    /// Invariant 12: the store is asked what it holds, and that must be what was sent.
+    /// Invariant 12: the size and checksums that the store reports must match the sent data.
     async fn verify(&self, whole: &Whole) -> Result<Committed, Error> {
         let S3Sink { store, key, .. } = &self.sink;
         let held = store
@@ -271,18 +280,18 @@ impl S3Upload {
             .unwrap_or_default();
         if size != self.parts.written() {
             return Err(Error::Other(format!(
-                "{size} bytes are stored of {} that were sent",
+                "the store has {size} of {} bytes",
                 self.parts.written()
             )));
         }
-        whole.is_proven_by(held.checksum_crc32_c(), held.e_tag())?;
+        whole.verify(held.checksum_crc32_c(), held.e_tag())?;
         let tag = held.e_tag().map(str::to_owned);
         Ok(Committed { size, tag })
     }
 
     async fn discard(&mut self) -> Result<(), Error> {
-        let under_way = self.parts.give_up();
-        under_way.settled().await;
+        let in_flight = self.parts.take_in_flight();
+        in_flight.wait().await;
         let result = match self.sink.id() {
             Some(id) => discard(&self.sink.store, &self.sink.key, &id).await,
             None => Ok(()),
@@ -292,7 +301,7 @@ impl S3Upload {
     }
 }
 
-/// Aborts one upload; one that is gone is no failure.
+/// Aborts an upload. Succeeds if the upload no longer exists.
 pub(super) async fn discard(store: &S3Store, key: &str, id: &str) -> Result<(), Error> {
     let answer = store
         .client
@@ -323,8 +332,9 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // Whether it encrypts and locks, a store says when an upload begins; else only when the object is there.
-            Written::Whole(content) if self.sink.store.protection.is_asked_for() => {
+            // A store confirms encryption and locks at the start of a multipart upload; for a single request
+            // only after the object exists.
+            Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;
                 self.complete(&[part]).await?
@@ -346,17 +356,17 @@ impl Upload for S3Upload {
 }
 
 impl Drop for S3Upload {
-    /// A task that ends midway leaves no parts behind that the bucket's owner pays for.
+    /// Discards the parts of a dropped upload, which would otherwise cost the owner of the bucket money.
     fn drop(&mut self) {
         if !self.ended
             && let Some(id) = self.sink.id()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let (sink, under_way) = (self.sink.clone(), self.parts.give_up());
+            let (sink, in_flight) = (self.sink.clone(), self.parts.take_in_flight());
             runtime.spawn(async move {
-                under_way.settled().await;
+                in_flight.wait().await;
                 if let Err(error) = discard(&sink.store, &sink.key, &id).await {
-                    tracing::warn!(%error, key = sink.key, "an unfinished upload could not be removed");
+                    tracing::warn!(%error, key = sink.key, "cannot remove an unfinished upload");
                 }
             });
         }

@@ -1,5 +1,6 @@
-//! Starts real object stores for tests: each with an empty directory and a port of its own, ended when it is
-//! dropped. A machine without the program fails the test with the command that brings it; nothing is skipped.
+//! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle
+//! ends the process. If the program is not installed, the test fails with the command that installs it; no
+//! test is skipped.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,17 +12,18 @@ use tempfile::TempDir;
 
 use crate::{AbsAccess, AbsConfig, GcsAccess, GcsConfig, S3Access, S3Config, S3Keys};
 
-/// The key [`S3Server`] knows.
+/// The access key of [`S3Server`].
 pub const ACCESS_KEY: &str = "testaccess";
-/// Its secret.
+/// The secret of [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "testsecret";
 
-/// The account [`AzureServer`] knows.
+/// The account of [`AzureServer`].
 pub const ACCOUNT: &str = "testaccount";
-/// Its key.
+/// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// A program, as the testbed built it: the newest file `path` in a folder of the cache whose name starts with `folder`.
+/// Finds a program of the testbed: the newest file `path` in a directory of the cache with a name that begins
+/// with `folder`.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();
@@ -45,7 +47,7 @@ fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     })
 }
 
-/// A process that listens, and its data.
+/// A server process and its data.
 struct Server {
     child: Child,
     dir: TempDir,
@@ -53,16 +55,16 @@ struct Server {
 }
 
 impl Server {
-    /// Runs what `command` says of an address and a directory, and waits until it listens.
+    /// Starts the command for an address and a directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // Where nobody listens yet, a connection may be one to itself: from the very port it goes to.
-            let met = TcpStream::connect(address).and_then(|stream| stream.local_addr());
-            met.is_ok_and(|own| own != address)
+            // Before the server listens, a connection can reach its own port.
+            let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
+            connected.is_ok_and(|own| own != address)
         })
     }
 
-    /// As [`Server::start`], and waits until it is `ready`.
+    /// Like [`Server::start`], and waits until the server is `ready`.
     fn start_until(
         prepare: impl Fn(&Path),
         command: impl Fn(SocketAddr, &Path) -> Command,
@@ -100,7 +102,7 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        panic!("{program:?} does not start: is it usable?");
+        panic!("{program:?} does not start: check that it can run");
     }
 
     fn endpoint(&self) -> String {
@@ -118,17 +120,17 @@ impl Drop for Server {
 /// A running versitygw.
 pub struct S3Server {
     server: Server,
-    /// What clients connect to.
+    /// URL for clients.
     pub endpoint: String,
 }
 
 impl S3Server {
-    /// Starts the server with the buckets named.
+    /// Starts the server with these buckets.
     pub fn start(buckets: &[&str]) -> Self {
         Self::start_with(buckets, &[])
     }
 
-    /// As [`S3Server::start`], with arguments of the program before those for its storage.
+    /// Like [`S3Server::start`], with additional arguments before the storage arguments.
     pub fn start_with(buckets: &[&str], arguments: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program("versitygw-", "versitygw", "VERSITYGW_BIN", remedy);
@@ -164,7 +166,7 @@ impl S3Server {
         }
     }
 
-    /// How to reach a bucket of this server.
+    /// The configuration for a bucket of this server.
     pub fn config(&self, bucket: &str) -> S3Config {
         S3Config {
             bucket: bucket.to_owned(),
@@ -175,12 +177,12 @@ impl S3Server {
         }
     }
 
-    /// The directory a bucket's objects lie in.
+    /// The directory of a bucket's objects.
     pub fn bucket_dir(&self, bucket: &str) -> PathBuf {
         self.server.dir.path().join("data").join(bucket)
     }
 
-    /// The file system entries below a bucket that belong to unfinished uploads.
+    /// The files of unfinished uploads of a bucket.
     pub fn unfinished(&self, bucket: &str) -> Vec<PathBuf> {
         fn files(dir: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -203,12 +205,12 @@ impl S3Server {
 /// A running fake-gcs-server.
 pub struct GoogleServer {
     _server: Server,
-    /// What clients connect to.
+    /// URL for clients.
     pub endpoint: String,
 }
 
 impl GoogleServer {
-    /// Starts the server with the buckets named.
+    /// Starts the server with these buckets.
     pub fn start(buckets: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program(
@@ -255,7 +257,7 @@ impl GoogleServer {
         }
     }
 
-    /// How to reach a bucket of this server, which takes any token.
+    /// The configuration for a bucket of this server, which accepts any token.
     pub fn config(&self, bucket: &str) -> GcsConfig {
         GcsConfig {
             bucket: bucket.to_owned(),
@@ -268,12 +270,12 @@ impl GoogleServer {
 /// A running Azurite.
 pub struct AzureServer {
     _server: Server,
-    /// What clients connect to, with the account.
+    /// URL for clients, including the account.
     pub endpoint: String,
 }
 
 impl AzureServer {
-    /// Starts the server with the containers named.
+    /// Starts the server with these containers.
     pub fn start(containers: &[&str]) -> Self {
         let remedy = "install Node.js 18 or newer with npm (Debian: `apt-get install nodejs npm`) and run \
                       `cargo xtask testbed build`";
@@ -301,7 +303,7 @@ impl AzureServer {
         }
     }
 
-    /// How to reach a container of this server.
+    /// The configuration for a container of this server.
     pub fn config(&self, container: &str) -> AbsConfig {
         AbsConfig {
             container: container.to_owned(),

@@ -1,4 +1,4 @@
-//! What stores of S3's protocol, and what stands before them, answer to who asks for a part of an object.
+//! Responses of S3-compatible stores and of proxies to range requests.
 
 use store::Error;
 use store::testing::{content, download, upload};
@@ -21,13 +21,13 @@ fn later_part(request: &Request) -> bool {
     read(request) && request.header("range").is_some_and(|range| range != FIRST)
 }
 
-/// Where a store does not tell versions or parts, it is read as well as that allows; bytes that were not asked for, and
-/// those of another version, are none of it.
+/// A store without versions or ranges is read as far as that allows. Bytes outside of the requested range,
+/// and bytes of another version, are never used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_answer_to_what_was_asked_for_is_not_put_together() {
+async fn mismatched_range_responses_are_rejected() {
     let rig = Rig::s3().await;
     let whole = content(20 * MIB);
-    upload(rig.beside.as_ref(), KEY, &whole, MIB).await.unwrap();
+    upload(rig.direct.as_ref(), KEY, &whole, MIB).await.unwrap();
     let harm = |on: fn(&Request) -> bool, headers: Headers| -> [Fault; 1] {
         [fault(on, ALWAYS, Harm::Headers(headers))]
     };
@@ -37,7 +37,7 @@ async fn what_is_no_answer_to_what_was_asked_for_is_not_put_together() {
             &[("x-none", None)] as Headers,
             3,
         ),
-        // The first answer is not used, and all is read in one.
+        // The first response is discarded, and the object is read in one request.
         (read, &[("etag", None)], 2),
         (read, &[("etag", Some("W/\"weak\""))], 2),
         (first_part, &[("content-range", None)], 2),
@@ -46,27 +46,27 @@ async fn what_is_no_answer_to_what_was_asked_for_is_not_put_together() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // Each is as long as what was asked for.
+        // Each response is as long as the requested range.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));
-        let found = download(rig.through.as_ref(), KEY).await;
+        let found = download(rig.proxied.as_ref(), KEY).await;
         assert!(found.unwrap() == whole, "{headers:?}");
         assert_eq!(rig.proxy.asked().len(), requests, "{headers:?}");
     }
     let refused: [(Headers, &str); 2] = [
         (
             &[("content-range", Some("bytes 0-8388607/20971520"))],
-            "bytes 0-8388607/20971520, when it was asked for the bytes from 8388608 on",
+            "contains bytes 0-8388607/20971520 instead of the bytes from 8388608 on",
         ),
-        (&[("etag", Some("\"another\""))], "it was replaced"),
+        (&[("etag", Some("\"another\""))], "was replaced during"),
     ];
-    for (headers, says) in refused {
+    for (headers, expected) in refused {
         rig.proxy.harm(&harm(later_part, headers));
-        let object = rig.through.get(KEY).await.unwrap();
+        let object = rig.proxied.get(KEY).await.unwrap();
         let read = futures::TryStreamExt::try_collect::<Vec<_>>(object.chunks).await;
         let error: Error = read.unwrap_err();
-        assert!(error.to_string().contains(says), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
     }
     rig.clean("answers").await;
 }

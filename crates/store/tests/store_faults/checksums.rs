@@ -1,5 +1,5 @@
-//! Stores that calculate checksums of parts, that do not know them, and that lie. Whichever it is, nothing counts that
-//! is not proven, and nothing is left behind.
+//! Stores with checksums of parts, without them, and with wrong ones. In all cases only verified data is
+//! accepted, and nothing is left behind.
 
 use store::Error;
 use store::testing::{content, download};
@@ -11,7 +11,7 @@ const PARTS: &str = "partNumber=";
 const ALGORITHM: &str = "x-amz-checksum-algorithm";
 const CRC32C: &str = "x-amz-checksum-crc32c";
 const SIZE: usize = 30 * MIB;
-const UNSAID: Harm = Harm::Headers(&[(CRC32C, None)]);
+const NO_CHECKSUM: Harm = Harm::Headers(&[(CRC32C, None)]);
 
 fn begins(request: &Request) -> bool {
     request.method == "POST" && request.target.contains("uploads")
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// What proves parts: how many carried a checksum, and how many an MD5.
+/// Returns how many parts were sent with a checksum, and how many with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -44,7 +44,7 @@ async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
         parts.filter(|part| part.header(name).is_some()).count()
     };
     let proofs = (carrying(CRC32C), carrying("content-md5"));
-    let stored = download(rig.beside.as_ref(), KEY).await.unwrap();
+    let stored = download(rig.direct.as_ref(), KEY).await.unwrap();
     assert!(stored == content);
     rig.clean("checksums").await;
     proofs
@@ -59,13 +59,13 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
 
 /// Invariant 12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_parts_are_proven_by_the_checksum_the_store_tells() {
+async fn invariant_12_verifies_parts_by_reported_checksum() {
     let rig = Rig::s3().await;
     assert_eq!(proofs(&rig, &[]).await, (5, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stores_that_know_no_checksums_are_asked_once_and_compare_md5s() {
+async fn falls_back_to_md5_without_checksum_support() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),
@@ -76,35 +76,35 @@ async fn stores_that_know_no_checksums_are_asked_once_and_compare_md5s() {
         assert_eq!(proofs(&rig, std::slice::from_ref(&fault)).await, (0, 5));
         rig.proxy.harm(&[fault]);
         assert_eq!(rig.upload(&content(SIZE)).await.unwrap(), SIZE as u64);
-        assert_eq!(rig.proxy.done(), 0, "asked again");
+        assert_eq!(rig.proxy.done(), 0, "checksums were tried again");
         rig.clean("asked once").await;
     }
 }
 
 /// Invariant 12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_a_store_that_does_not_tell_checksums_compares_md5s() {
+async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
     let rig = Rig::s3().await;
-    let silent = fault(part, ALWAYS, UNSAID);
-    let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&silent)).await;
-    // Up to three were under way before it was seen.
+    let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
+    let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
+    // Up to three parts were in flight before the fallback.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // Then the whole is proven by its tag as well.
-    let both = [silent, fault(head, ALWAYS, UNSAID)];
+    // Then the tag verifies the whole object too.
+    let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
 
 /// Invariant 12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_a_checksum_that_is_not_ours_is_no_success() {
+async fn invariant_12_rejects_wrong_checksums() {
     let rig = Rig::s3().await;
     let other = Harm::Headers(&[(CRC32C, Some("AAAAAA=="))]);
     let error = refused(&rig, &[fault(third_part, ALWAYS, other.clone())]).await;
     assert!(error.to_string().contains("part 3"), "{error}");
-    assert_eq!(rig.beside.head(KEY).await.unwrap(), None);
+    assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // Of the whole: another checksum, or none and a tag that is not made of the parts'.
+    // Of the whole object: a wrong checksum, or no checksum and a tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
@@ -113,10 +113,11 @@ async fn invariant_12_a_checksum_that_is_not_ours_is_no_success() {
     }
 }
 
-/// Invariant 12: such as keep the whole's checksum to themselves say by its tag that it is made of the proven parts.
+/// Invariant 12: for a store that does not report the checksum of the whole object, the tag shows that it
+/// consists of the verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_the_whole_is_proven_by_a_tag_made_of_its_parts() {
+async fn invariant_12_verifies_object_by_tag_of_parts() {
     let rig = Rig::s3().await;
-    let unsaid = fault(head, ALWAYS, UNSAID);
-    assert_eq!(proofs(&rig, &[unsaid]).await, (5, 0));
+    let no_checksum = fault(head, ALWAYS, NO_CHECKSUM);
+    assert_eq!(proofs(&rig, &[no_checksum]).await, (5, 0));
 }

@@ -1,5 +1,5 @@
-//! What goes wrong between a client and its store. Whatever it is, the end is success after repetition or an error
-//! that says what to do, never a false success, and nothing is left behind.
+//! Faults between a client and its store. In all cases the upload succeeds after retries or fails with an
+//! error that names the remedy. There is never a false success, and nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
@@ -18,12 +18,12 @@ const MIB: usize = 1 << 20;
 const KEY: &str = "a/backup";
 const ALWAYS: usize = usize::MAX;
 
-/// One kind of store, reached through the proxy and beside it.
+/// A store, accessed through the proxy and directly.
 struct Rig {
     name: &'static str,
     proxy: Proxy,
-    through: Arc<dyn Store>,
-    beside: Arc<dyn Store>,
+    proxied: Arc<dyn Store>,
+    direct: Arc<dyn Store>,
     s3: Option<S3Server>,
     _google: Option<GoogleServer>,
     _azure: Option<AzureServer>,
@@ -33,15 +33,15 @@ impl Rig {
     async fn s3() -> Self {
         let server = S3Server::start(&["bucket"]);
         let proxy = Proxy::start(&server.endpoint).await;
-        let beside = server.config("bucket");
-        let through = S3Config {
+        let direct = server.config("bucket");
+        let proxied = S3Config {
             endpoint: Some(proxy.url(&server.endpoint)),
-            ..beside.clone()
+            ..direct.clone()
         };
         Self {
             name: "S3",
-            through: Arc::new(S3Store::new(through).await.unwrap()),
-            beside: Arc::new(S3Store::new(beside).await.unwrap()),
+            proxied: Arc::new(S3Store::new(proxied).await.unwrap()),
+            direct: Arc::new(S3Store::new(direct).await.unwrap()),
             proxy,
             s3: Some(server),
             _google: None,
@@ -52,15 +52,15 @@ impl Rig {
     async fn google() -> Self {
         let server = GoogleServer::start(&["bucket"]);
         let proxy = Proxy::start(&server.endpoint).await;
-        let beside = server.config("bucket");
-        let through = GcsConfig {
+        let direct = server.config("bucket");
+        let proxied = GcsConfig {
             endpoint: Some(proxy.url(&server.endpoint)),
-            ..beside.clone()
+            ..direct.clone()
         };
         Self {
             name: "Google",
-            through: Arc::new(GcsStore::new(through).await.unwrap()),
-            beside: Arc::new(GcsStore::new(beside).await.unwrap()),
+            proxied: Arc::new(GcsStore::new(proxied).await.unwrap()),
+            direct: Arc::new(GcsStore::new(direct).await.unwrap()),
             proxy,
             s3: None,
             _google: Some(server),
@@ -71,15 +71,15 @@ impl Rig {
     async fn azure() -> Self {
         let server = AzureServer::start(&["bucket"]);
         let proxy = Proxy::start(&server.endpoint).await;
-        let beside = server.config("bucket");
-        let through = AbsConfig {
+        let direct = server.config("bucket");
+        let proxied = AbsConfig {
             endpoint: Some(proxy.url(&server.endpoint)),
-            ..beside.clone()
+            ..direct.clone()
         };
         Self {
             name: "Azure",
-            through: Arc::new(AbsStore::new(&through).unwrap()),
-            beside: Arc::new(AbsStore::new(&beside).unwrap()),
+            proxied: Arc::new(AbsStore::new(&proxied).unwrap()),
+            direct: Arc::new(AbsStore::new(&direct).unwrap()),
             proxy,
             s3: None,
             _google: None,
@@ -87,9 +87,9 @@ impl Rig {
         }
     }
 
-    /// Uploads as the backup operator does: what fails is aborted.
+    /// Uploads like the backup operator: a failed upload is aborted.
     async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
-        let mut upload = self.through.begin(KEY).await?;
+        let mut upload = self.proxied.begin(KEY).await?;
         for chunk in content.chunks(300_007) {
             if let Err(error) = upload.write(content.slice_ref(chunk)).await {
                 let _ = upload.abort().await;
@@ -99,7 +99,7 @@ impl Rig {
         upload.commit().await.map(|committed| committed.size)
     }
 
-    /// With this fault the upload succeeds, and what is stored is what was sent.
+    /// With this fault the upload succeeds, and the stored data equals the sent data.
     async fn survives(&self, fault: Fault) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -108,16 +108,16 @@ impl Rig {
             let stored = self.upload(&content).await;
             let stored = stored.unwrap_or_else(|error| panic!("{case}: {error}"));
             assert_eq!(stored, size as u64, "{case}");
-            assert!(self.proxy.done() > 0, "{case}: the fault was not met");
+            assert!(self.proxy.done() > 0, "{case}: the fault did not occur");
             assert!(
-                download(self.beside.as_ref(), KEY).await.unwrap() == content,
+                download(self.direct.as_ref(), KEY).await.unwrap() == content,
                 "{case}"
             );
             self.clean(&case).await;
         }
     }
 
-    /// With this fault the upload fails soon, saying `expected`, and nothing is stored.
+    /// With this fault the upload fails soon with one of the `expected` texts, and nothing is stored.
     async fn fails(&self, fault: Fault, expected: &[&str]) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -135,33 +135,33 @@ impl Rig {
             let took = begun.elapsed();
             assert!(took < Duration::from_secs(90), "{case}: took {took:?}");
             self.proxy.harm(&[]);
-            assert_eq!(self.beside.head(KEY).await.unwrap(), None, "{case}");
+            assert_eq!(self.direct.head(KEY).await.unwrap(), None, "{case}");
             self.clean(&case).await;
         }
     }
 
-    /// Nothing but the object is there, and that goes.
+    /// Checks that only the object exists, and deletes it.
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
-            // What a dropped upload has left is removed at once, but not before the drop returns.
+            // A dropped upload is discarded in the background.
             let end = Instant::now() + Duration::from_secs(10);
             while !server.unfinished("bucket").is_empty() && Instant::now() < end {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             assert!(server.unfinished("bucket").is_empty(), "{case}");
         }
-        self.beside.delete(KEY).await.unwrap();
-        assert_eq!(self.beside.list("").await.unwrap(), [], "{case}");
+        self.direct.delete(KEY).await.unwrap();
+        assert_eq!(self.direct.list("").await.unwrap(), [], "{case}");
     }
 }
 
-/// A request with content, whatever the store.
+/// A request with content, for any store.
 fn data(request: &Request) -> bool {
     request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
 }
 
-/// The request that makes the object.
+/// The request that commits the object.
 fn commit(request: &Request) -> bool {
     let range = request.header("content-range").unwrap_or_default();
     let google = !range.is_empty() && !range.ends_with("/*") && !range.starts_with("bytes */*");
@@ -193,7 +193,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // What passes.
+    // Transient faults.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),
@@ -203,11 +203,11 @@ async fn store_faults(rig: Rig) {
         (commit, 1, Harm::CutAnswer(0)),
         (commit, 1, Harm::CutAnswer(20)),
         (commit, 1, Harm::Answer(500, "")),
-        (any, 4, Harm::Late(Duration::from_millis(400))),
+        (any, 4, Harm::Delay(Duration::from_millis(400))),
     ] {
         rig.survives(fault(on, times, harm)).await;
     }
-    // What lasts.
+    // Permanent faults.
     for (harm, expected) in [
         (Harm::Answer(403, ""), &["access denied"][..]),
         (Harm::Answer(404, ""), &["does not exist: create it"]),
@@ -216,26 +216,26 @@ async fn store_faults(rig: Rig) {
     ] {
         rig.fails(fault(any, ALWAYS, harm), expected).await;
     }
-    reads_go_on(&rig).await;
+    reads_resume(&rig).await;
     stale_listings(&rig).await;
 }
 
-/// A read that breaks goes on where it was; one that cannot is an error.
-async fn reads_go_on(rig: &Rig) {
+/// A broken read resumes at its offset. A read that cannot resume fails.
+async fn reads_resume(rig: &Rig) {
     let content = content(20 * MIB);
-    upload(rig.beside.as_ref(), KEY, &content, MIB)
+    upload(rig.direct.as_ref(), KEY, &content, MIB)
         .await
         .unwrap();
     rig.proxy.harm(&[fault(get, 3, Harm::CutAnswer(3 * MIB))]);
     assert!(
-        download(rig.through.as_ref(), KEY).await.unwrap() == content,
+        download(rig.proxied.as_ref(), KEY).await.unwrap() == content,
         "{}",
         rig.name
     );
     assert_eq!(rig.proxy.done(), 3, "{}", rig.name);
     rig.proxy.harm(&[fault(get, ALWAYS, Harm::CutAnswer(400))]);
     let read = tokio::time::timeout(Duration::from_secs(90), async {
-        let object = rig.through.get(KEY).await?;
+        let object = rig.proxied.get(KEY).await?;
         let chunks: Vec<Bytes> = futures::TryStreamExt::try_collect(object.chunks).await?;
         Ok::<_, Error>(chunks)
     });
@@ -243,14 +243,14 @@ async fn reads_go_on(rig: &Rig) {
     rig.clean("reads").await;
 }
 
-/// What an upload says does not come from a listing.
+/// The result of an upload does not depend on a listing.
 async fn stale_listings(rig: &Rig) {
-    assert_eq!(rig.through.list("a/").await.unwrap(), []);
+    assert_eq!(rig.proxied.list("a/").await.unwrap(), []);
     rig.proxy.harm(&[fault(listing, ALWAYS, Harm::Stale)]);
     let content = content(20 * MIB);
     assert_eq!(rig.upload(&content).await.unwrap(), 20 << 20);
-    assert_eq!(rig.through.list("a/").await.unwrap(), [], "{}", rig.name);
-    assert_eq!(rig.through.head(KEY).await.unwrap().unwrap().size, 20 << 20);
+    assert_eq!(rig.proxied.list("a/").await.unwrap(), [], "{}", rig.name);
+    assert_eq!(rig.proxied.head(KEY).await.unwrap().unwrap().size, 20 << 20);
     rig.clean("stale").await;
 }
 
@@ -271,7 +271,7 @@ async fn store_faults_azure() {
 
 /// Invariant 12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_damage_on_the_way_is_found_by_every_store() {
+async fn invariant_12_every_store_detects_damaged_data() {
     for rig in [Rig::s3().await, Rig::google().await, Rig::azure().await] {
         for size in [100_000, 30 * MIB] {
             rig.proxy.harm(&[fault(data, ALWAYS, Harm::Damage)]);

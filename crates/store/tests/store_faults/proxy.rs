@@ -1,5 +1,5 @@
-//! An HTTP proxy between a store's client and its server that does harm on demand. One request a connection: each is
-//! read whole, and its answer too, so that a fault can be put anywhere in either.
+//! An HTTP proxy between a store's client and its server that injects faults. Each connection has one
+//! request. The proxy reads the whole request and the whole response, so that a fault can occur at any byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,26 +8,26 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What is done to a request.
+/// The effect of a fault.
 #[derive(Clone, Debug)]
 pub(crate) enum Harm {
-    /// Answered at once, with this status and body; the server sees nothing of it.
+    /// The proxy responds with this status and body. The server does not receive the request.
     Answer(u16, &'static str),
-    /// The connection breaks when this many bytes of the request are read; the server sees nothing of it.
+    /// The connection breaks after this many bytes of the request. The server does not receive the request.
     CutRequest(usize),
-    /// Done by the server; the connection breaks after this many bytes of the answer.
+    /// The server processes the request. The connection breaks after this many bytes of the response.
     CutAnswer(usize),
-    /// Done by the server; the answer comes later.
-    Late(Duration),
-    /// One bit in the middle of the body is turned over on the way.
+    /// The server processes the request. The response is delayed.
+    Delay(Duration),
+    /// One bit in the middle of the body is flipped.
     Damage,
-    /// Answered as the same request was answered the first time.
+    /// The proxy repeats its first response to the same request.
     Stale,
-    /// Done by the server; these headers have other values in the answer, or are not in it.
+    /// The server processes the request. These headers of the response are changed or removed.
     Headers(&'static [(&'static str, Option<&'static str>)]),
 }
 
-/// What is done to which requests, and how often.
+/// A fault: the affected requests, the number of times, and the effect.
 #[derive(Clone)]
 pub(crate) struct Fault {
     pub(crate) on: fn(&Request) -> bool,
@@ -35,7 +35,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request as faults are chosen by.
+/// A request, for the selection of faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -45,7 +45,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A header's value.
+    /// The value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (found, value) = line.split_once(':')?;
@@ -64,9 +64,10 @@ struct Script {
 }
 
 impl Script {
-    /// What Google answers when it is asked how far a resumable upload has come
-    /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server takes that
-    /// question for the end of the upload, so it is answered here, from the server's last answer about the upload.
+    /// Google's response to a status check of a resumable upload
+    /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server
+    /// treats a status check as the end of the upload, so the proxy responds with the server's last response
+    /// for this upload.
     fn progress(&self, request: &Request) -> Option<Vec<u8>> {
         if request.header("content-range") != Some("bytes */*") {
             return None;
@@ -92,7 +93,7 @@ impl Script {
     }
 }
 
-/// The proxy; it ends with the test's runtime.
+/// The proxy, which ends with the test's runtime.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -100,7 +101,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// In front of `http://host:port/...`.
+    /// Starts a proxy in front of `http://host:port/...`.
     pub(crate) async fn start(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
@@ -118,7 +119,7 @@ impl Proxy {
         proxy
     }
 
-    /// The server's URL, through the proxy.
+    /// The URL of the server through the proxy.
     pub(crate) fn url(&self, server: &str) -> String {
         let rest = server.splitn(4, '/').nth(3).unwrap_or_default();
         format!("http://{}/{rest}", self.address)
@@ -126,7 +127,7 @@ impl Proxy {
             .to_owned()
     }
 
-    /// From now on this and nothing else.
+    /// Replaces all faults.
     pub(crate) fn harm(&self, faults: &[Fault]) {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
         script.faults = faults.to_vec();
@@ -134,12 +135,12 @@ impl Proxy {
         script.asked.clear();
     }
 
-    /// The requests since, without their bodies.
+    /// The requests since the last call of [`Self::harm`], without their bodies.
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.script.lock().unwrap().asked.clone()
     }
 
-    /// How often harm was done since.
+    /// The number of injected faults since the last call of [`Self::harm`].
     pub(crate) fn done(&self) -> usize {
         self.script
             .lock()
@@ -211,7 +212,7 @@ impl Proxy {
                 (Some((_, first)), Some(Harm::Stale)) => first.clone(),
                 (Some(_), _) => answer,
                 (None, _) => {
-                    // Contents are not kept, only what is listed and looked up.
+                    // Only listings and lookups are recorded, not content.
                     if request.method == "GET" && answer.len() < 1 << 20 {
                         script.first.push((asked, answer.clone()));
                     }
@@ -226,7 +227,7 @@ impl Proxy {
             _ => answer,
         };
         match harm {
-            Some(Harm::Late(by)) => tokio::time::sleep(by).await,
+            Some(Harm::Delay(by)) => tokio::time::sleep(by).await,
             Some(Harm::CutAnswer(bytes)) => {
                 client
                     .write_all(&answer[..bytes.min(answer.len())])
@@ -241,7 +242,7 @@ impl Proxy {
     }
 }
 
-/// An answer without a header, or with another value of it.
+/// Removes or replaces a header of a response.
 fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
     let Some(end) = end else {
@@ -258,7 +259,7 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
-/// The head of a request, and whether the client waits before it sends the body.
+/// Reads the head of a request, and whether the client waits for permission to send the body.
 async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     let mut read = Vec::new();
     let end = loop {
@@ -285,7 +286,7 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// The rest of the body, as it comes on the line; chunks are not taken apart.
+/// Reads the rest of the body as sent; chunked encoding is not decoded.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")
@@ -326,7 +327,7 @@ async fn forward(request: &Request, target: &str) -> Option<Vec<u8>> {
     }
     head.push_str("connection: close\r\n\r\n");
     server.write_all(head.as_bytes()).await.ok()?;
-    // A server that refuses may not read all of it.
+    // A server that rejects the request may not read all of it.
     let _ = server.write_all(&request.body).await;
     let mut answer = Vec::new();
     let _ = server.read_to_end(&mut answer).await;
