@@ -313,7 +313,7 @@ pub struct EtcdBackupStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Number of attempts at the current backup that started and have no known end: the running attempt, and
-    /// attempts whose operator process ended.
+    /// attempts that ended with their operator process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
     /// The newest stored backups, newest first; at most ten.

@@ -184,7 +184,7 @@ pub struct TlsStatus {
 }
 
 impl TlsStatus {
-    /// The record for a cluster whose members are started with `policy`.
+    /// The record for members that are started with `policy`.
     pub fn new(token: &str, policy: Option<&TlsPolicy>) -> Self {
         Self {
             token: token.to_owned(),
@@ -319,14 +319,14 @@ pub struct ReplacedStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MembersStatus {
-    /// Members whose pod is ready.
+    /// Members with a ready pod.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub ready: Vec<String>,
-    /// Members whose pod is not ready.
+    /// Members without a ready pod.
     #[serde(
         default,
         deserialize_with = "null_as_empty",

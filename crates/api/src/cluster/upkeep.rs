@@ -44,7 +44,7 @@ pub struct Upkeep {
     /// What the operator does if the database has reached its quota and etcd rejects writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_space: Option<NoSpace>,
-    /// When the operator defragments members whose database is not full. If not set, never.
+    /// When the operator defragments members although the database is not full. If not set, never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<Defragmentation>,
 }
@@ -182,7 +182,7 @@ impl EtcdClusterSpec {
         kept.filter(|kept| by_revision && *kept > 0)
     }
 
-    /// When the operator defragments members whose database is not full.
+    /// When the operator defragments members although the database is not full.
     pub fn defragmentation(&self) -> Option<&Defragmentation> {
         self.upkeep.as_ref()?.defragmentation.as_ref()
     }

@@ -1,6 +1,7 @@
-//! Every rule of the schemas, with one object that the rule accepts and one that it rejects. The objects are
-//! the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same
-//! fixtures to a real kube-apiserver. The first line of a rejected fixture contains the expected message.
+//! Every rule of the schemas, with an object that the rule accepts and an object that the rule rejects. The
+//! objects are the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the
+//! same fixtures to a real kube-apiserver. The first line of a rejected fixture contains the expected
+//! message.
 
 use std::collections::BTreeSet;
 use std::fs;
