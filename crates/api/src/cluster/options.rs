@@ -153,7 +153,7 @@ pub struct Recovery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
     /// Time for which quorum must have been lost before `Automatic` starts a recovery, such as `5m`. Default
-    /// `60s`. A recovery waits for the same time for survivors that do not answer.
+    /// `60s`. After an approval, the operator waits for the same time for survivors that do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
 }
