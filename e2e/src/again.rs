@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_told_from_what_was_refused() {
+    fn distinguishes_transient_from_rejected_requests() {
         for text in [
             "Error from server (Timeout): the server was unable to return a response in the time allotted, but may still be processing the request",
             "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_passing_error_is_outlived_and_another_is_not() {
+    async fn retries_only_transient_errors() {
         let mut tries = 0;
         let outcome = patiently(
             |error| error.to_string() == "busy",

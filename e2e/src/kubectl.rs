@@ -168,7 +168,7 @@ mod tests {
     use super::{is_done, local_port, verb};
 
     #[test]
-    fn what_kubectl_is_to_do_is_found_behind_its_flags() {
+    fn finds_verb_after_flags() {
         assert_eq!(
             verb(&["-n", "ns", "--as=somebody", "get", "pods"]),
             Some("get")
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_delete_that_finds_nothing_was_done_by_the_first() {
+    fn repeated_delete_accepts_not_found() {
         let gone = "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
         assert!(is_done(Some("delete"), gone));
         assert!(!is_done(Some("get"), gone));

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_secret_in_a_value_is_taken_line_by_line() {
+    fn splits_secret_values_into_lines() {
         assert_eq!(parts("correct horse"), ["correct horse"]);
         assert_eq!(parts("[\"new one\",\"old one\"]"), ["new one", "old one"]);
         let pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqG\nabc\n-----END PRIVATE KEY-----\n";
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_etcd_is_known_when_it_is_seen() {
+    fn recognizes_etcd_simple_token() {
         assert!(is_token("vPZAVJpjVnTnYiQN.12"));
         assert!(!is_token("vPZAVJpjVnTnYiQN.local"));
         assert!(!is_token("short.12"));

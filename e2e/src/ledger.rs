@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_kept_at_its_revision_or_later_where_it_was_sent_again() {
+    fn retried_write_may_have_later_revision() {
         let found = |value: &str, revision| Some((value.to_owned(), revision));
         let again = Written {
             revision: 5,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_the_time_between_two_acknowledged_writes() {
+    fn gap_is_time_between_acknowledged_writes() {
         let begun = Instant::now()
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_and_is_not_there_is_lost_and_what_was_not_answered_is_not() {
+    fn only_missing_acknowledged_writes_are_lost() {
         let mut ledger = Ledger::new("k/", Instant::now());
         ledger.enter(0, Ok(once(5)));
         ledger.enter(1, Err(anyhow::anyhow!("no answer")));

@@ -83,7 +83,7 @@ mod tests {
     use super::Page;
 
     #[test]
-    fn series_of_one_name_are_added_up() {
+    fn sums_series_of_one_name() {
         let page =
             Page("# TYPE a gauge\na{x=\"1\"} 2\na{x=\"2\"} 3\na_b 7\na 1\n# EOF\n".to_owned());
         assert!((page.sum("a", "") - 6.0).abs() < f64::EPSILON);

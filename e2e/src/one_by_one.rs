@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_come_back_before_the_next_is_ended_are_ended_one_by_one() {
+    fn accepts_restarts_one_at_a_time() {
         let mut seen = three();
         for name in ["a", "b", "c"] {
             again(&mut seen, name, true);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_ended_while_another_is_away_is_found() {
+    fn detects_overlapping_terminations() {
         let mut seen = three();
         again(&mut seen, "a", false);
         again(&mut seen, "b", true);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_that_is_behind_the_list_has_not_told_all() {
+    fn detects_watch_behind_list() {
         let mut seen = three();
         let now = |ends| {
             let (a, b) = (pod("a", "a+", true, false), pod("b", "b", true, ends));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_ready_for_a_moment_is_nobodys_fault() {
+    fn ignores_short_readiness_loss() {
         let mut seen = three();
         seen.take(WatchEvent::Modified(pod("b", "b", false, false)));
         again(&mut seen, "a", false);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_followed_by_others_have_one_more_meanwhile() {
+    fn accepts_replacement_added_before_removal() {
         let mut seen = three();
         for (old, new) in [("a", "d"), ("b", "e"), ("c", "f")] {
             seen.take(WatchEvent::Added(pod(new, new, false, false)));

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_that_answers_after_its_successor_is_found() {
+    fn detects_answer_of_replaced_cluster() {
         let zero = Instant::now();
         let answer = |cluster_id, begun, ended| Answer {
             begun: zero + Duration::from_millis(begun),

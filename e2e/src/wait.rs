@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_refused_is_not_waited_for_and_what_fails_is() {
+    async fn ends_wait_on_denial_but_not_on_failure() {
         let printed = |text: &str| anyhow!("kubectl get pods: {text}");
         for (error, ends) in [
             (answer(403), true),

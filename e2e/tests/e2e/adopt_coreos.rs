@@ -320,7 +320,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
 /// The members have no volumes, so others replace them. Invariant 20: the Secrets are those that coreos/etcd-operator used,
 /// and no member is started with others.
 #[tokio::test]
-async fn adopt_coreos_takes_a_cluster_with_tls_over() {
+async fn adopts_coreos_cluster_with_tls() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
         take_over(sandbox, Form::Tls).await
     })
@@ -329,7 +329,7 @@ async fn adopt_coreos_takes_a_cluster_with_tls_over() {
 
 /// Invariant 5: every member stays the one it was, with its claim.
 #[tokio::test]
-async fn adopt_coreos_takes_a_cluster_on_volumes_over() {
+async fn adopts_coreos_cluster_on_volumes() {
     cluster_scenario("adopt_coreos_volumes", async |sandbox| {
         take_over(sandbox, Form::Volumes).await
     })
@@ -418,7 +418,7 @@ mod full {
 
     /// Neither TLS nor volumes.
     #[tokio::test]
-    async fn adopt_coreos_takes_a_cluster_over_without_a_failed_write() {
+    async fn adopts_coreos_cluster_without_tls_or_volumes() {
         cluster_scenario("adopt_coreos", async |sandbox| {
             take_over(sandbox, Form::Plain).await
         })

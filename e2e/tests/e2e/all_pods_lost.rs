@@ -11,7 +11,7 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 /// Invariant 8: losing every pod loses no data while the disks exist.
 #[tokio::test]
-async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
+async fn losing_all_pods_keeps_data_on_volumes() {
     cluster_scenario("all_pods_lost", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
@@ -35,7 +35,7 @@ async fn losing_every_pod_loses_nothing_while_the_disks_exist() {
 
 /// Without a volume the data lies in the pod, which outlives its container.
 #[tokio::test]
-async fn containers_that_are_all_killed_restart_with_their_data() {
+async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
@@ -59,7 +59,7 @@ async fn containers_that_are_all_killed_restart_with_their_data() {
 
 /// Every pod of a cluster without disks is gone: the status says so, and names the way on.
 #[tokio::test]
-async fn a_cluster_with_nothing_left_says_so_and_is_not_made_anew() {
+async fn reports_total_loss_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;

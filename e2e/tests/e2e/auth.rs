@@ -102,7 +102,7 @@ fn managed(enabled: bool) -> String {
 /// The operator turns authentication on, changes the password, and turns authentication off. A restored cluster has the
 /// users of its backup.
 #[tokio::test]
-async fn operator_turns_auth_on_changes_password_turns_off() {
+async fn operator_enables_auth_changes_password_disables_auth() {
     discreet("auth", async |sandbox| {
         let bucket = bucket(sandbox).await?;
         begin(sandbox, 3, &managed(true)).await?;

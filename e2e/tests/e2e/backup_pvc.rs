@@ -48,7 +48,7 @@ async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-async fn backups_on_a_claim_are_thinned_out_and_restored() {
+async fn pvc_backups_follow_retention_and_are_restored() {
     scenario("backup_pvc", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

@@ -15,7 +15,7 @@ const KEYS: usize = 200;
 const PASSWORD: &str = "correct-horse-battery";
 
 #[tokio::test]
-async fn backup_pvc_of_a_cluster_with_tls_and_passwords_is_made_and_restored() {
+async fn pvc_backup_works_with_tls_and_auth() {
     scenario("backup_pvc_tls", async |sandbox| {
         let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
         let root = format!(

@@ -12,7 +12,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_a_member;
 
 #[tokio::test]
-async fn a_member_that_etcd_calls_corrupt_is_replaced_and_the_cluster_is_writable_again() {
+async fn corrupt_alarm_replaces_member_and_restores_writes() {
     cluster_scenario("corrupt_alarm", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

@@ -26,7 +26,7 @@ const DAMAGE: [(&str, &str, Choice); 2] = [
 ];
 
 #[tokio::test]
-async fn a_member_whose_data_is_damaged_is_replaced() {
+async fn replaces_member_with_damaged_data() {
     cluster_scenario("corrupt_member", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;

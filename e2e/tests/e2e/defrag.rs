@@ -77,7 +77,7 @@ async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn members_are_defragmented_one_after_the_other_and_the_leader_last() {
+async fn defragments_members_one_by_one_leader_last() {
     cluster_scenario("defrag", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

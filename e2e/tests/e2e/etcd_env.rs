@@ -52,7 +52,7 @@ async fn picture(sandbox: &Sandbox, keys: &Keyspace) -> Result<Picture> {
 }
 
 #[tokio::test]
-async fn etcd_env_is_guarded() {
+async fn rejects_etcd_env_that_overrides_operator_flags() {
     cluster_scenario("etcd_env", async |sandbox| {
         let allowed = format!("{DURABLE}    etcdEnv: [{{name: {ALLOWED}, value: \"1\"}}]\n");
         sandbox

@@ -24,7 +24,7 @@ async fn kept(sandbox: &Sandbox) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_cluster_hibernates_and_comes_back_with_its_data() {
+async fn hibernated_cluster_resumes_with_its_data() {
     cluster_scenario("hibernate", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

@@ -188,7 +188,7 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
 
 /// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
 #[tokio::test]
-async fn join_statefulset_with_tls_moves_its_etcd_in_without_a_lost_write() {
+async fn joins_statefulset_with_tls_without_lost_writes() {
     discreet_cluster("join_statefulset_tls", async |sandbox| {
         let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
         let domains = ["", ".cluster.local"];
@@ -214,7 +214,7 @@ mod full {
 
     /// Without TLS.
     #[tokio::test]
-    async fn join_statefulset_moves_its_etcd_in_without_a_lost_write() {
+    async fn joins_statefulset_without_lost_writes() {
         cluster_scenario("join_statefulset", async |sandbox| {
             let version = newest_version(&sandbox.env)?;
             make_old(sandbox, &version, Form::Plain).await?;

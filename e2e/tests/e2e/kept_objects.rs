@@ -330,7 +330,7 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
 
 /// Invariant 26.
 #[tokio::test]
-async fn kept_objects_deleted_one_by_one() {
+async fn restores_every_changed_object() {
     discreet_cluster("kept_objects", async |sandbox| {
         let (all, auth) = tokio::join!(change_everything(sandbox), change_auth_secrets(sandbox));
         all.and(auth)

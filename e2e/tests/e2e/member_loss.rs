@@ -22,7 +22,7 @@ fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_lost_member_without_a_disk_is_replaced_by_another() {
+async fn lost_member_without_volume_is_replaced() {
     cluster_scenario("replace_member", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -52,7 +52,7 @@ async fn a_lost_member_without_a_disk_is_replaced_by_another() {
 
 /// Invariant 5: a member whose disk exists is not touched in the membership.
 #[tokio::test]
-async fn a_lost_member_with_a_disk_is_the_same_member_again() {
+async fn lost_member_with_volume_keeps_its_identity() {
     cluster_scenario("member_returns", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
@@ -76,7 +76,7 @@ async fn a_lost_member_with_a_disk_is_the_same_member_again() {
 
 /// Invariants 5 and 6: with its volume, a member is lost for good; another one comes, on a volume of its own.
 #[tokio::test]
-async fn a_member_whose_volume_is_gone_is_replaced_on_another_volume() {
+async fn member_with_lost_volume_is_replaced() {
     cluster_scenario("volume_gone", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

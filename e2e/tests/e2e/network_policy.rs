@@ -28,7 +28,7 @@ async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) ->
 }
 
 #[tokio::test]
-async fn network_policy() {
+async fn network_policy_follows_the_spec() {
     scenario("network_policy", async |sandbox| {
         let with = |more: &str| cluster_with(&sandbox.env, "c", 1, more);
         let team = "{namespaceSelector: {matchLabels: {team: a}}}";

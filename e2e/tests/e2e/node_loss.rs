@@ -92,7 +92,7 @@ mod alone {
     use crate::fixtures::{DURABLE, cluster_with};
 
     #[tokio::test]
-    async fn members_leave_dead_and_drained_nodes() {
+    async fn members_move_off_dead_and_drained_nodes() {
         cluster_scenario("node_loss", async |sandbox| {
             Testbed::breaking(sandbox, async |testbed| {
                 let manifest = cluster_with(&sandbox.env, "plain", 3, SOON)?;

@@ -38,7 +38,7 @@ async fn everything(sandbox: &Sandbox) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_paused_cluster_is_reported_on_and_left_alone_until_it_is_resumed() {
+async fn paused_cluster_is_reported_but_not_changed() {
     cluster_scenario("paused_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

@@ -189,7 +189,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
 
 /// Each step begins with the cluster that the one before recovered.
 #[tokio::test]
-async fn majority_with_volumes_is_awaited_given_up_or_recovered() {
+async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
         step("cancel the recovery", cancelled(sandbox)).await?;
         step("give up a silent majority", given_up(sandbox)).await?;

@@ -60,7 +60,7 @@ async fn is_kept(sandbox: &Sandbox, claim: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn members_removed_by_hand_keep_their_volumes() {
+async fn manually_removed_members_keep_their_volumes() {
     cluster_scenario("members_removed", async |sandbox| {
         let before = durable(sandbox, "30s").await?;
         let writer = Writer::start(sandbox, "c").await?;
@@ -158,7 +158,7 @@ async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn force_new_cluster_by_hand_deletes_no_volume() {
+async fn manual_force_new_cluster_deletes_no_volume() {
     cluster_scenario("force_new_cluster", async |sandbox| {
         let before = durable(sandbox, "1s").await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;

@@ -23,7 +23,7 @@ use crate::restore_in_place::{
 use crate::restore_sources::compare;
 
 #[tokio::test]
-async fn interrupted_restores_leave_one_whole_cluster() {
+async fn interrupted_restores_leave_one_complete_cluster() {
     scenario("restore_crash", async |sandbox| {
         let living = living(sandbox).await?;
         let path = format!("{}/etcd.backup", living.bucket.name);

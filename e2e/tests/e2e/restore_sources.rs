@@ -88,7 +88,7 @@ fn path(backup: &DynamicObject) -> Result<String> {
 }
 
 #[tokio::test]
-async fn restores_of_every_source_make_whole_clusters() {
+async fn restores_complete_clusters_from_every_source() {
     scenario("restore_sources", async |sandbox| {
         let sources = sources(sandbox).await?;
         let at_once = several_at_once(sandbox, &sources);

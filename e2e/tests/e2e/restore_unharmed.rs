@@ -23,7 +23,7 @@ use crate::restore_storage::{
 type Seen = (String, Option<String>, i32);
 
 #[tokio::test]
-async fn failed_restores_leave_the_running_cluster_unharmed() {
+async fn failed_restores_leave_running_cluster_unchanged() {
     scenario("restore_unharmed", async |sandbox| {
         let living = living(sandbox).await?;
         let pods = pods_of(sandbox).await?;

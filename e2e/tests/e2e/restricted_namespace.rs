@@ -59,7 +59,7 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
 }
 
 #[tokio::test]
-async fn restricted_namespace() {
+async fn all_pods_meet_restricted_profile() {
     scenario("restricted_namespace", async |sandbox| {
         let namespaces: Api<Namespace> = Api::all(sandbox.client.clone());
         let namespace = namespaces.get(&sandbox.namespace).await?;

@@ -101,7 +101,7 @@ async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result
 }
 
 #[tokio::test]
-async fn rollout_of_an_option_reaches_members_on_volumes_one_after_the_other() {
+async fn rolling_update_keeps_members_with_volumes() {
     cluster_scenario("rollout_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         rolls(sandbox, manifest, true).await
@@ -110,7 +110,7 @@ async fn rollout_of_an_option_reaches_members_on_volumes_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn rollout_of_an_option_replaces_members_without_volumes_by_new_ones() {
+async fn rolling_update_replaces_members_without_volumes() {
     cluster_scenario("rollout_empty_dir", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         rolls(sandbox, manifest, false).await
@@ -119,7 +119,7 @@ async fn rollout_of_an_option_replaces_members_without_volumes_by_new_ones() {
 }
 
 #[tokio::test]
-async fn rollout_metadata_only_restarts_nothing() {
+async fn metadata_change_restarts_nothing() {
     cluster_scenario("rollout_metadata", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         sandbox.apply(&manifest).await?;
@@ -168,7 +168,7 @@ fn has_resources(pod: &Value, memory: &str) -> bool {
 }
 
 #[tokio::test]
-async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
+async fn in_place_resize_restarts_nothing() {
     cluster_scenario("resize_in_place", async |sandbox| {
         let more = "  pod:\n    resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 512Mi}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
@@ -192,7 +192,7 @@ async fn resize_in_place_changes_cpu_and_memory_and_restarts_nothing() {
 
 /// What the API server does not change in a running pod (here its class of service) is changed by a new pod.
 #[tokio::test]
-async fn resize_that_is_refused_in_place_rolls() {
+async fn rejected_resize_triggers_rolling_update() {
     cluster_scenario("resize_refused", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

@@ -82,7 +82,7 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
 }
 
 #[tokio::test]
-async fn a_cluster_that_hangs_costs_the_others_nothing() {
+async fn hanging_cluster_does_not_delay_others() {
     cluster_scenario("sick_neighbour", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
@@ -158,7 +158,7 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
 
 /// A status that followed every figure would write, and thereby wake the operator, for ever.
 #[tokio::test]
-async fn a_cluster_at_rest_is_looked_at_and_not_written_to() {
+async fn idle_cluster_is_reconciled_without_writes() {
     cluster_scenario("at_rest", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);

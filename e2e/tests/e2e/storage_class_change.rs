@@ -47,7 +47,7 @@ pub(crate) fn claims_with(class: &str, size: &str) -> String {
 }
 
 #[tokio::test]
-async fn another_storage_class_replaces_members_one_by_one() {
+async fn storage_class_change_replaces_members_one_by_one() {
     cluster_scenario("storage_class_change", async |sandbox| {
         with_class(sandbox, "other", false, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;

@@ -98,7 +98,7 @@ async fn is_back(keys: &Keyspace, before: &Picture, restored: &DynamicObject) ->
 }
 
 #[tokio::test]
-async fn backup_tls_and_restore_tls_bring_a_cluster_back_with_its_certificates() {
+async fn backs_up_and_restores_cluster_with_tls() {
     discreet("tls_backup_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;

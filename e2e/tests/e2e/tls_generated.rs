@@ -312,7 +312,7 @@ mod full {
     const EXPIRED: Duration = Duration::from_secs(190);
 
     #[tokio::test]
-    async fn cluster_recovers_after_its_validity_has_passed() {
+    async fn cluster_recovers_after_all_certificates_expire() {
         discreet_cluster("tls_expired", async |sandbox| {
             let spec = format!("{SHORT}{DURABLE}");
             sandbox

@@ -239,7 +239,7 @@ mod full {
 
     /// Invariant 20.
     #[tokio::test]
-    async fn peer_ca_secret_deleted() {
+    async fn every_loss_of_peer_authority_is_repaired() {
         discreet_cluster("tls_lost_peer_ca", async |sandbox| {
             lose_in_every_way(sandbox, "peer", "c-peer-ca").await
         })
@@ -248,7 +248,7 @@ mod full {
 
     /// Invariant 20.
     #[tokio::test]
-    async fn client_ca_secret_deleted() {
+    async fn every_loss_of_client_authority_is_repaired() {
         discreet_cluster("tls_lost_client_ca", async |sandbox| {
             lose_in_every_way(sandbox, "server", "c-client-ca").await
         })

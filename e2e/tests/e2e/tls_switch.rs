@@ -267,7 +267,7 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
 
 /// TLS between members alone, from Secrets that others maintain. One client writes from before the hibernation to the end.
 #[tokio::test]
-async fn hibernated_cluster_is_switched_after_it_wakes() {
+async fn hibernated_cluster_switches_tls_after_resume() {
     discreet_cluster("tls_switch_hibernated", async |sandbox| {
         make_secrets(sandbox, &of_services(sandbox), false).await?;
         sandbox
@@ -289,7 +289,7 @@ async fn hibernated_cluster_is_switched_after_it_wakes() {
 /// A switch that is asked for while a restore in place is under way: the seed was made without it, is asked as it was
 /// made, and is switched when it is handed over. A backup does not wait for the switch.
 #[tokio::test]
-async fn a_switch_waits_for_a_restore_in_place_and_no_backup_waits_for_the_switch() {
+async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
     discreet("tls_switch_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
@@ -354,7 +354,7 @@ mod full {
 
     /// Static and generated certificates do not trust each other: clients use plaintext in between, and so do members.
     #[tokio::test]
-    async fn static_certificates_are_exchanged_for_generated_ones() {
+    async fn static_certificates_are_replaced_by_generated_ones() {
         discreet_cluster("tls_static_to_generated", async |sandbox| {
             let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
             let tls = format!("{STATIC}{DURABLE}");

@@ -142,7 +142,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn operators_share_a_cluster_and_take_over_safely() {
+async fn concurrent_operators_and_failover_keep_cluster_safe() {
     cluster_scenario("two_operators", async |sandbox| {
         let writer = step("act at the same time", both_act(sandbox)).await?;
         step("take over from each other", a_standby_takes_over(sandbox)).await?;

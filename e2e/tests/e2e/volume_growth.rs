@@ -43,7 +43,7 @@ pub(crate) async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
+async fn larger_request_grows_volumes_without_restart() {
     cluster_scenario("volume_growth", async |sandbox| {
         with_class(sandbox, "growing", true, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"))?;
@@ -102,7 +102,7 @@ async fn a_larger_request_grows_every_volume_and_restarts_nobody() {
 }
 
 #[tokio::test]
-async fn a_volume_growth_that_its_class_forbids_is_refused_with_the_remedy() {
+async fn rejected_volume_growth_reports_remedy() {
     cluster_scenario("volume_growth_refused", async |sandbox| {
         with_class(sandbox, "fixed", false, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;

@@ -118,7 +118,7 @@ mod tests {
     use super::{Spread, spread};
 
     #[test]
-    fn the_median_is_the_middle_or_between_the_two_middle_values() {
+    fn median_is_middle_or_midpoint() {
         let cases = [
             (vec![5.0, 1.0, 3.0], 1.0, 3.0, 5.0),
             (vec![4.0, 1.0, 2.0, 9.0], 1.0, 3.0, 9.0),
