@@ -5,26 +5,28 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-use crate::again::{is_passing, patiently};
+use crate::retry::{is_transient, retry_transient};
 use crate::{Env, kubectl};
 
-/// Runs `helm` and returns what it printed. What installs, upgrades or uninstalls is done again when the API server had
+/// Runs `helm` and returns what it printed. What installs, upgrades or uninstalls is done is_retry when the API server had
 /// no time.
 ///
 /// # Errors
 /// With its whole error output when it fails.
 pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     let verb = args.first().copied().unwrap_or_default();
-    patiently(
-        |error| ["upgrade", "uninstall"].contains(&verb) && is_passing(&error.to_string()),
-        async |again| {
-            if again && verb == "upgrade" {
-                forget_unfinished(env, args).await?;
+    retry_transient(
+        |error| ["upgrade", "uninstall"].contains(&verb) && is_transient(&error.to_string()),
+        async |is_retry| {
+            if is_retry && verb == "upgrade" {
+                delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
                 // The first time did it.
                 Err(error)
-                    if again && verb == "uninstall" && error.to_string().contains("not found") =>
+                    if is_retry
+                        && verb == "uninstall"
+                        && error.to_string().contains("not found") =>
                 {
                     Ok(String::new())
                 }
@@ -36,7 +38,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
 }
 
 /// Helm takes a release that was begun and not ended for one that somebody else works on.
-async fn forget_unfinished(env: &Env, args: &[&str]) -> Result<()> {
+async fn delete_unfinished_releases(env: &Env, args: &[&str]) -> Result<()> {
     let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
     let Some(namespace) = words.next() else {
         return Ok(());

@@ -7,7 +7,7 @@ use kube::client::ClientBuilder;
 use tower::buffer::BufferLayer;
 use tower::retry::RetryLayer;
 
-use crate::again::Again;
+use crate::retry::RetryPolicy;
 
 /// The surroundings of a run.
 #[derive(Clone, Debug)]
@@ -149,7 +149,7 @@ impl Env {
         // The queue is what makes the way to the API server one that can be gone twice.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
-            .with_layer(&RetryLayer::new(Again::default()))
+            .with_layer(&RetryLayer::new(RetryPolicy::default()))
             .build())
     }
 }

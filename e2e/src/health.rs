@@ -15,37 +15,37 @@ use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
 /// How soon a member that does not answer is asked again.
-const AGAIN: Duration = Duration::from_millis(100);
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Listens to one member until it is dropped.
-pub(crate) struct Health {
+pub(crate) struct MemberHealth {
     serves: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
-impl Health {
-    /// Begins to listen; nobody serves before he has said so.
-    pub(crate) fn of(url: &str) -> Self {
+impl MemberHealth {
+    /// Begins to listen; nobody serves before he has serving so.
+    pub(crate) fn watch(url: &str) -> Self {
         let serves = Arc::new(AtomicBool::new(false));
-        let (url, told) = (url.to_owned(), Arc::clone(&serves));
+        let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
                 // Why it does not answer is of no interest: it does not serve.
-                drop(listen(&url, &told).await);
-                told.store(false, Ordering::Relaxed);
-                tokio::time::sleep(AGAIN).await;
+                drop(listen(&url, &flag).await);
+                flag.store(false, Ordering::Relaxed);
+                tokio::time::sleep(RECONNECT_INTERVAL).await;
             }
         });
         Self { serves, task }
     }
 
-    /// What it said last.
+    /// What it serving last.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Health {
+impl Drop for MemberHealth {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -53,30 +53,33 @@ impl Drop for Health {
 
 async fn listen(url: &str, serves: &AtomicBool) -> Result<()> {
     let endpoint = Endpoint::from_shared(url.to_owned())?;
-    let channel = endpoint.connect_timeout(AGAIN * 5).connect().await?;
+    let channel = endpoint
+        .connect_timeout(RECONNECT_INTERVAL * 5)
+        .connect()
+        .await?;
     let mut client = Grpc::new(channel);
     client.ready().await?;
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Watch");
     let answer = client
-        .server_streaming(Request::new(()), path, Words)
+        .server_streaming(Request::new(()), path, HealthCodec)
         .await?;
     let mut changes = answer.into_inner();
-    while let Some(said) = changes.message().await? {
-        serves.store(said, Ordering::Relaxed);
+    while let Some(serving) = changes.message().await? {
+        serves.store(serving, Ordering::Relaxed);
     }
     Ok(())
 }
 
 /// The two messages: a question about all services is empty, an answer is one number.
 #[derive(Clone, Copy)]
-struct Words;
+struct HealthCodec;
 
 /// Field 1, a number.
 const STATUS: u8 = 0x08;
 /// `HealthCheckResponse.SERVING`.
 const SERVING: u8 = 1;
 
-impl Codec for Words {
+impl Codec for HealthCodec {
     type Encode = ();
     type Decode = bool;
     type Encoder = Self;
@@ -91,7 +94,7 @@ impl Codec for Words {
     }
 }
 
-impl Encoder for Words {
+impl Encoder for HealthCodec {
     type Item = ();
     type Error = Status;
 
@@ -100,7 +103,7 @@ impl Encoder for Words {
     }
 }
 
-impl Decoder for Words {
+impl Decoder for HealthCodec {
     type Item = bool;
     type Error = Status;
 

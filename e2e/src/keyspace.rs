@@ -10,15 +10,15 @@ use etcd_client::{
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::Env;
-use crate::again::patiently;
 use crate::kubectl::PortForward;
+use crate::retry::retry_transient;
 use crate::tls::Identity;
-use crate::wait::{Look, until};
+use crate::wait::{Poll, until};
 
 /// Writes in flight at a time.
 const IN_FLIGHT: usize = 64;
 /// How long a client Service may take to lead to a pod.
-const OPENED: Duration = Duration::from_mins(1);
+const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A connection to a cluster, through a forwarded port.
 pub struct Keyspace {
@@ -34,10 +34,14 @@ impl Keyspace {
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
         // kubectl reads the Service once, and it may lead nowhere until the cluster's ID is recorded.
-        until("the client Service leads to a pod", OPENED, async || {
-            let keys = Self::connect(env, namespace, &service).await?;
-            Ok(Look::Done(keys))
-        })
+        until(
+            "the client Service leads to a pod",
+            SERVICE_TIMEOUT,
+            async || {
+                let keys = Self::connect(env, namespace, &service).await?;
+                Ok(Poll::Done(keys))
+            },
+        )
         .await
     }
 
@@ -77,13 +81,17 @@ impl Keyspace {
         options: ConnectOptions,
     ) -> Result<Self> {
         let target = format!("service/{cluster}-client");
-        until("the client Service leads to a pod", OPENED, async || {
-            let forward = PortForward::open(env, namespace, &target, 2379).await?;
-            let url = format!("https://127.0.0.1:{}", forward.port);
-            let keys = Self::over(forward, url, options.clone(), &target).await?;
-            keys.read().await?;
-            Ok(Look::Done(keys))
-        })
+        until(
+            "the client Service leads to a pod",
+            SERVICE_TIMEOUT,
+            async || {
+                let forward = PortForward::open(env, namespace, &target, 2379).await?;
+                let url = format!("https://127.0.0.1:{}", forward.port);
+                let keys = Self::connect_over(forward, url, options.clone(), &target).await?;
+                keys.read().await?;
+                Ok(Poll::Done(keys))
+            },
+        )
         .await
     }
 
@@ -100,15 +108,15 @@ impl Keyspace {
         let target = format!("service/{cluster}-client");
         until(
             "the client Service leads to a pod that lets the user in",
-            OPENED,
+            SERVICE_TIMEOUT,
             async || {
                 let forward = PortForward::open(env, namespace, &target, 2379).await?;
                 let url = format!("http://127.0.0.1:{}", forward.port);
                 let options = ConnectOptions::new()
                     .with_user(user, password)
                     .with_auto_token_refresh(true);
-                let keys = Self::over(forward, url, options, &target).await?;
-                Ok(Look::Done(keys))
+                let keys = Self::connect_over(forward, url, options, &target).await?;
+                Ok(Poll::Done(keys))
             },
         )
         .await
@@ -118,23 +126,23 @@ impl Keyspace {
     ///
     /// # Errors
     /// When the Service leads nowhere.
-    pub async fn lets_in(
+    pub async fn accepts_login(
         env: &Env,
         namespace: &str,
         cluster: &str,
         (user, password): (&str, &str),
     ) -> Result<bool> {
         let target = format!("service/{cluster}-client");
-        until("etcd says who gets in", OPENED, async || {
+        until("etcd says who gets in", SERVICE_TIMEOUT, async || {
             let keys = Self::connect(env, namespace, &target).await?;
             let mut auth = keys.client.auth_client();
             let answer = auth
                 .authenticate(user.to_owned(), password.to_owned())
                 .await;
             Ok(match answer.map_err(anyhow::Error::from) {
-                Ok(_) => Look::Done(true),
-                Err(error) if is_passing(&error) => Look::NotYet(format!("{error:#}")),
-                Err(_) => Look::Done(false),
+                Ok(_) => Poll::Done(true),
+                Err(error) if is_transient(&error) => Poll::NotYet(format!("{error:#}")),
+                Err(_) => Poll::Done(false),
             })
         })
         .await
@@ -146,37 +154,38 @@ impl Keyspace {
     /// When etcd refuses.
     pub async fn enable_auth(&self, password: &str) -> Result<()> {
         let auth = || self.client.auth_client();
-        patiently(is_passing, async |again| {
+        retry_transient(is_transient, async |is_retry| {
             let added = auth().user_add("root", password, None).await;
-            done(again, added.map(drop))
+            accept_if_done(is_retry, added.map(drop))
         })
         .await?;
-        patiently(is_passing, async |again| {
-            done(again, auth().role_add("root").await.map(drop))
+        retry_transient(is_transient, async |is_retry| {
+            accept_if_done(is_retry, auth().role_add("root").await.map(drop))
         })
         .await?;
-        patiently(is_passing, async |_| {
+        retry_transient(is_transient, async |_| {
             Ok(auth().user_grant_role("root", "root").await?)
         })
         .await?;
-        patiently(is_passing, async |again| {
+        retry_transient(is_transient, async |is_retry| {
             let enabled = auth().auth_enable().await;
-            self.admits(again, password, enabled.map(drop)).await
+            self.ensure_root_login(is_retry, password, enabled.map(drop))
+                .await
         })
         .await
     }
 
-    /// As [`done`], of what changes who gets in: when it was done, whoever asks for it once more is nobody, or has a login
-    /// of before. It was done if root gets in with this password.
-    async fn admits(
+    /// As [`accept_if_done`], of what changes who gets in: when it was accept_if_done, whoever asks for it once more is nobody, or has a login
+    /// of before. It was accept_if_done if root gets in with this password.
+    async fn ensure_root_login(
         &self,
-        again: bool,
+        is_retry: bool,
         password: &str,
         outcome: Result<(), etcd_client::Error>,
     ) -> Result<()> {
         let Err(error) = outcome else { return Ok(()) };
         let error = anyhow::Error::from(error);
-        if !again || is_passing(&error) {
+        if !is_retry || is_transient(&error) {
             return Err(error);
         }
         let login = (String::from("root"), password.to_owned());
@@ -189,7 +198,7 @@ impl Keyspace {
             Ok(_) => Ok(()),
             Err(other) => {
                 let other = anyhow::Error::from(other);
-                Err(if is_passing(&other) { other } else { error })
+                Err(if is_transient(&other) { other } else { error })
             }
         }
     }
@@ -199,10 +208,11 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses.
     pub async fn change_password(&self, password: &str) -> Result<()> {
-        patiently(is_passing, async |again| {
+        retry_transient(is_transient, async |is_retry| {
             let mut auth = self.client.auth_client();
             let changed = auth.user_change_password("root", password).await;
-            self.admits(again, password, changed.map(drop)).await
+            self.ensure_root_login(is_retry, password, changed.map(drop))
+                .await
         })
         .await
     }
@@ -220,7 +230,7 @@ impl Keyspace {
         let target = format!("pod/{member}");
         let forward = PortForward::open(env, namespace, &target, 2379).await?;
         let url = format!("https://127.0.0.1:{}", forward.port);
-        let keys = Self::over(forward, url, identity.options(), &target).await?;
+        let keys = Self::connect_over(forward, url, identity.options(), &target).await?;
         keys.read().await?;
         Ok(keys)
     }
@@ -236,10 +246,10 @@ impl Keyspace {
     async fn connect(env: &Env, namespace: &str, target: &str) -> Result<Self> {
         let forward = PortForward::open(env, namespace, target, 2379).await?;
         let url = format!("http://127.0.0.1:{}", forward.port);
-        Self::over(forward, url, ConnectOptions::new(), target).await
+        Self::connect_over(forward, url, ConnectOptions::new(), target).await
     }
 
-    async fn over(
+    async fn connect_over(
         forward: PortForward,
         url: String,
         options: ConnectOptions,
@@ -260,7 +270,7 @@ impl Keyspace {
     /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the store's
     /// revision afterwards.
     ///
-    /// A write that is not acknowledged because the members are electing a leader is made again, as clients do.
+    /// A write that is not acknowledged because the members are electing a leader is made is_retry, as clients do.
     ///
     /// # Errors
     /// With the first write that is not acknowledged for longer than an election may take.
@@ -277,7 +287,7 @@ impl Keyspace {
     }
 
     async fn put(&self, key: String) -> Result<()> {
-        let put = patiently(is_passing, async |_| {
+        let put = retry_transient(is_transient, async |_| {
             let mut kv = self.client.kv_client();
             Ok(kv.put(key.clone(), value(&key), None).await?)
         });
@@ -289,7 +299,7 @@ impl Keyspace {
     /// # Errors
     /// Names the first key that is missing or differs.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
-        let response = patiently(is_passing, async |_| {
+        let response = retry_transient(is_transient, async |_| {
             let options = GetOptions::new().with_prefix();
             let mut kv = self.client.kv_client();
             Ok(kv.get(prefix, Some(options)).await?)
@@ -320,7 +330,7 @@ impl Keyspace {
     /// # Errors
     /// When etcd refuses it.
     pub async fn write(&self, key: &str, value: Vec<u8>) -> Result<()> {
-        let put = patiently(is_passing, async |_| {
+        let put = retry_transient(is_transient, async |_| {
             let mut kv = self.client.kv_client();
             Ok(kv.put(key, value.clone(), None).await?)
         });
@@ -332,7 +342,7 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn delete(&self, prefix: &str) -> Result<i64> {
-        let answer = patiently(is_passing, async |_| {
+        let answer = retry_transient(is_transient, async |_| {
             let options = DeleteOptions::new().with_prefix();
             let mut kv = self.client.kv_client();
             Ok(kv.delete(prefix, Some(options)).await?)
@@ -348,7 +358,7 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn raise_corrupt(&self, member: u64) -> Result<()> {
-        let raised = patiently(is_passing, async |_| {
+        let raised = retry_transient(is_transient, async |_| {
             let mut whose = AlarmOptions::new();
             whose.with_member(member);
             let mut client = self.client.maintenance_client();
@@ -363,11 +373,11 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn compact(&self, revision: i64) -> Result<()> {
-        let compacted = patiently(is_passing, async |again| {
+        let compacted = retry_transient(is_transient, async |is_retry| {
             let options = CompactionOptions::new().with_physical();
             let mut client = self.client.kv_client();
-            done(
-                again,
+            accept_if_done(
+                is_retry,
                 client.compact(revision, Some(options)).await.map(drop),
             )
         });
@@ -379,7 +389,7 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn revision(&self) -> Result<i64> {
-        patiently(is_passing, async |_| self.read().await).await
+        retry_transient(is_transient, async |_| self.read().await).await
     }
 
     /// As [`Self::revision`], asked once: whoever is refused is refused at once.
@@ -429,7 +439,7 @@ impl Keyspace {
     /// # Errors
     /// Without a quorum.
     pub async fn members(&self) -> Result<Vec<(String, bool)>> {
-        let response = patiently(is_passing, async |_| {
+        let response = retry_transient(is_transient, async |_| {
             Ok(self.client.cluster_client().member_list().await?)
         });
         let response = response.await?;
@@ -445,7 +455,7 @@ impl Keyspace {
     /// # Errors
     /// When the member does not answer.
     pub async fn cluster_id(&self) -> Result<u64> {
-        let response = patiently(is_passing, async |_| {
+        let response = retry_transient(is_transient, async |_| {
             Ok(self.client.maintenance_client().status().await?)
         });
         let response = response.await?;
@@ -463,11 +473,11 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// The second time, what the first one has done without an answer is refused.
-fn done(again: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
+/// The second time, what the first one has accept_if_done without an answer is refused.
+fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))
-            if again
+            if is_retry
                 && ["already exists", "has been compacted"]
                     .iter()
                     .any(|said| status.message().contains(said)) =>
@@ -479,7 +489,7 @@ fn done(again: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
 }
 
 /// Whether etcd or the way to it is only unavailable for the moment.
-pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
+pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
     // tonic's codes: 14 is Unavailable, 4 is DeadlineExceeded, 2 is Unknown, which etcd says of a proposal that its leader
     // has dropped.
     error.chain().any(|cause| {

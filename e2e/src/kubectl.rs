@@ -9,16 +9,16 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::Env;
-use crate::again::{is_passing, patiently};
+use crate::retry::{is_transient, retry_transient};
 
-/// What may be done twice.
-const TWICE: [&str; 17] = [
+/// What may be done idempotent.
+const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
 ];
 
 /// How long a port may take to be forwarded.
-const FORWARDED: Duration = Duration::from_secs(30);
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A `kubectl` command for the cluster under test.
 #[must_use]
@@ -39,17 +39,19 @@ pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
 
-/// Runs `kubectl` with something on its standard input. What may be done twice is, when the API server had no time.
+/// Runs `kubectl` with something on its standard input. What may be done idempotent is, when the API server had no time.
 ///
 /// # Errors
 /// With its whole error output when it fails.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let verb = verb(args);
-    let twice = verb.is_some_and(|verb| TWICE.contains(&verb));
-    patiently(
-        |error| twice && is_passing(&error.to_string()),
-        async |again| match run_once(env, args, input).await {
-            Err(error) if again && is_done(verb, &error.to_string()) => Ok(String::new()),
+    let idempotent = verb.is_some_and(|verb| IDEMPOTENT_VERBS.contains(&verb));
+    retry_transient(
+        |error| idempotent && is_transient(&error.to_string()),
+        async |is_retry| match run_once(env, args, input).await {
+            Err(error) if is_retry && succeeded_before(verb, &error.to_string()) => {
+                Ok(String::new())
+            }
             outcome => outcome,
         },
     )
@@ -65,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
 }
 
 /// Whether the second time only fails because the first one, which was not answered, was carried out.
-fn is_done(verb: Option<&str>, error: &str) -> bool {
+fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
             let mut lines = error.lines().filter(|line| !line.contains("Warning: "));
@@ -132,7 +134,7 @@ impl PortForward {
         let stdout = child.stdout.take().context("stdout is piped")?;
         let mut lines = BufReader::new(stdout).lines();
         let local = loop {
-            let line = timeout(FORWARDED, lines.next_line()).await;
+            let line = timeout(FORWARD_TIMEOUT, lines.next_line()).await;
             let line = line.with_context(|| format!("{target} is not forwarded"))??;
             let Some(line) = line else {
                 let output = child.wait_with_output().await?;
@@ -165,7 +167,7 @@ fn local_port(line: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_done, local_port, verb};
+    use super::{local_port, succeeded_before, verb};
 
     #[test]
     fn finds_verb_after_flags() {
@@ -179,9 +181,9 @@ mod tests {
     #[test]
     fn repeated_delete_accepts_not_found() {
         let gone = "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
-        assert!(is_done(Some("delete"), gone));
-        assert!(!is_done(Some("get"), gone));
-        assert!(!is_done(
+        assert!(succeeded_before(Some("delete"), gone));
+        assert!(!succeeded_before(Some("get"), gone));
+        assert!(!succeeded_before(
             Some("delete"),
             "Error from server (Forbidden): pods is forbidden"
         ));

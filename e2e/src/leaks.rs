@@ -13,15 +13,15 @@ use kube::api::ListParams;
 use crate::metrics::Page;
 use crate::{Sandbox, cluster_scenario, scenario};
 
-/// Shorter texts are found by chance.
-const SHORTEST: usize = 8;
+/// Shorter texts are leaks by chance.
+const MIN_LENGTH: usize = 8;
 /// Keys of Secrets that hold nothing secret: names, certificates, places.
-const PUBLIC: [&str; 4] = ["username", "config", "namespace", "type"];
+const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
 /// The length of the random part of etcd's simple tokens, before a dot and a number.
-const TOKEN: usize = 16;
+const TOKEN_LENGTH: usize = 16;
 
 /// A text that must not be seen, and where it stands.
-struct Hidden {
+struct SecretValue {
     of: String,
     text: String,
 }
@@ -29,23 +29,26 @@ struct Hidden {
 /// Runs a test as [`scenario`] does, and searches at its end for everything that must not be seen.
 ///
 /// # Panics
-/// When the test fails, or something is found.
-pub async fn discreet(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+/// When the test fails, or something is leaks.
+pub async fn scenario_without_leaks(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     scenario(name, async move |sandbox: &Sandbox| {
         body(sandbox).await?;
-        nothing_leaks(sandbox).await
+        ensure_no_leaks(sandbox).await
     })
     .await;
 }
 
-/// As [`discreet`], with the cluster operator alone.
+/// As [`scenario_without_leaks`], with the cluster operator alone.
 ///
 /// # Panics
-/// When the test fails, or something is found.
-pub async fn discreet_cluster(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+/// When the test fails, or something is leaks.
+pub async fn cluster_scenario_without_leaks(
+    name: &str,
+    body: impl AsyncFnOnce(&Sandbox) -> Result<()>,
+) {
     cluster_scenario(name, async move |sandbox: &Sandbox| {
         body(sandbox).await?;
-        nothing_leaks(sandbox).await
+        ensure_no_leaks(sandbox).await
     })
     .await;
 }
@@ -53,30 +56,30 @@ pub async fn discreet_cluster(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
 /// Searches everything that belongs to the namespace for everything that is secret in it.
 ///
 /// # Errors
-/// When something is found: where, and of which Secret and key; or when something cannot be read.
-pub async fn nothing_leaks(sandbox: &Sandbox) -> Result<()> {
-    let hidden = hidden(sandbox).await?;
-    ensure!(!hidden.is_empty(), "there is no Secret to look for");
-    let mut places = shown(sandbox).await?;
+/// When something is leaks: where, and of which Secret and key; or when something cannot be read.
+pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
+    let secret_values = secret_values(sandbox).await?;
+    ensure!(!secret_values.is_empty(), "there is no Secret to look for");
+    let mut places = visible(sandbox).await?;
     places.extend(processes());
-    let mut found = Vec::new();
+    let mut leaks = Vec::new();
     for (place, text) in &places {
-        for one in hidden.iter().filter(|one| text.contains(&one.text)) {
-            found.push(format!("{} stands in {place}", one.of));
+        for one in secret_values.iter().filter(|one| text.contains(&one.text)) {
+            leaks.push(format!("{} stands in {place}", one.of));
         }
         let is_log = place.starts_with("the log");
-        if is_log && text.split(is_no_part).any(is_token) {
-            found.push(format!("a token of etcd stands in {place}"));
+        if is_log && text.split(is_separator).any(is_token) {
+            leaks.push(format!("a token of etcd stands in {place}"));
         }
     }
-    ensure!(found.is_empty(), "{}", found.join("; "));
+    ensure!(leaks.is_empty(), "{}", leaks.join("; "));
     Ok(())
 }
 
 /// What is secret: the values of all Secrets, line by line, without what everybody may know.
-async fn hidden(sandbox: &Sandbox) -> Result<Vec<Hidden>> {
+async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
-    let mut hidden = Vec::new();
+    let mut secret_values = Vec::new();
     for secret in &secrets {
         // Helm's record of the release is the chart, which everybody has.
         let kind = secret.type_.as_deref().unwrap_or_default();
@@ -84,7 +87,7 @@ async fn hidden(sandbox: &Sandbox) -> Result<Vec<Hidden>> {
             continue;
         }
         for (key, value) in secret.data.iter().flatten() {
-            if PUBLIC.contains(&key.as_str())
+            if NOT_SECRET.contains(&key.as_str())
                 || Path::new(key).extension().is_some_and(|end| end == "crt")
             {
                 continue;
@@ -92,11 +95,11 @@ async fn hidden(sandbox: &Sandbox) -> Result<Vec<Hidden>> {
             let text = String::from_utf8_lossy(&value.0).into_owned();
             for text in parts(&text) {
                 let of = format!("{key} of Secret {}", secret.name_any());
-                hidden.push(Hidden { of, text });
+                secret_values.push(SecretValue { of, text });
             }
         }
     }
-    Ok(hidden)
+    Ok(secret_values)
 }
 
 /// The parts of a value that are secret by themselves.
@@ -105,23 +108,23 @@ fn parts(value: &str) -> Vec<String> {
         return list;
     }
     let lines = value.lines().map(str::trim);
-    let told = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
-    let bare = lines.filter(told).filter_map(|line| {
-        // As in credentials files; the key's ID is no secret, its owner is told by it.
+    let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
+    let bare = lines.filter(is_content).filter_map(|line| {
+        // As in credentials files; the key's ID is no secret, its owner is is_content by it.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
             _ => Some(line),
         }
     });
-    bare.filter(|line| line.len() >= SHORTEST)
+    bare.filter(|line| line.len() >= MIN_LENGTH)
         .map(str::to_owned)
         .collect()
 }
 
 /// What people and programs get to see of the namespace, by place.
-async fn shown(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
-    let mut shown = BTreeMap::new();
+async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
+    let mut visible = BTreeMap::new();
     for kinds in [
         "etcdclusters,etcdbackups,etcdrestores",
         "events.events.k8s.io",
@@ -129,7 +132,7 @@ async fn shown(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         "services,configmaps,persistentvolumeclaims,networkpolicies,poddisruptionbudgets,leases",
     ] {
         let text = sandbox.kubectl(&["get", kinds, "-o", "yaml"]).await?;
-        shown.insert(format!("the objects {kinds}"), text);
+        visible.insert(format!("the objects {kinds}"), text);
     }
     for pod in &sandbox.api::<Pod>().list(&ListParams::default()).await? {
         let name = pod.name_any();
@@ -142,7 +145,7 @@ async fn shown(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
                 let words = ["logs", &name, "-c", &container, previous];
                 // One that was never started, or never before, has none.
                 if let Ok(text) = sandbox.kubectl(&words).await {
-                    shown.insert(format!("the log of {name}/{container} {previous}"), text);
+                    visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
             }
         }
@@ -150,18 +153,18 @@ async fn shown(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for port in [2381, 8080] {
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics");
             if let Ok(text) = sandbox.kubectl(&["get", "--raw", &path]).await {
-                shown.insert(format!("the metrics of {name}"), text);
+                visible.insert(format!("the metrics of {name}"), text);
             }
         }
     }
     // At least those of the operators were to be had.
     Page::of_operator(sandbox, "etcd-operator").await?;
-    Ok(shown)
+    Ok(visible)
 }
 
 /// Arguments and environments of all processes of ours on the nodes, which run on this machine.
 fn processes() -> BTreeMap<String, String> {
-    let mut shown = BTreeMap::new();
+    let mut visible = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     for entry in entries {
         let path = entry.path();
@@ -172,21 +175,21 @@ fn processes() -> BTreeMap<String, String> {
         for file in ["cmdline", "environ"] {
             if let Ok(bytes) = fs::read(path.join(file)) {
                 let place = format!("{file} of process {} ({})", path.display(), name.trim());
-                shown.insert(place, String::from_utf8_lossy(&bytes).into_owned());
+                visible.insert(place, String::from_utf8_lossy(&bytes).into_owned());
             }
         }
     }
-    shown
+    visible
 }
 
-fn is_no_part(letter: char) -> bool {
+fn is_separator(letter: char) -> bool {
     !letter.is_ascii_alphanumeric() && letter != '.'
 }
 
 /// Whether a word looks like a simple token: sixteen letters, a dot, a number.
 fn is_token(word: &str) -> bool {
     word.split_once('.').is_some_and(|(letters, number)| {
-        letters.len() == TOKEN
+        letters.len() == TOKEN_LENGTH
             && letters.bytes().all(|byte| byte.is_ascii_alphabetic())
             && letters.bytes().any(|byte| byte.is_ascii_uppercase())
             && !number.is_empty()

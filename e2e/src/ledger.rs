@@ -8,19 +8,19 @@ use anyhow::Result;
 
 /// An acknowledged write.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Written {
+pub(crate) struct AcknowledgedWrite {
     /// The revision etcd said.
     pub(crate) revision: i64,
     /// It was sent more than once.
-    pub(crate) again: bool,
+    pub(crate) retried: bool,
 }
 
-impl Written {
+impl AcknowledgedWrite {
     /// Whether it is what was found under its key, at which revision. An attempt whose answer was lost may be carried
     /// out after the one that was acknowledged: the same value is written once more then.
-    fn is_kept_by(self, found: Option<&(String, i64)>, value: &str) -> bool {
+    fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
-            now == value && (*at == self.revision || (self.again && *at > self.revision))
+            now == value && (*at == self.revision || (self.retried && *at > self.revision))
         })
     }
 }
@@ -42,13 +42,13 @@ pub(crate) struct Ledger {
     prefix: &'static str,
     begun: Instant,
     /// Number of the key, and the store's revision when its write was acknowledged.
-    acknowledged: BTreeMap<u64, Written>,
+    acknowledged: BTreeMap<u64, AcknowledgedWrite>,
     /// Numbers of the keys whose writes were not answered, or refused.
     unknown: Vec<u64>,
     last: Instant,
     gap: Duration,
     gap_begun: Instant,
-    why: String,
+    last_error: String,
 }
 
 /// What became of the writes.
@@ -65,7 +65,7 @@ pub struct Tally {
     /// When that began, from the writer's beginning on.
     pub gap_begun: Duration,
     /// The last error a write ended with.
-    pub why: String,
+    pub last_error: String,
 }
 
 impl fmt::Display for Tally {
@@ -79,8 +79,8 @@ impl fmt::Display for Tally {
             self.gap.as_secs_f32(),
             self.gap_begun.as_secs_f32(),
         )?;
-        if !self.why.is_empty() {
-            write!(to, "; last error: {}", self.why)?;
+        if !self.last_error.is_empty() {
+            write!(to, "; last error: {}", self.last_error)?;
         }
         Ok(())
     }
@@ -107,12 +107,12 @@ impl Ledger {
             last: begun,
             gap: Duration::ZERO,
             gap_begun: begun,
-            why: String::new(),
+            last_error: String::new(),
         }
     }
 
     /// Takes down what became of a write.
-    pub(crate) fn enter(&mut self, number: u64, outcome: Result<Written>) {
+    pub(crate) fn record(&mut self, number: u64, outcome: Result<AcknowledgedWrite>) {
         match outcome {
             Ok(written) => {
                 let now = Instant::now();
@@ -125,7 +125,7 @@ impl Ledger {
             }
             Err(error) => {
                 self.unknown.push(number);
-                self.why = format!("{error:#}");
+                self.last_error = format!("{error:#}");
             }
         }
     }
@@ -141,8 +141,8 @@ impl Ledger {
     }
 
     /// The last error a write ended with.
-    pub(crate) fn why(&self) -> &str {
-        &self.why
+    pub(crate) fn last_error(&self) -> &str {
+        &self.last_error
     }
 
     /// Compares what was acknowledged with what was read back: by key, the value and its revision. The silence at the end
@@ -155,7 +155,7 @@ impl Ledger {
         let lost = self.acknowledged.iter().filter_map(|(number, written)| {
             let key = key(self.prefix, *number);
             let now = found.get(&key);
-            (!written.is_kept_by(now, &value(self.prefix, *number))).then(|| Lost {
+            (!written.matches(now, &value(self.prefix, *number))).then(|| Lost {
                 key,
                 revision: written.revision,
                 found: now.map(|(_, revision)| *revision),
@@ -172,7 +172,7 @@ impl Ledger {
             lost: lost.collect(),
             gap,
             gap_begun: gap_begun.saturating_duration_since(self.begun),
-            why: self.why.clone(),
+            last_error: self.last_error.clone(),
         }
     }
 }
@@ -181,19 +181,19 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    const fn once(revision: i64) -> Written {
-        Written {
+    const fn once(revision: i64) -> AcknowledgedWrite {
+        AcknowledgedWrite {
             revision,
-            again: false,
+            retried: false,
         }
     }
 
     #[test]
     fn retried_write_may_have_later_revision() {
         let found = |value: &str, revision| Some((value.to_owned(), revision));
-        let again = Written {
+        let again = AcknowledgedWrite {
             revision: 5,
-            again: true,
+            retried: true,
         };
         for (written, found, kept) in [
             (once(5), found("a", 5), true),
@@ -206,7 +206,7 @@ mod tests {
             (again, found("b", 6), false),
             (again, None, false),
         ] {
-            assert_eq!(written.is_kept_by(found.as_ref(), "a"), kept, "{found:?}");
+            assert_eq!(written.matches(found.as_ref(), "a"), kept, "{found:?}");
         }
     }
 
@@ -217,14 +217,14 @@ mod tests {
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
         // Before the first there is no gap: the cluster was not there yet.
-        ledger.enter(0, Ok(once(5)));
+        ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
             .checked_sub(Duration::from_secs(4))
             .unwrap_or_else(Instant::now);
         ledger.last = back;
-        ledger.enter(1, Err(anyhow::anyhow!("no answer")));
-        ledger.enter(2, Ok(once(6)));
+        ledger.record(1, Err(anyhow::anyhow!("no answer")));
+        ledger.record(2, Ok(once(6)));
         assert!(ledger.gap >= Duration::from_secs(4), "{:?}", ledger.gap);
         assert_eq!(ledger.gap_begun, back);
         assert_eq!(ledger.acknowledged.len(), 2);
@@ -237,10 +237,10 @@ mod tests {
     #[test]
     fn only_missing_acknowledged_writes_are_lost() {
         let mut ledger = Ledger::new("k/", Instant::now());
-        ledger.enter(0, Ok(once(5)));
-        ledger.enter(1, Err(anyhow::anyhow!("no answer")));
-        ledger.enter(2, Ok(once(7)));
-        ledger.enter(3, Ok(once(8)));
+        ledger.record(0, Ok(once(5)));
+        ledger.record(1, Err(anyhow::anyhow!("no answer")));
+        ledger.record(2, Ok(once(7)));
+        ledger.record(3, Ok(once(8)));
         let kept = |number, revision| (key("k/", number), (value("k/", number), revision));
         let lost = |found: &[(String, (String, i64))]| -> Vec<(String, Option<i64>)> {
             let found = found.iter().cloned().collect();

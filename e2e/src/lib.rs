@@ -3,9 +3,7 @@
 //! It sees the product as a user does: the chart, custom resources, `kubectl`, etcd's own API. Of the product's
 //! crates it knows `api` alone.
 
-mod again;
 pub mod bucket;
-pub mod changes;
 pub mod chart;
 pub mod env;
 mod health;
@@ -16,19 +14,21 @@ pub mod ledger;
 pub mod manifests;
 pub mod metrics;
 pub mod objects;
-pub mod one_by_one;
-pub mod picture;
 pub mod reader;
+mod retry;
+pub mod rolling_check;
 pub mod sandbox;
+pub mod store_state;
 pub mod testbed;
 pub mod tls;
 pub mod wait;
+pub mod watch;
 pub mod writer;
 
 pub use env::Env;
 pub use keyspace::Keyspace;
-pub use one_by_one::OneByOne;
 pub use reader::Reader;
+pub use rolling_check::RollingCheck;
 pub use sandbox::{Sandbox, cluster_scenario, scenario};
 pub use testbed::Testbed;
 pub use wait::until;
@@ -40,7 +40,7 @@ use anyhow::{Context, Result};
 
 /// How long a test waits for something that takes seconds on an idle machine, and minutes on one that does much else. A
 /// test never waits this long unless it is about to fail: waits end with their condition.
-pub const PATIENCE: Duration = Duration::from_mins(5);
+pub const DEADLINE: Duration = Duration::from_mins(5);
 
 /// Runs one step of a test, and prints its name and how long it took.
 ///

@@ -8,10 +8,10 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::Sandbox;
-use crate::wait::{Look, until};
+use crate::wait::{Poll, until};
 
 /// How long a process may take to tell: the way to it leads over the API server and a kubelet.
-const ANSWERED: Duration = Duration::from_secs(20);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One reading of an operator's `/metrics`.
 pub struct Page(String);
@@ -36,9 +36,9 @@ impl Page {
     async fn of_port(sandbox: &Sandbox, pod: &str, port: u16) -> Result<Self> {
         let namespace = &sandbox.namespace;
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
-        until("the metrics are told", ANSWERED, async || {
+        until("the metrics are told", METRICS_TIMEOUT, async || {
             let page = sandbox.kubectl(&["get", "--raw", &path]).await?;
-            Ok(Look::Done(Self(page)))
+            Ok(Poll::Done(Self(page)))
         })
         .await
     }

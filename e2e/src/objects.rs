@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::Value;
 
-use crate::wait::{Look, until};
+use crate::wait::{Poll, until};
 
 /// The kinds of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,9 +186,9 @@ pub async fn await_object(
     until(&format!("{name}: {what}"), within, async || {
         let object = api.get(name).await.with_context(|| format!("get {name}"))?;
         Ok(if holds(&object) {
-            Look::Done(object)
+            Poll::Done(object)
         } else {
-            Look::NotYet(conditions_line(&object))
+            Poll::NotYet(conditions_line(&object))
         })
     })
     .await

@@ -9,15 +9,15 @@ use etcd_client::GetOptions;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::writer::{Line, Road, Way};
-use crate::{PATIENCE, Sandbox, until, wait::Look};
+use crate::writer::{Access, Connection, Route};
+use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
 /// From one read to the next.
-const EVERY: Duration = Duration::from_millis(60);
+const READ_INTERVAL: Duration = Duration::from_millis(60);
 /// A read that takes longer is given up.
-const DEADLINE: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Every so many reads go over a new connection.
-const ANEW: u64 = 5;
+const READS_PER_CONNECTION: u64 = 5;
 
 /// A client that reads in the background until [`Reader::finish`].
 pub struct Reader {
@@ -37,7 +37,7 @@ struct Answer {
 
 /// What the reads told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Readings {
+pub struct ReadSummary {
     /// The clusters that answered, in the order in which they did.
     pub clusters: Vec<u64>,
     /// How many reads were answered.
@@ -52,12 +52,12 @@ impl Reader {
     /// # Errors
     /// When none is.
     pub async fn start(sandbox: &Sandbox, cluster: &str, prefix: &str) -> Result<Self> {
-        let way = Way {
-            road: Road::to(sandbox, cluster).await?,
+        let access = Access {
+            route: Route::to(sandbox, cluster).await?,
             identity: None,
         };
         let answers = Arc::new(Mutex::new(Vec::new()));
-        let task = tokio::spawn(read(way, prefix.to_owned(), Arc::clone(&answers)));
+        let task = tokio::spawn(read(access, prefix.to_owned(), Arc::clone(&answers)));
         let reader = Self { task, answers };
         reader.await_more(1).await?;
         Ok(reader)
@@ -69,12 +69,12 @@ impl Reader {
     /// When they are not.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.answers().len();
-        until(&format!("{count} more reads"), PATIENCE, async || {
+        until(&format!("{count} more reads"), DEADLINE, async || {
             let now = self.answers().len();
             Ok(if now >= before + count {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{}", now - before))
+                Poll::NotYet(format!("{}", now - before))
             })
         })
         .await
@@ -84,9 +84,9 @@ impl Reader {
     ///
     /// # Errors
     /// When a cluster answered a read that began after another cluster had answered, or keys were missing.
-    pub fn finish(self, keys: usize) -> Result<Readings> {
+    pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
-        judge(&self.answers(), keys)
+        summarize(&self.answers(), keys)
     }
 
     fn answers(&self) -> Vec<Answer> {
@@ -101,7 +101,7 @@ impl Drop for Reader {
     }
 }
 
-fn judge(answers: &[Answer], keys: usize) -> Result<Readings> {
+fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
     let mut clusters: Vec<u64> = Vec::new();
     for answer in answers {
         ensure!(
@@ -129,25 +129,25 @@ fn judge(answers: &[Answer], keys: usize) -> Result<Readings> {
     let gap = pairs
         .map(|(one, next)| next.ended.saturating_duration_since(one.ended))
         .max();
-    Ok(Readings {
+    Ok(ReadSummary {
         clusters,
         answered: answers.len(),
         gap: gap.unwrap_or_default(),
     })
 }
 
-async fn read(way: Way, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) {
-    let mut beat = interval(EVERY);
+async fn read(access: Access, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) {
+    let mut beat = interval(READ_INTERVAL);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut line: Option<Line> = None;
+    let mut connection: Option<Connection> = None;
     for number in 0_u64.. {
         beat.tick().await;
-        let read = if number.is_multiple_of(ANEW) {
-            ask(&way, &mut None, &prefix).await
+        let read = if number.is_multiple_of(READS_PER_CONNECTION) {
+            read_once(&access, &mut None, &prefix).await
         } else {
-            let read = ask(&way, &mut line, &prefix).await;
+            let read = read_once(&access, &mut connection, &prefix).await;
             if read.is_err() {
-                line = None;
+                connection = None;
             }
             read
         };
@@ -159,12 +159,18 @@ async fn read(way: Way, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) {
 }
 
 /// One read, which a quorum confirms, over the connection there is or a new one.
-async fn ask(way: &Way, line: &mut Option<Line>, prefix: &str) -> Result<Answer> {
+async fn read_once(
+    access: &Access,
+    connection: &mut Option<Connection>,
+    prefix: &str,
+) -> Result<Answer> {
     let asked = async {
-        if line.is_none() {
-            *line = Some(way.connect().await?);
+        if connection.is_none() {
+            *connection = Some(access.connect().await?);
         }
-        let client = line.as_ref().map(|line| line.client.kv_client());
+        let client = connection
+            .as_ref()
+            .map(|connection| connection.client.kv_client());
         let mut client = client.context("no connection")?;
         let begun = Instant::now();
         let options = GetOptions::new().with_prefix().with_count_only();
@@ -177,7 +183,7 @@ async fn ask(way: &Way, line: &mut Option<Line>, prefix: &str) -> Result<Answer>
             keys: answer.count(),
         })
     };
-    timeout(DEADLINE, asked)
+    timeout(READ_TIMEOUT, asked)
         .await
         .context("no answer in time")?
 }
@@ -201,14 +207,14 @@ mod tests {
             answer(2, 20, 21),
             answer(2, 22, 23),
         ];
-        let readings = judge(&good, 3).unwrap();
-        assert_eq!(readings.clusters, [1, 2]);
-        assert_eq!(readings.gap, Duration::from_millis(12));
-        assert!(judge(&good, 4).is_err(), "keys are missing");
+        let summary = summarize(&good, 3).unwrap();
+        assert_eq!(summary.clusters, [1, 2]);
+        assert_eq!(summary.gap, Duration::from_millis(12));
+        assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
-        assert!(judge(&again, 3).is_err());
+        assert!(summarize(&again, 3).is_err());
         // It was asked before the other one had answered.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
-        assert!(judge(&crossed, 3).is_ok());
+        assert!(summarize(&crossed, 3).is_ok());
     }
 }

@@ -13,10 +13,10 @@ use kube::api::{
 use serde_json::json;
 use tokio::sync::OnceCell;
 
-use crate::changes::every_change;
 use crate::objects::{self, Kind};
-use crate::wait::{Look, until};
-use crate::{Env, PATIENCE, chart, kubectl};
+use crate::wait::{Poll, until};
+use crate::watch::watch_until;
+use crate::{DEADLINE, Env, chart, kubectl};
 
 /// Names a file that is empty when a run of `cargo xtask test` begins; each test of the run is a process of its own.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
@@ -42,7 +42,7 @@ pub struct Sandbox {
 /// # Panics
 /// When the test fails.
 pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
-    bare(name, async |sandbox| {
+    bare_scenario(name, async |sandbox| {
         sandbox.install_operators().await?;
         body(sandbox).await
     })
@@ -60,7 +60,7 @@ pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
         "--set",
         "restoreOperator.enabled=false",
     ];
-    bare(name, async |sandbox| {
+    bare_scenario(name, async |sandbox| {
         sandbox.install_operators_with(&ALONE).await?;
         body(sandbox).await
     })
@@ -71,7 +71,7 @@ pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
 ///
 /// # Panics
 /// When the test fails.
-pub async fn bare(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
+pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
         let outcome = body(&sandbox).await;
@@ -111,11 +111,11 @@ impl Sandbox {
             }},
         }))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
-        until("the namespace is made", PATIENCE, async || {
+        until("the namespace is made", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
                 // Of an attempt that was not answered: its name is nobody else's.
-                Err(kube::Error::Api(error)) if error.code == 409 => Ok(Look::Done(())),
-                made => made.map(|_| Look::Done(())).context("create the namespace"),
+                Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
+                made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
         })
         .await?;
@@ -162,7 +162,7 @@ impl Sandbox {
     /// When they do not become available.
     pub async fn await_operators(&self) -> Result<()> {
         let deployments: Api<Deployment> = self.api();
-        until("all operators are available", PATIENCE, async || {
+        until("all operators are available", DEADLINE, async || {
             let list = deployments.list(&ListParams::default()).await?;
             let available = list
                 .iter()
@@ -175,9 +175,9 @@ impl Sandbox {
                 })
                 .count();
             Ok(if available > 0 && available == list.items.len() {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!(
+                Poll::NotYet(format!(
                     "{available} of {} Deployments available",
                     list.items.len()
                 ))
@@ -251,7 +251,7 @@ impl Sandbox {
             &self.objects(Kind::EtcdCluster),
             cluster,
             &what,
-            PATIENCE,
+            DEADLINE,
             |object| {
                 let details = objects::field(object, "/status/memberDetails");
                 let voters = details.as_array().map_or(0, |list| {
@@ -305,7 +305,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// With what kubectl says.
-    pub async fn look_at(&self, cluster: &str) -> Result<()> {
+    pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let look = format!("look=at-{now}");
         let words = ["annotate", "etcdcluster", cluster, &look, "--overwrite"];
@@ -316,7 +316,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// With what kubectl says.
-    pub async fn have_kubelets_look(&self, cluster: &str) -> Result<()> {
+    pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let (members, look) = (
             format!("--selector=app=etcd,etcd_cluster={cluster}"),
@@ -342,7 +342,7 @@ impl Sandbox {
         // that there was.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
-        let seen = every_change(&clusters, &only, &since, PATIENCE, |change| {
+        let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
             let WatchEvent::Modified(object) = change else {
                 return None;
             };
@@ -365,7 +365,7 @@ impl Sandbox {
             &self.objects(Kind::EtcdCluster),
             cluster,
             &format!("the loss of {member} is seen"),
-            PATIENCE,
+            DEADLINE,
             |object| {
                 !objects::ready_members(object)
                     .iter()
@@ -386,7 +386,7 @@ impl Sandbox {
             &self.objects(Kind::EtcdCluster),
             cluster,
             &format!("{member} is seen to be down"),
-            PATIENCE,
+            DEADLINE,
             |object| {
                 let details = objects::field(object, "/status/memberDetails").as_array();
                 details.into_iter().flatten().any(is_member)
@@ -402,24 +402,24 @@ impl Sandbox {
     /// With what is left.
     pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
         self.kubectl(&["delete", "etcdcluster", cluster]).await?;
-        await_no_data(&self.client, &self.namespace, cluster, PATIENCE).await
+        await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await
     }
 
     /// Waits until so many pods of an operator are left: one that is ending still works for a moment.
     ///
     /// # Errors
     /// When there are others in the end.
-    pub async fn await_pods_of(&self, operator: &str, count: usize) -> Result<()> {
+    pub async fn await_operator_pods(&self, operator: &str, count: usize) -> Result<()> {
         let what = format!("{count} pods of {operator} are left");
         let selector = format!("app.kubernetes.io/component={operator}");
         let selector = ListParams::default().labels(&selector);
-        until(&what, PATIENCE, async || {
+        until(&what, DEADLINE, async || {
             let pods = self.api::<Pod>().list(&selector).await?;
             let found = pods.items.len();
             Ok(if found == count {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{found} pods"))
+                Poll::NotYet(format!("{found} pods"))
             })
         })
         .await
@@ -432,13 +432,13 @@ impl Sandbox {
     /// When there is none in time, with those there are.
     pub async fn await_event(&self, kind: Kind, name: &str, words: &[&str]) -> Result<()> {
         let what = format!("an Event of {name} with {words:?}");
-        until(&what, PATIENCE, async || {
+        until(&what, DEADLINE, async || {
             let events = self.events(kind, name).await?;
             let says = |event: &String| words.iter().all(|word| event.contains(word));
             Ok(if events.iter().any(says) {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(events.join("; "))
+                Poll::NotYet(events.join("; "))
             })
         })
         .await
@@ -530,9 +530,9 @@ pub async fn await_no_data(
             let pods = pods.list(&selector).await?.items.len();
             let volumes = volumes.list(&selector).await?.items.len();
             Ok(if pods + volumes == 0 {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{pods} pods, {volumes} volumes"))
+                Poll::NotYet(format!("{pods} pods, {volumes} volumes"))
             })
         },
     )

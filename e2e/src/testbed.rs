@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::process::Command;
 
 use crate::objects::node_of;
-use crate::wait::{Look, until};
-use crate::{PATIENCE, Sandbox};
+use crate::wait::{Poll, until};
+use crate::{DEADLINE, Sandbox};
 
 /// The testbed a test runs on.
 pub struct Testbed<'a> {
@@ -37,7 +37,7 @@ impl<'a> Testbed<'a> {
     ///
     /// # Errors
     /// With the body's, or when something does not start again.
-    pub async fn breaking(
+    pub async fn with_faults(
         sandbox: &'a Sandbox,
         body: impl AsyncFnOnce(&Self) -> Result<()>,
     ) -> Result<()> {
@@ -113,8 +113,8 @@ impl<'a> Testbed<'a> {
     ///
     /// # Errors
     /// When DNS does not start.
-    pub async fn dns(&self, set_up: &str) -> Result<()> {
-        self.run(&["dns", set_up]).await.map(drop)
+    pub async fn dns(&self, mode: &str) -> Result<()> {
+        self.run(&["dns", mode]).await.map(drop)
     }
 
     /// Waits until a pod's containers do not run any more, as the container runtime says: the API server need not
@@ -122,7 +122,7 @@ impl<'a> Testbed<'a> {
     ///
     /// # Errors
     /// When they still run.
-    pub async fn await_container_gone(&self, pod: &Pod) -> Result<()> {
+    pub async fn await_containers_stopped(&self, pod: &Pod) -> Result<()> {
         let node = node_of(pod);
         let status = pod.status.as_ref();
         let containers = status.and_then(|status| status.container_statuses.as_ref());
@@ -133,7 +133,7 @@ impl<'a> Testbed<'a> {
             .map(|id| id.trim_start_matches("containerd://").to_owned())
             .collect();
         ensure!(!ids.is_empty(), "the pod had no containers");
-        until("the pod's containers have ended", PATIENCE, async || {
+        until("the pod's containers have ended", DEADLINE, async || {
             let list = format!("ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls");
             let list = self.script(&list).await?;
             let running = list
@@ -141,9 +141,9 @@ impl<'a> Testbed<'a> {
                 .filter(|line| line.contains("RUNNING"))
                 .any(|line| ids.iter().any(|id| line.starts_with(id.as_str())));
             Ok(if running {
-                Look::NotYet("still running".to_owned())
+                Poll::NotYet("still running".to_owned())
             } else {
-                Look::Done(())
+                Poll::Done(())
             })
         })
         .await

@@ -26,10 +26,10 @@ pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
 /// As [`PEER`], of the operator as a client.
 pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
 /// The keys as cert-manager names them.
-pub const USUAL: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
+pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
 /// A year from now, and an hour ago.
-const GOOD: (i64, i64) = (-3_600, 365 * 86_400);
+const VALID: (i64, i64) = (-3_600, 365 * 86_400);
 /// Over since an hour.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
@@ -99,7 +99,7 @@ impl Authority {
                 ExtendedKeyUsagePurpose::ServerAuth,
                 ExtendedKeyUsagePurpose::ClientAuth,
             ],
-            GOOD,
+            VALID,
         )
     }
 
@@ -108,7 +108,7 @@ impl Authority {
     /// # Errors
     /// When there is no randomness.
     pub fn client(&self) -> Result<Signed> {
-        self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], GOOD)
+        self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], VALID)
     }
 
     /// A client's certificate that is valid for this long.

@@ -6,9 +6,9 @@ use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
 /// How often a condition is looked at that no watch covers.
-const EVERY: Duration = Duration::from_millis(100);
-/// A look that takes longer hangs, and is given up for the next one.
-const LOOK: Duration = Duration::from_secs(90);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A poll that takes longer hangs, and is given up for the next one.
+const POLL_TIMEOUT: Duration = Duration::from_secs(90);
 /// What `kubectl` prints when it is refused.
 const REFUSED: [&str; 3] = [
     "Error from server (Forbidden)",
@@ -18,7 +18,7 @@ const REFUSED: [&str; 3] = [
 
 /// What the API server says beside a refusal that passes: a quota that is in use or not counted yet, a namespace that
 /// goes, and one that is so new that it has no ServiceAccount.
-const PASSING: [&str; 5] = [
+const TEMPORARY: [&str; 5] = [
     "exceeded quota",
     "status unknown for quota",
     "being terminated",
@@ -26,8 +26,8 @@ const PASSING: [&str; 5] = [
     "serviceaccount \"default\" not found",
 ];
 
-/// What one look at the world found.
-pub enum Look<T> {
+/// What one poll at the world found.
+pub enum Poll<T> {
     /// The condition holds.
     Done(T),
     /// It does not hold yet; the text says what was seen instead.
@@ -36,7 +36,7 @@ pub enum Look<T> {
 
 /// Looks again and again until the condition holds.
 ///
-/// An error of a single look counts as not yet: what is being waited for is often the end of such errors. Being refused
+/// An error of a single poll counts as not yet: what is being waited for is often the end of such errors. Being refused
 /// by the API server is none of them: nobody gets rights by waiting. What it refuses for now is waited for.
 ///
 /// # Errors
@@ -44,9 +44,9 @@ pub enum Look<T> {
 pub async fn until<T>(
     what: &str,
     within: Duration,
-    look: impl AsyncFnMut() -> Result<Look<T>>,
+    poll: impl AsyncFnMut() -> Result<Poll<T>>,
 ) -> Result<T> {
-    looking(what, within, look, is_refusal).await
+    poll_until(what, within, poll, is_refusal).await
 }
 
 /// As [`until`], where the rights are waited for, too: being refused counts as not yet.
@@ -56,9 +56,9 @@ pub async fn until<T>(
 pub async fn until_allowed<T>(
     what: &str,
     within: Duration,
-    look: impl AsyncFnMut() -> Result<Look<T>>,
+    poll: impl AsyncFnMut() -> Result<Poll<T>>,
 ) -> Result<T> {
-    looking(what, within, look, |_| false).await
+    poll_until(what, within, poll, |_| false).await
 }
 
 /// Whether the API server has refused something: to this client, or to a `kubectl`.
@@ -70,26 +70,26 @@ fn is_refusal(error: &Error) -> bool {
             Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
             _ => has(&text, &REFUSED),
         };
-        refused && !has(&text, &PASSING)
+        refused && !has(&text, &TEMPORARY)
     })
 }
 
-async fn looking<T>(
+async fn poll_until<T>(
     what: &str,
     within: Duration,
-    mut look: impl AsyncFnMut() -> Result<Look<T>>,
+    mut poll: impl AsyncFnMut() -> Result<Poll<T>>,
     ends: impl Fn(&Error) -> bool,
 ) -> Result<T> {
     let start = Instant::now();
     loop {
-        let seen = match timeout(LOOK, look()).await {
-            Ok(Ok(Look::Done(value))) => return Ok(value),
-            Ok(Ok(Look::NotYet(seen))) => seen,
+        let seen = match timeout(POLL_TIMEOUT, poll()).await {
+            Ok(Ok(Poll::Done(value))) => return Ok(value),
+            Ok(Ok(Poll::NotYet(seen))) => seen,
             Ok(Err(error)) if ends(&error) => {
                 return Err(error.context(format!("refused while waiting for: {what}")));
             }
             Ok(Err(error)) => format!("{error:#}"),
-            Err(_) => format!("no answer in {} s", LOOK.as_secs()),
+            Err(_) => format!("no answer in {} s", POLL_TIMEOUT.as_secs()),
         };
         if start.elapsed() > within {
             bail!(
@@ -97,7 +97,7 @@ async fn looking<T>(
                 within.as_secs()
             );
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -159,21 +159,21 @@ mod tests {
         ] {
             let (what, text) = ("x", format!("{error:#}"));
             let mut error = Some(error);
-            let mut looks = 0;
+            let mut polls = 0;
             let outcome = until(what, Duration::from_mins(1), async || {
-                looks += 1;
-                error.take().map_or(Ok(Look::Done(())), Err)
+                polls += 1;
+                error.take().map_or(Ok(Poll::Done(())), Err)
             })
             .await;
             assert_eq!(
-                (outcome.is_err(), looks),
+                (outcome.is_err(), polls),
                 (ends, if ends { 1 } else { 2 }),
                 "{text}"
             );
         }
         let mut error = Some(answer(403));
         until_allowed("x", Duration::from_mins(1), async || {
-            error.take().map_or(Ok(Look::Done(())), Err)
+            error.take().map_or(Ok(Poll::Done(())), Err)
         })
         .await
         .unwrap();

@@ -1,6 +1,6 @@
 //! A client that writes all along: what was acknowledged to it has to be there at the end, whatever happened.
 //!
-//! It goes the way applications go: to the client Service, with a connection it makes anew when it breaks and a
+//! It goes the access applications go: to the client Service, with a connection it makes anew when it breaks and a
 //! deadline for each write. Every key is written once, so a key says by itself whether it was lost.
 
 use std::collections::BTreeMap;
@@ -15,31 +15,31 @@ use kube::{Api, ResourceExt};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::health::Health;
+use crate::health::MemberHealth;
 use crate::kubectl::PortForward;
-use crate::ledger::{Ledger, Tally, Written, key, value};
+use crate::ledger::{AcknowledgedWrite, Ledger, Tally, key, value};
 use crate::tls::Identity;
-use crate::wait::{Look, until};
-use crate::{PATIENCE, Sandbox};
+use crate::wait::{Poll, until};
+use crate::{DEADLINE, Sandbox};
 
 /// Where its keys begin.
 const PREFIX: &str = "written/";
 /// Those of a client that listens to the members' health: it writes beside the other.
-const LISTENING: &str = "listening/";
+const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// From one write to the next: cheap enough to run in every test.
-const EVERY: Duration = Duration::from_millis(60);
+const WRITE_INTERVAL: Duration = Duration::from_millis(60);
 /// A write that takes longer is given up; whether it was done is unknown then.
-const DEADLINE: Duration = Duration::from_secs(1);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client with ordinary retries goes on with one write: longer than an election and a machine that stands
 /// still for a while.
-const RETRIES: Duration = Duration::from_secs(30);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How soon such a client tries again.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often a client writes, and how long it goes on with one write.
 #[derive(Clone, Copy)]
-struct Manner {
+struct WritePattern {
     every: Duration,
     retries: Option<Duration>,
     prefix: &'static str,
@@ -49,20 +49,20 @@ struct Manner {
 pub struct Writer {
     task: JoinHandle<()>,
     ledger: Arc<Mutex<Ledger>>,
-    way: Way,
+    access: Access,
     prefix: &'static str,
 }
 
 /// How the cluster is reached, and what is shown there.
 #[derive(Clone)]
-pub(crate) struct Way {
-    pub(crate) road: Road,
+pub(crate) struct Access {
+    pub(crate) route: Route,
     pub(crate) identity: Option<Identity>,
 }
 
 /// Where the cluster is reached.
 #[derive(Clone)]
-pub(crate) enum Road {
+pub(crate) enum Route {
     /// The client Service's own address: the machine reaches the testbed's Services.
     Service {
         services: Box<Api<Service>>,
@@ -71,7 +71,7 @@ pub(crate) enum Road {
         first: String,
     },
     /// The members' own Services, each with what the member says of its health.
-    Members(Arc<Vec<(String, Health)>>),
+    Members(Arc<Vec<(String, MemberHealth)>>),
     /// A forwarded port: a cluster of the user's own is reached like this only.
     Forward {
         env: Box<crate::Env>,
@@ -81,7 +81,7 @@ pub(crate) enum Road {
 }
 
 /// A connection; a forwarded port lives as long as it does.
-pub(crate) struct Line {
+pub(crate) struct Connection {
     pub(crate) client: Client,
     /// The member, where it leads to one.
     member: Option<usize>,
@@ -94,12 +94,12 @@ impl Writer {
     /// # Errors
     /// When no write is acknowledged.
     pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
-        let manner = Manner {
-            every: EVERY,
+        let pattern = WritePattern {
+            every: WRITE_INTERVAL,
             retries: None,
             prefix: PREFIX,
         };
-        Self::start_as(manner, sandbox, cluster, None).await
+        Self::start_as(pattern, sandbox, cluster, None).await
     }
 
     /// As [`Self::start`], to a cluster that asks for TLS.
@@ -107,12 +107,12 @@ impl Writer {
     /// # Errors
     /// When no write is acknowledged.
     pub async fn start_tls(sandbox: &Sandbox, cluster: &str, identity: &Identity) -> Result<Self> {
-        let manner = Manner {
-            every: EVERY,
+        let pattern = WritePattern {
+            every: WRITE_INTERVAL,
             retries: None,
             prefix: PREFIX,
         };
-        Self::start_as(manner, sandbox, cluster, Some(identity.clone())).await
+        Self::start_as(pattern, sandbox, cluster, Some(identity.clone())).await
     }
 
     /// As [`Self::start`], with the retries every client library has: a write that fails is sent again over a new
@@ -121,57 +121,57 @@ impl Writer {
     /// # Errors
     /// When no write is acknowledged.
     pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
-        let manner = Manner {
+        let pattern = WritePattern {
             every,
-            retries: Some(RETRIES),
+            retries: Some(RETRY_TIMEOUT),
             prefix: PREFIX,
         };
-        Self::start_as(manner, sandbox, cluster, None).await
+        Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// As [`Self::start_retrying`], the way etcd recommends it to clients: with the addresses of all members, and away
+    /// As [`Self::start_retrying`], the access etcd recommends it to clients: with the addresses of all members, and away
     /// from one that says it does not serve. Its keys are others, so it can write beside a client of the Service.
     ///
     /// # Errors
     /// When no write is acknowledged.
-    pub async fn start_listening(
+    pub async fn start_health_aware(
         sandbox: &Sandbox,
         cluster: &str,
         every: Duration,
     ) -> Result<Self> {
-        let manner = Manner {
+        let pattern = WritePattern {
             every,
-            retries: Some(RETRIES),
-            prefix: LISTENING,
+            retries: Some(RETRY_TIMEOUT),
+            prefix: HEALTH_AWARE_PREFIX,
         };
-        let way = Way {
-            road: Road::to_members(sandbox, cluster).await?,
+        let access = Access {
+            route: Route::to_members(sandbox, cluster).await?,
             identity: None,
         };
-        Self::start_on(manner, way).await
+        Self::start_on(pattern, access).await
     }
 
     async fn start_as(
-        manner: Manner,
+        pattern: WritePattern,
         sandbox: &Sandbox,
         cluster: &str,
         identity: Option<Identity>,
     ) -> Result<Self> {
-        let way = Way {
-            road: Road::to(sandbox, cluster).await?,
+        let access = Access {
+            route: Route::to(sandbox, cluster).await?,
             identity,
         };
-        Self::start_on(manner, way).await
+        Self::start_on(pattern, access).await
     }
 
-    async fn start_on(manner: Manner, way: Way) -> Result<Self> {
-        let prefix = manner.prefix;
+    async fn start_on(pattern: WritePattern, access: Access) -> Result<Self> {
+        let prefix = pattern.prefix;
         let ledger = Arc::new(Mutex::new(Ledger::new(prefix, Instant::now())));
-        let task = tokio::spawn(write(manner, way.clone(), Arc::clone(&ledger)));
+        let task = tokio::spawn(write(pattern, access.clone(), Arc::clone(&ledger)));
         let writer = Self {
             task,
             ledger,
-            way,
+            access,
             prefix,
         };
         writer.await_more(1).await?;
@@ -184,12 +184,13 @@ impl Writer {
     /// When they are not.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
-        until(&format!("{count} more writes"), PATIENCE, async || {
-            let (now, why) = self.look(|ledger| (ledger.acknowledged(), ledger.why().to_owned()));
+        until(&format!("{count} more writes"), DEADLINE, async || {
+            let (now, why) =
+                self.with_ledger(|ledger| (ledger.acknowledged(), ledger.last_error().to_owned()));
             Ok(if now >= before + count {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{} ({why})", now - before))
+                Poll::NotYet(format!("{} ({why})", now - before))
             })
         })
         .await
@@ -198,18 +199,18 @@ impl Writer {
     /// How many writes were acknowledged so far.
     #[must_use]
     pub fn acknowledged(&self) -> usize {
-        self.look(Ledger::acknowledged)
+        self.with_ledger(Ledger::acknowledged)
     }
 
     /// How long ago the last write was acknowledged.
     #[must_use]
     pub fn silence(&self) -> Duration {
-        self.look(Ledger::silence)
+        self.with_ledger(Ledger::silence)
     }
 
     /// Reads back as another client: the certificate of the one that wrote is accepted no longer.
     pub fn read_as(&mut self, identity: &Identity) {
-        self.way.identity = Some(identity.clone());
+        self.access.identity = Some(identity.clone());
     }
 
     /// Ends the writing, looks for every acknowledged write, and says what became of them.
@@ -234,9 +235,9 @@ impl Writer {
         // The last write is ended between two others, so the ledger has an entry for each.
         self.task.abort();
         let silence = self.silence();
-        let found = until("every key can be read back", PATIENCE, async || {
-            let line = self.way.connect().await?;
-            let mut client = line.client.kv_client();
+        let found = until("every key can be read back", DEADLINE, async || {
+            let connection = self.access.connect().await?;
+            let mut client = connection.client.kv_client();
             let answer = client.get(self.prefix, Some(GetOptions::new().with_prefix()));
             let answer = timeout(Duration::from_secs(20), answer)
                 .await
@@ -250,17 +251,17 @@ impl Writer {
                     ),
                 )
             });
-            Ok(Look::Done(pairs.collect::<BTreeMap<_, _>>()))
+            Ok(Poll::Done(pairs.collect::<BTreeMap<_, _>>()))
         })
         .await?;
-        let tally = self.look(|ledger| ledger.tally(&found, silence));
+        let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
         // Past the test harness, which shows what passing tests print to nobody.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
-        look(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_ledger<T>(&self, with_ledger: impl FnOnce(&Ledger) -> T) -> T {
+        with_ledger(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -270,7 +271,7 @@ impl Drop for Writer {
     }
 }
 
-impl Road {
+impl Route {
     async fn to_members(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         let services = sandbox.api::<Service>();
         let mut members = Vec::new();
@@ -279,7 +280,7 @@ impl Road {
             let spec = service.spec.context("a Service without a spec")?;
             let address = spec.cluster_ip.context("a Service without an address")?;
             let url = format!("http://{address}:2379");
-            members.push((url.clone(), Health::of(&url)));
+            members.push((url.clone(), MemberHealth::watch(&url)));
         }
         Ok(Self::Members(Arc::new(members)))
     }
@@ -303,36 +304,36 @@ impl Road {
     }
 }
 
-impl Way {
+impl Access {
     /// Whether the member at the other end has said that it does not serve.
-    fn leaves(&self, line: &Line) -> bool {
-        let Road::Members(members) = &self.road else {
+    fn must_reconnect(&self, connection: &Connection) -> bool {
+        let Route::Members(members) = &self.route else {
             return false;
         };
-        let member = line.member.and_then(|member| members.get(member));
+        let member = connection.member.and_then(|member| members.get(member));
         member.is_none_or(|(_, health)| !health.serves())
     }
 
-    pub(crate) async fn connect(&self) -> Result<Line> {
+    pub(crate) async fn connect(&self) -> Result<Connection> {
         let scheme = self.identity.as_ref().map_or("http", |_| "https");
         let mut member = None;
-        let (url, forward) = match &self.road {
-            Road::Service {
+        let (url, forward) = match &self.route {
+            Route::Service {
                 services,
                 name,
                 first,
             } => {
-                let now = timeout(DEADLINE, address(services, name)).await;
+                let now = timeout(WRITE_TIMEOUT, address(services, name)).await;
                 let address = now.ok().and_then(Result::ok).unwrap_or(first.clone());
                 (format!("{scheme}://{address}:2379"), None)
             }
-            Road::Members(members) => {
+            Route::Members(members) => {
                 member = members.iter().position(|(_, health)| health.serves());
                 let found = member.and_then(|member| members.get(member));
                 let (url, _) = found.context("no member says that it serves")?;
                 (url.clone(), None)
             }
-            Road::Forward {
+            Route::Forward {
                 env,
                 namespace,
                 cluster,
@@ -349,8 +350,8 @@ impl Way {
             .identity
             .as_ref()
             .map_or_else(ConnectOptions::new, Identity::options);
-        let options = options.with_connect_timeout(DEADLINE);
-        Ok(Line {
+        let options = options.with_connect_timeout(WRITE_TIMEOUT);
+        Ok(Connection {
             client: Client::connect([url], Some(options)).await?,
             member,
             _forward: forward,
@@ -366,53 +367,62 @@ async fn address(services: &Api<Service>, name: &str) -> Result<String> {
 }
 
 /// Writes until it is aborted.
-async fn write(manner: Manner, way: Way, ledger: Arc<Mutex<Ledger>>) {
-    let mut beat = interval(manner.every);
+async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>) {
+    let mut beat = interval(pattern.every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut line: Option<Line> = None;
+    let mut connection: Option<Connection> = None;
     for number in 0.. {
         beat.tick().await;
         let begun = Instant::now();
-        let mut again = false;
+        let mut retried = false;
         let outcome = loop {
-            let pair = (key(manner.prefix, number), value(manner.prefix, number));
-            let outcome = attempt(&way, &mut line, pair).await;
+            let pair = (key(pattern.prefix, number), value(pattern.prefix, number));
+            let outcome = attempt(&access, &mut connection, pair).await;
             if outcome.is_err() {
-                line = None;
+                connection = None;
             }
-            let retries = manner.retries.is_some_and(|most| begun.elapsed() < most);
+            let retries = pattern.retries.is_some_and(|most| begun.elapsed() < most);
             if outcome.is_ok() || !retries {
-                break outcome.map(|revision| Written { revision, again });
+                break outcome.map(|revision| AcknowledgedWrite { revision, retried });
             }
-            again = true;
-            tokio::time::sleep(PAUSE).await;
+            retried = true;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         };
         ledger
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .enter(number, outcome);
+            .record(number, outcome);
     }
 }
 
 /// One write, over the connection there is or a new one.
-async fn attempt(way: &Way, line: &mut Option<Line>, pair: (String, String)) -> Result<i64> {
+async fn attempt(
+    access: &Access,
+    connection: &mut Option<Connection>,
+    pair: (String, String),
+) -> Result<i64> {
     let attempt = async {
-        if line.as_ref().is_some_and(|line| way.leaves(line)) {
-            *line = None;
+        if connection
+            .as_ref()
+            .is_some_and(|connection| access.must_reconnect(connection))
+        {
+            *connection = None;
         }
-        if line.is_none() {
-            *line = Some(way.connect().await?);
+        if connection.is_none() {
+            *connection = Some(access.connect().await?);
         }
-        let client = line.as_ref().map(|line| line.client.kv_client());
+        let client = connection
+            .as_ref()
+            .map(|connection| connection.client.kv_client());
         let mut client = client.context("no connection")?;
         let answer = client.put(pair.0, pair.1, None);
-        let answer = timeout(DEADLINE, answer)
+        let answer = timeout(WRITE_TIMEOUT, answer)
             .await
             .context("no answer in time")??;
         let header = answer.header().context("an answer without a header")?;
         anyhow::Ok(header.revision())
     };
     // A forwarded port takes its time to open; a write does not.
-    let outcome = timeout(DEADLINE * 5, attempt).await;
+    let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

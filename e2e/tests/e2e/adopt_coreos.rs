@@ -9,8 +9,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, until};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -208,7 +208,7 @@ fn pod(
 async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
     until(
         &format!("{count} old pods are ready"),
-        PATIENCE,
+        DEADLINE,
         async || {
             let pods = sandbox.member_pods("c").await?;
             let is_ready = |pod: &k8s_openapi::api::core::v1::Pod| {
@@ -220,9 +220,9 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
             };
             let ready = pods.iter().filter(|pod| is_ready(pod)).count();
             Ok(if ready == count {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{ready} ready"))
+                Poll::NotYet(format!("{ready} ready"))
             })
         },
     )
@@ -290,13 +290,13 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             add.extend(words);
             add.extend(["member", "add", together[count - 1], &url]);
             // etcd takes an addition when its members have been connected for a while.
-            until("etcd adds a member", PATIENCE, async || {
+            until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
                     // By an attempt whose answer was lost.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
-                Ok(Look::Done(()))
+                Ok(Poll::Done(()))
             })
             .await?;
         }
@@ -341,13 +341,13 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
-    until("no operator runs", PATIENCE, async || {
+    until("no operator runs", DEADLINE, async || {
         let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
         let runs = |pod: &str| pod.starts_with("pod/etcd-operator-");
         Ok(if pods.lines().any(runs) {
-            Look::NotYet(pods)
+            Poll::NotYet(pods)
         } else {
-            Look::Done(())
+            Poll::Done(())
         })
     })
     .await?;
@@ -370,12 +370,12 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let seen = await_object(&clusters, "c", "it is recorded", PATIENCE, |object| {
+    let seen = await_object(&clusters, "c", "it is recorded", DEADLINE, |object| {
         field(object, "/status/clusterID").is_string() && has_condition(object, "Available", "True")
     })
     .await?;
     let id = field(&seen, "/status/clusterID").clone();
-    until("every pod is of the new form", PATIENCE * 2, async || {
+    until("every pod is of the new form", DEADLINE * 2, async || {
         let pods = sandbox.member_pods("c").await?;
         let policy = |pod: &k8s_openapi::api::core::v1::Pod| {
             pod.spec
@@ -387,9 +387,9 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
             .filter(|pod| policy(pod).as_deref() == Some("Always"))
             .count();
         Ok(if new == 3 && pods.len() == 3 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{new} of {} pods", pods.len()))
+            Poll::NotYet(format!("{new} of {} pods", pods.len()))
         })
     })
     .await?;

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Testbed, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 
@@ -68,7 +68,7 @@ async fn reports_total_loss_without_new_bootstrap() {
             &sandbox.objects(Kind::EtcdCluster),
             "c",
             "QuorumLost",
-            PATIENCE,
+            DEADLINE,
             |object| {
                 // First no quorum answers; that nothing is left, and the way on, is known when the pods are gone.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
@@ -94,14 +94,14 @@ async fn reports_total_loss_without_new_bootstrap() {
 /// before it is looked at.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
-    until("every member is in another pod", PATIENCE, async || {
+    until("every member is in another pod", DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let new = |pod: &&Pod| is_ready(pod) && !old.contains(&&pod.metadata.uid);
         let new = pods.iter().filter(new).count();
         Ok(if new == before.len() && new == pods.len() {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{new} others of {} are ready", pods.len()))
+            Poll::NotYet(format!("{new} others of {} are ready", pods.len()))
         })
     })
     .await
@@ -145,16 +145,16 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
 
 /// Waits until the containers of each of these pods have restarted since.
 pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
-    until("the containers have restarted", PATIENCE, async || {
+    until("the containers have restarted", DEADLINE, async || {
         for old in before {
             let name = old.metadata.name.as_deref().unwrap_or_default();
             let new = sandbox.api::<Pod>().get_opt(name).await?;
             let new = new.with_context(|| format!("{name} is gone"))?;
             if restarts(&new) <= restarts(old) {
-                return Ok(Look::NotYet(format!("{name} has not restarted")));
+                return Ok(Poll::NotYet(format!("{name} has not restarted")));
             }
         }
-        Ok(Look::Done(()))
+        Ok(Poll::Done(()))
     })
     .await
 }

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::env::S3;
 use e2e::objects::{Kind, await_complete, await_object, condition, field};
-use e2e::{Keyspace, PATIENCE, Sandbox, kubectl};
+use e2e::{DEADLINE, Keyspace, Sandbox, kubectl};
 use serde_json::{Value, json};
 
 const KEYS: usize = 100;
@@ -139,7 +139,7 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
     let objects = sandbox.objects(kind);
-    let seen = await_object(&objects, name, "a refusal", PATIENCE, |object| {
+    let seen = await_object(&objects, name, "a refusal", DEADLINE, |object| {
         condition(object, "Complete").is_some_and(|found| found["reason"] == "AccessDenied")
     })
     .await?;
@@ -169,7 +169,7 @@ pub(crate) async fn is_used_by_grant_alone(
     let backup = without_secret(Kind::EtcdBackup, "kept", cluster, &path);
     allowed.apply(&backup).await?;
     let backups = allowed.objects(Kind::EtcdBackup);
-    let done = await_complete(&backups, "kept", PATIENCE).await?;
+    let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
     // Another place, another namespace, and a place that only begins with the same characters.
     let beside = format!("{}-b/etcd", grant.place);
@@ -190,7 +190,7 @@ pub(crate) async fn is_used_by_grant_alone(
     let restore = without_secret(Kind::EtcdRestore, "back", cluster, &path);
     allowed.apply(&restore).await?;
     let restores = allowed.objects(Kind::EtcdRestore);
-    await_complete(&restores, "back", PATIENCE).await?;
+    await_complete(&restores, "back", DEADLINE).await?;
     allowed.await_members(cluster, 1).await?;
     let keys = Keyspace::of_cluster(&allowed.env, &allowed.namespace, cluster).await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);

@@ -30,7 +30,7 @@ pub(crate) async fn a_member_dies_meanwhile(
     testbed.stop_daemon("kube-apiserver").await?;
     testbed.kill_node(node_of(victim)).await?;
     serve(writers, 50).await?;
-    testbed.await_container_gone(&operator).await?;
+    testbed.await_containers_stopped(&operator).await?;
     // They go on to the end of it.
     serve(writers, 10).await?;
     testbed.start_daemon("kube-apiserver").await?;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::sandbox::bare;
+use e2e::sandbox::bare_scenario;
 use e2e::{Sandbox, step};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::Request;
@@ -16,7 +16,7 @@ const AT_A_TIME: usize = 4;
 
 #[tokio::test]
 async fn api_server_applies_every_rule_to_manifests() {
-    bare("api_rules", async |sandbox| {
+    bare_scenario("api_rules", async |sandbox| {
         sandbox.install_crds().await?;
         for folder in [
             "e2e/fixtures/cel/accepted",

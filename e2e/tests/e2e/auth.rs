@@ -2,11 +2,11 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::{discreet, nothing_leaks};
+use e2e::leaks::{ensure_no_leaks, scenario_without_leaks};
 use e2e::manifests::{self, aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, await_object, condition, conditions_line, has_condition};
-use e2e::wait::{Look, until};
-use e2e::{Keyspace, PATIENCE, Sandbox, step};
+use e2e::wait::{Poll, until};
+use e2e::{DEADLINE, Keyspace, Sandbox, step};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{DURABLE, cluster_with};
@@ -34,11 +34,11 @@ pub(crate) async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) ->
 
 /// Waits until etcd takes this password.
 pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
-    until("etcd takes the password", PATIENCE, async || {
+    until("etcd takes the password", DEADLINE, async || {
         Ok(if lets_in(sandbox, cluster, password).await? {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet("it does not let root in".to_owned())
+            Poll::NotYet("it does not let root in".to_owned())
         })
     })
     .await
@@ -73,7 +73,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<Strin
     sandbox
         .apply(&backup(sandbox, name, &bucket.name, &file)?)
         .await?;
-    await_complete(&sandbox.objects(Kind::EtcdBackup), name, PATIENCE).await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), name, DEADLINE).await?;
     Ok(format!("{}/{file}", bucket.name))
 }
 
@@ -86,7 +86,7 @@ async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Resul
 /// Waits for a problem of the cluster, by its reason.
 async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let seen = await_object(&clusters, cluster, reason, PATIENCE, |object| {
+    let seen = await_object(&clusters, cluster, reason, DEADLINE, |object| {
         condition(object, "Degraded").is_some_and(|one| one["reason"] == reason)
     })
     .await?;
@@ -103,7 +103,7 @@ fn managed(enabled: bool) -> String {
 /// users of its backup.
 #[tokio::test]
 async fn operator_enables_auth_changes_password_disables_auth() {
-    discreet("auth", async |sandbox| {
+    scenario_without_leaks("auth", async |sandbox| {
         let bucket = bucket(sandbox).await?;
         begin(sandbox, 3, &managed(true)).await?;
         await_password(sandbox, "c", FIRST).await?;
@@ -136,7 +136,7 @@ async fn password_changes_and_backup_keeps_its_own(
         &restores,
         "back",
         "the password does not fit",
-        PATIENCE,
+        DEADLINE,
         |object| {
             object.data["status"]
                 .to_string()
@@ -152,11 +152,11 @@ async fn password_changes_and_backup_keeps_its_own(
     );
     sandbox.await_members("c", 3).await?;
     back_up(sandbox, bucket, "second").await?;
-    nothing_leaks(sandbox).await?;
+    ensure_no_leaks(sandbox).await?;
 
     sandbox.apply(&secret(FIRST)).await?;
-    sandbox.look_at("c").await?;
-    await_complete(&restores, "back", PATIENCE).await?;
+    sandbox.trigger_reconcile("c").await?;
+    await_complete(&restores, "back", DEADLINE).await?;
     sandbox.await_members("d", 3).await?;
     ensure!(has_the_keys(sandbox, "d", FIRST).await? >= written);
     sandbox.delete_cluster("d").await?;
@@ -173,13 +173,13 @@ async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let force = ["--force", "--grace-period=0", "--wait=false"];
     let words = [&["delete", "pod", selector], &force[..]].concat();
     sandbox.kubectl(&words).await?;
-    until("every member has another pod", PATIENCE, async || {
+    until("every member has another pod", DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let old = pods.iter().any(|pod| before.contains(&pod.metadata.uid));
         Ok(if !old && pods.len() == 3 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{} pods, some of before: {old}", pods.len()))
+            Poll::NotYet(format!("{} pods, some of before: {old}", pods.len()))
         })
     })
     .await?;
@@ -194,11 +194,11 @@ async fn turns_off(sandbox: &Sandbox) -> Result<()> {
     let off = cluster_with(&sandbox.env, "c", 3, &managed(false))?;
     sandbox.apply(&off).await?;
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-    until("authentication is off", PATIENCE, async || {
+    until("authentication is off", DEADLINE, async || {
         let open = Keyspace::of_cluster(env, namespace, "c").await?;
         Ok(match open.verify("kept/", KEYS).await {
-            Ok(_) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
+            Ok(_) => Poll::Done(()),
+            Err(error) => Poll::NotYet(format!("{error:#}")),
         })
     })
     .await?;
@@ -209,7 +209,7 @@ async fn turns_off(sandbox: &Sandbox) -> Result<()> {
 /// and a restored cluster has the users of the backup.
 #[tokio::test]
 async fn operators_log_in_where_user_manages_auth() {
-    discreet("auth_of_the_user", async |sandbox| {
+    scenario_without_leaks("auth_of_the_user", async |sandbox| {
         let bucket = bucket(sandbox).await?;
         begin(sandbox, 1, "  auth: {secret: root}\n").await?;
         fill_and_close(sandbox).await?;
@@ -236,7 +236,7 @@ async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     );
     sandbox.apply(&secret(SECOND)).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "nothing is wrong", PATIENCE, |object| {
+    await_object(&clusters, "c", "nothing is wrong", DEADLINE, |object| {
         has_condition(object, "Degraded", "False")
     })
     .await?;
@@ -255,14 +255,14 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
     };
     let backups = sandbox.objects(Kind::EtcdBackup);
     sandbox.apply(&of("denied", "")).await?;
-    await_object(&backups, "denied", "it is not let in", PATIENCE, |object| {
+    await_object(&backups, "denied", "it is not let in", DEADLINE, |object| {
         conditions_line(object).contains("authSecret")
     })
     .await?;
     sandbox
         .apply(&of("by-endpoint", "\n  authSecret: root"))
         .await?;
-    await_complete(&backups, "by-endpoint", PATIENCE).await?;
+    await_complete(&backups, "by-endpoint", DEADLINE).await?;
     Ok(format!("{}/by-endpoint", bucket.name))
 }
 
@@ -287,7 +287,7 @@ async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
         ))
         .await?;
     for (restore, cluster) in [("new", "d"), ("over", "c")] {
-        await_complete(&restores, restore, PATIENCE).await?;
+        await_complete(&restores, restore, DEADLINE).await?;
         sandbox.await_members(cluster, 1).await?;
         has_the_keys(sandbox, cluster, SECOND).await?;
         let nobody = Keyspace::of_cluster(env, namespace, cluster).await?;

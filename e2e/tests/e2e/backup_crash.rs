@@ -5,8 +5,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, backup_with};
 use e2e::objects::{Kind, await_complete, field};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams};
 
@@ -76,7 +76,7 @@ async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     sandbox
         .kubectl(&["rollout", "status", deployment, "--timeout=300s"])
         .await?;
-    sandbox.await_pods_of("etcd-backup-operator", 1).await
+    sandbox.await_operator_pods("etcd-backup-operator", 1).await
 }
 
 /// A cluster `c` and a claim `backups` exist.
@@ -126,10 +126,10 @@ async fn dies(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace, crash: Crash)
         backup_with(sandbox.env.s3()?, point, "c", &path, policy)
     };
     sandbox.apply(&manifest).await?;
-    until("the operator dies", PATIENCE, async || {
+    until("the operator dies", DEADLINE, async || {
         Ok(match restarts(sandbox).await? {
-            0 => Look::NotYet("it lives".to_owned()),
-            _ => Look::Done(()),
+            0 => Poll::NotYet("it lives".to_owned()),
+            _ => Poll::Done(()),
         })
     })
     .await?;
@@ -152,7 +152,7 @@ fn attempts(backup: &DynamicObject) -> &serde_json::Value {
 async fn completed(sandbox: &Sandbox, crash: Crash, before: i64) -> Result<String> {
     let point = crash.point;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    let done = await_complete(&backups, point, PATIENCE)
+    let done = await_complete(&backups, point, DEADLINE)
         .await
         .context(point)?;
     ensure!(attempts(&done).is_null(), "{point}: {done:?}");

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field, has_condition};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
@@ -36,12 +36,12 @@ fn pods_beside_claims() -> ListParams {
 /// Waits until no pod beside a claim is left: each ends with its work.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = pods_beside_claims();
-    until("no pod is left beside the claim", PATIENCE, async || {
+    until("no pod is left beside the claim", DEADLINE, async || {
         let pods = sandbox.api::<Pod>().list(&ours).await?.items;
         Ok(if pods.is_empty() {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{} pods", pods.len()))
+            Poll::NotYet(format!("{} pods", pods.len()))
         })
     })
     .await
@@ -54,7 +54,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.paint("painted/", KEYS).await?;
+        keys.fill_mixed("mixed/", KEYS).await?;
         step("name a missing claim", waits_for_claim(sandbox)).await?;
         let crashes = crashes_leave_whole_backups(sandbox, &keys);
         step("crash the operator", crashes).await?;
@@ -89,13 +89,13 @@ async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
     waits(sandbox, "second", "BucketMissing", &said).await?;
     sandbox.apply(CLAIM).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    await_complete(&backups, "second", PATIENCE).await?;
+    await_complete(&backups, "second", DEADLINE).await?;
     no_restarts(sandbox).await
 }
 
 /// One compressed backup, a series with retention, and a claim without a volume.
 async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
-    let before = Picture::now(keys).await?;
+    let before = StoreState::now(keys).await?;
     // A pod without a node is reported after a minute. Other backups are made meanwhile.
     let unbound = CLAIM.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
@@ -106,7 +106,7 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
         .apply(&[unbound, nowhere, once].join("---\n"))
         .await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    let done = await_complete(&backups, "once", PATIENCE).await?;
+    let done = await_complete(&backups, "once", DEADLINE).await?;
     let stored = location(&done);
     ensure!(stored == "pvc://backups/etcd/once", "{stored}");
     ensure!(field(&done, "/status/etcdRevision").as_i64() == Some(before.revision));
@@ -117,7 +117,7 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
         // The first may already be followed by a second one. What could not be removed is removed the next time.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup, and old ones removed";
-        let next = await_object(&backups, "often", what, PATIENCE, |object| {
+        let next = await_object(&backups, "often", what, DEADLINE, |object| {
             let kept = field(object, "/status/backups").as_array();
             has_condition(object, "Complete", "True")
                 && field(object, "/status/backups/0/location") == field(object, "/status/location")
@@ -128,7 +128,7 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
         seen.insert(location(&next));
     }
     suspend(sandbox, "often", true).await?;
-    let longer = PATIENCE + Duration::from_mins(1);
+    let longer = DEADLINE + Duration::from_mins(1);
     let failed = await_object(&backups, "nowhere", "a failure", longer, |object| {
         has_condition(object, "Failed", "True")
     })
@@ -140,9 +140,9 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
 
 /// Over the running cluster, by the path; and by the name of the EtcdBackup into a new member with a volume.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
-    let before = Picture::now(&keys).await?;
+    let before = StoreState::now(&keys).await?;
     sandbox.apply(&on_claim("last", "")).await?;
-    await_complete(&sandbox.objects(Kind::EtcdBackup), "last", PATIENCE).await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), "last", DEADLINE).await?;
     keys.fill("later/", 10, |_| ()).await?;
     drop(keys);
     let over = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: over}\nspec:\n  \

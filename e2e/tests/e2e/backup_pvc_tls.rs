@@ -2,10 +2,10 @@
 //! from Secrets, and nobody else sees them.
 
 use anyhow::ensure;
-use e2e::leaks::nothing_leaks;
+use e2e::leaks::ensure_no_leaks;
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
 use e2e::tls;
-use e2e::{Keyspace, PATIENCE, scenario};
+use e2e::{DEADLINE, Keyspace, scenario};
 
 use crate::backup_pvc::{CLAIM, on_claim};
 use crate::certificates::{STATIC, client, make_secrets, of_pods};
@@ -40,7 +40,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&on_claim("by-name", "")).await?;
         let signed = authority.client()?;
-        let secret = tls::secret("backup-client", tls::USUAL, &signed, &authority.pem);
+        let secret = tls::secret("backup-client", tls::CERT_MANAGER_KEYS, &signed, &authority.pem);
         sandbox.apply(&secret).await?;
         let endpoint = format!(
             "etcdEndpoints: [\"https://c-client.{}.svc:2379\"]\n  clientTLSSecret: backup-client",
@@ -52,12 +52,12 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let with_password = by_endpoint("by-endpoint", "  authSecret: root\n");
         sandbox.apply(&with_password).await?;
         for name in ["by-name", "by-endpoint"] {
-            let done = await_complete(&backups, name, PATIENCE).await?;
+            let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
         // A certificate alone opens nothing, and what the pod has found out is said.
         sandbox.apply(&by_endpoint("refused", "")).await?;
-        await_object(&backups, "refused", "etcd's refusal", PATIENCE, |object| {
+        await_object(&backups, "refused", "etcd's refusal", DEADLINE, |object| {
             let said = conditions_line(object);
             said.contains("AccessDenied") || said.contains("EtcdUnreachable")
         })
@@ -65,7 +65,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
         sandbox
             .kubectl(&["delete", "etcdbackup", "refused"])
             .await?;
-        nothing_leaks(sandbox).await?;
+        ensure_no_leaks(sandbox).await?;
 
         keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
@@ -73,7 +73,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
                     etcdCluster: {name: c}\n  overwrite: true\n  backupStorageType: PVC\n  \
                     pvc: {claimName: backups, path: etcd/by-endpoint}\n";
         sandbox.apply(over).await?;
-        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", DEADLINE).await?;
         sandbox.await_members("c", 1).await?;
         let keys = reached().await?;
         ensure!(keys.verify("kept/", KEYS).await? >= written);

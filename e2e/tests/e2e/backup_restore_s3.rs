@@ -5,16 +5,16 @@ use e2e::bucket::Bucket;
 use e2e::manifests;
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_complete, field, has_condition, ready_members};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 
 use crate::all_pods_lost::same_members;
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::restore_sources::{compare, painted, seconds_between};
 
 const KEYS: usize = 2_000;
@@ -49,7 +49,7 @@ fn is_told_to_the_end(done: &DynamicObject, reason: &str) -> Result<()> {
 struct Before {
     cluster: DynamicObject,
     /// What is in the backup.
-    picture: Picture,
+    picture: StoreState,
 }
 
 /// Invariant 12.
@@ -61,7 +61,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         keys.fill("kept/", KEYS, |_| ()).await?;
         let before = Before {
             cluster: sandbox.await_members("c", 3).await?,
-            picture: Picture::now(&keys).await?,
+            picture: StoreState::now(&keys).await?,
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
@@ -86,7 +86,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
 async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Result<()> {
     let manifest = backup(sandbox, "first", &bucket.name, KEY)?;
     sandbox.apply(&manifest).await?;
-    let done = await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+    let done = await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
     ensure!(field(&done, "/status/succeeded") == true);
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
@@ -155,7 +155,7 @@ async fn serves_as_before(
     );
     let lock = after.annotations().get("etcd.database.coreos.com/restore");
     ensure!(lock.is_none(), "the restore lock is still there");
-    await_one_volume_a_member(sandbox, &members).await?;
+    await_one_volume_per_member(sandbox, &members).await?;
 
     let written = before.picture.revision;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
@@ -174,7 +174,7 @@ async fn seed_comes_back(
     sandbox: &Sandbox,
     done: &DynamicObject,
     cluster: &DynamicObject,
-    before: &Picture,
+    before: &StoreState,
 ) -> Result<()> {
     let seed = field(done, "/status/seed/member").as_str();
     let seed = seed.context("no seed is recorded")?;
@@ -186,7 +186,7 @@ async fn seed_comes_back(
     same_members(cluster, &is)?;
     ensure!(pods.get(seed).await?.metadata.uid != lost);
     let keys = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, seed).await?;
-    before.is_of(&Picture::at(&keys, before.revision).await?)
+    before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
 /// Events tell what was done, and the operator's metrics how long it took and how much it was.
@@ -215,7 +215,7 @@ async fn is_told_and_measured(sandbox: &Sandbox, done: &DynamicObject) -> Result
         ("throughput_bytes_per_second", bytes / took.max(1)),
         ("failed", 0),
     ];
-    until("the restore is measured", PATIENCE, async || {
+    until("the restore is measured", DEADLINE, async || {
         let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
         // The sum of nothing is -0.
         let measured =
@@ -223,9 +223,9 @@ async fn is_told_and_measured(sandbox: &Sandbox, done: &DynamicObject) -> Result
         let found = expected.map(|(what, _)| (what, measured(what).to_string()));
         Ok(
             if found == expected.map(|(what, it)| (what, it.to_string())) {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{found:?}, and not {expected:?}"))
+                Poll::NotYet(format!("{found:?}, and not {expected:?}"))
             },
         )
     })

@@ -9,8 +9,8 @@ use e2e::manifests::{aws_secret, backup_with, restore};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
-use e2e::wait::{Look, until, until_allowed};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step};
+use e2e::wait::{Poll, until, until_allowed};
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
 use kube::api::DynamicObject;
 
 use crate::fixtures::{cluster, cluster_with, root};
@@ -52,7 +52,7 @@ async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<Dynam
         &sandbox.objects(Kind::EtcdBackup),
         name,
         "the next backup",
-        PATIENCE,
+        DEADLINE,
         |object| has_condition(object, "Complete", "True") && location(object) != before,
     )
     .await
@@ -64,12 +64,12 @@ pub(crate) async fn await_keys(
     what: &str,
     holds: impl Fn(&[String]) -> bool,
 ) -> Result<Vec<String>> {
-    until(what, PATIENCE, async || {
+    until(what, DEADLINE, async || {
         let keys = bucket.keys().await?;
         Ok(if holds(&keys) {
-            Look::Done(keys)
+            Poll::Done(keys)
         } else {
-            Look::NotYet(format!("{keys:?}"))
+            Poll::NotYet(format!("{keys:?}"))
         })
     })
     .await
@@ -77,10 +77,10 @@ pub(crate) async fn await_keys(
 
 /// Waits until no upload is left unfinished.
 pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
-    until("nothing unfinished is left", PATIENCE, async || {
+    until("nothing unfinished is left", DEADLINE, async || {
         Ok(match bucket.unfinished_uploads().await? {
-            0 => Look::Done(()),
-            left => Look::NotYet(format!("{left} uploads")),
+            0 => Poll::Done(()),
+            left => Poll::NotYet(format!("{left} uploads")),
         })
     })
     .await
@@ -170,7 +170,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     suspend(sandbox, "again", true).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "suspended, with two backups kept";
-    let resting = await_object(&backups, "again", what, PATIENCE, |object| {
+    let resting = await_object(&backups, "again", what, DEADLINE, |object| {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
@@ -187,7 +187,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let newest = location(&resting);
     is_as_its_manifest_says(&bucket, &resting).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "lastBackup", PATIENCE, |object| {
+    await_object(&clusters, "c", "lastBackup", DEADLINE, |object| {
         *field(object, "/status/lastBackup/location") == newest
     })
     .await
@@ -209,7 +209,7 @@ fn backs_itself_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "a backup with all keys";
-    let made = await_object(&backups, "s", what, PATIENCE, |object| {
+    let made = await_object(&backups, "s", what, DEADLINE, |object| {
         has_condition(object, "Complete", "True")
             && field(object, "/status/etcdRevision").as_i64() >= Some(written)
     })
@@ -217,7 +217,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
     let mut owners = made.metadata.owner_references.iter().flatten();
     ensure!(owners.any(|owner| owner.kind == "EtcdCluster"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "s", "lastBackup", PATIENCE, |object| {
+    await_object(&clusters, "s", "lastBackup", DEADLINE, |object| {
         field(object, "/status/lastBackup/revision").as_i64() >= Some(written)
     })
     .await?;
@@ -227,7 +227,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
     let key = stored.strip_prefix("s3://").context("an S3 location")?;
     let back = restore(sandbox.env.s3()?, "back", "s", key);
     sandbox.apply(&back).await?;
-    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+    await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
     sandbox.await_members("s", 1).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "s").await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);
@@ -237,7 +237,7 @@ async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> 
 /// Waits until these EtcdBackups are deleted.
 async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
-    until(&format!("{names:?} are deleted"), PATIENCE, async || {
+    until(&format!("{names:?} are deleted"), DEADLINE, async || {
         let mut left = Vec::new();
         for name in names {
             if let Some(object) = backups.get_opt(name).await? {
@@ -245,9 +245,9 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
             }
         }
         Ok(if left.is_empty() {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(left.join("; "))
+            Poll::NotYet(left.join("; "))
         })
     })
     .await
@@ -317,9 +317,9 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             "name",
         ];
         // The account may do so when the API server has heard of its rights.
-        let created = until_allowed("the account may create a backup", PATIENCE, async || {
+        let created = until_allowed("the account may create a backup", DEADLINE, async || {
             let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
-            Ok(Look::Done(created.await?))
+            Ok(Poll::Done(created.await?))
         })
         .await?;
         let name = created
@@ -328,7 +328,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             .context("a name")?
             .1
             .to_owned();
-        await_complete(&sandbox.objects(Kind::EtcdBackup), &name, PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), &name, DEADLINE).await?;
         names.push(name);
     }
     ensure!(names[0] != names[1]);
@@ -357,7 +357,7 @@ mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};
     use e2e::objects::{Kind, await_object, field, has_condition};
-    use e2e::{PATIENCE, scenario};
+    use e2e::{DEADLINE, scenario};
     use futures::{StreamExt, TryStreamExt, stream};
 
     use super::{SIBLINGS, bucket, location};
@@ -389,7 +389,7 @@ mod full {
                 .apply(&backup_with(s3, "again", "c", &path, policy))
                 .await?;
             let backups = sandbox.objects(Kind::EtcdBackup);
-            let kept = await_object(&backups, "again", "old ones removed", PATIENCE, |object| {
+            let kept = await_object(&backups, "again", "old ones removed", DEADLINE, |object| {
                 has_condition(object, "RetentionApplied", "True")
                     && field(object, "/status/backups/0/location")
                         == field(object, "/status/location")

@@ -4,9 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::objects::{Kind, await_complete, field};
-use e2e::picture::Picture;
-use e2e::sandbox::bare;
-use e2e::{Keyspace, PATIENCE, Sandbox, step};
+use e2e::sandbox::bare_scenario;
+use e2e::store_state::StoreState;
+use e2e::{DEADLINE, Keyspace, Sandbox, step};
 
 use crate::fixtures::cluster;
 use crate::restore_sources::compare;
@@ -90,15 +90,15 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
 
 #[tokio::test]
 async fn every_store_takes_backups_and_returns_them() {
-    bare("backup_stores", async |sandbox| {
+    bare_scenario("backup_stores", async |sandbox| {
         let local = "backups.localVolume.emptyDir.sizeLimit=64Mi";
         sandbox.install_operators_with(&["--set", local]).await?;
         sandbox.apply(&secrets(sandbox)?).await?;
         sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.paint("painted/", 60).await?;
-        let before = Picture::now(&keys).await?;
+        keys.fill_mixed("mixed/", 60).await?;
+        let before = StoreState::now(&keys).await?;
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
         step("back up to every store", are_made(sandbox, &stores)).await?;
@@ -128,7 +128,7 @@ async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     for store in stores {
         for (kind, _) in POLICIES {
             let name = format!("{}-{kind}", store.name);
-            let done = await_complete(&backups, &name, PATIENCE).await?;
+            let done = await_complete(&backups, &name, DEADLINE).await?;
             let location = field(&done, "/status/location").as_str();
             let location = location.with_context(|| format!("{name} has no location"))?;
             ensure!(location.starts_with(store.scheme), "{location}");
@@ -141,7 +141,7 @@ async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
 }
 
 /// Restores the newest backup of an EtcdBackup of each store at once, into a cluster with the name of the store.
-async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &Picture) -> Result<()> {
+async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {
         format!(

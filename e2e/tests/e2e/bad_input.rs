@@ -7,8 +7,8 @@ use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
-use e2e::picture::Picture;
-use e2e::{Keyspace, PATIENCE, Sandbox, cluster_scenario, scenario, step};
+use e2e::store_state::StoreState;
+use e2e::{DEADLINE, Keyspace, Sandbox, cluster_scenario, scenario, step};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
@@ -36,7 +36,7 @@ async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> 
         &sandbox.objects(kind),
         name,
         &format!("{fragments:?} in its conditions"),
-        PATIENCE,
+        DEADLINE,
         |object| {
             let line = conditions_line(object);
             fragments.iter().all(|fragment| line.contains(fragment))
@@ -55,7 +55,7 @@ pub(crate) async fn waits(
 ) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = format!("Complete=False for {reason}, with {fragments:?}");
-    await_object(&backups, name, &what, PATIENCE, |object| {
+    await_object(&backups, name, &what, DEADLINE, |object| {
         condition(object, "Complete").is_some_and(|found| {
             let message = found["message"].as_str().unwrap_or_default();
             found["status"] == "False"
@@ -70,13 +70,13 @@ pub(crate) async fn waits(
 async fn warned(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
     e2e::until(
         &format!("a Warning Event about {name}"),
-        PATIENCE,
+        DEADLINE,
         async || {
             let events = sandbox.events(kind, name).await?;
             Ok(if events.iter().any(|event| event.starts_with("Warning")) {
-                e2e::wait::Look::Done(())
+                e2e::wait::Poll::Done(())
             } else {
-                e2e::wait::Look::NotYet(format!("{events:?}"))
+                e2e::wait::Poll::NotYet(format!("{events:?}"))
             })
         },
     )
@@ -118,7 +118,7 @@ async fn invalid_clusters_are_rejected_or_explained() {
         said(sandbox, kind, "secret", &["spec.TLS"]).await?;
         let clusters = sandbox.objects(kind);
         let what = "FieldsInEffect=False";
-        await_object(&clusters, "later", what, PATIENCE, |object| {
+        await_object(&clusters, "later", what, DEADLINE, |object| {
             has_condition(object, "FieldsInEffect", "False")
                 && conditions_line(object).contains("spec.pod.busyboxImage")
         })
@@ -146,7 +146,7 @@ async fn invalid_backups_and_restores_are_rejected_or_explained() {
         sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-        keys.paint("painted/", 20).await?;
+        keys.fill_mixed("mixed/", 20).await?;
         let backups = backups_that_wait(sandbox, &bucket);
         step("back up with mistakes", backups).await?;
         let contradictory = contradictory_restores(sandbox, &bucket);
@@ -216,7 +216,7 @@ async fn backups_that_wait(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     holds(bucket, &[]).await?;
     sandbox.apply(&aws_secret(s3, "keys")).await?;
     let backups = sandbox.objects(kind);
-    await_complete(&backups, "secret", PATIENCE).await?;
+    await_complete(&backups, "secret", DEADLINE).await?;
     holds(bucket, &["one"]).await?;
 
     let nobody = format!(
@@ -234,7 +234,7 @@ async fn backups_that_wait(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     waits(sandbox, "bucket", "BucketMissing", &missing).await?;
     let unreachable = ["spec.etcdEndpoints", "nobody"];
     waits(sandbox, "nobody", "EtcdUnreachable", &unreachable).await?;
-    await_complete(&backups, "good", PATIENCE).await?;
+    await_complete(&backups, "good", DEADLINE).await?;
     // Nothing is stored of those that cannot work.
     holds(bucket, &["good", "one"]).await
 }
@@ -296,8 +296,8 @@ async fn leave_the_living_cluster_alone(
     bucket.write("newer.manifest.json", manifest).await?;
     let good = bucket.read("good").await?;
     bucket.write("newer", good).await?;
-    keys.paint("later/", 20).await?;
-    let (pods, before) = (pods_of(sandbox).await?, Picture::now(keys).await?);
+    keys.fill_mixed("later/", 20).await?;
+    let (pods, before) = (pods_of(sandbox).await?, StoreState::now(keys).await?);
 
     let unreadable = ["Failed=True(SnapshotUnreadable: ", "cut off"];
     let newer = ["Failed=True(InvalidSpec: ", "3.99.0", "spec.version"];
@@ -319,7 +319,7 @@ async fn leave_the_living_cluster_alone(
     }
     let now = pods_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-    before.is_of(&Picture::now(keys).await?)
+    before.ensure_same(&StoreState::now(keys).await?)
 }
 
 /// Nobody has claimed it, it is the cluster that it was, and there is nothing of a seed.

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
@@ -24,7 +24,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
     sandbox.await_members("plain", 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let object = await_object(&clusters, "plain", "all is well", PATIENCE, |object| {
+    let object = await_object(&clusters, "plain", "all is well", DEADLINE, |object| {
         field(object, "/status/phase") == "Running"
             && field(object, "/status/currentVersion") == field(object, "/spec/version")
             && has_condition(object, "Available", "True")
@@ -55,16 +55,16 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     let mut pods: Vec<String> = pods.filter_map(|pod| pod.metadata.name).collect();
     pods.sort();
     ensure!(members == pods, "etcd: {members:?}, pods: {pods:?}");
-    until("one PDB allows one disruption", PATIENCE, async || {
+    until("one PDB allows one disruption", DEADLINE, async || {
         let budgets = budgets(sandbox).await?;
         let allowed: Vec<Option<i32>> = budgets
             .iter()
             .map(|budget| budget.status.as_ref().map(|it| it.disruptions_allowed))
             .collect();
         Ok(if allowed == [Some(1)] {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{allowed:?}"))
+            Poll::NotYet(format!("{allowed:?}"))
         })
     })
     .await
@@ -100,7 +100,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the seed is replaced";
-    await_object(&clusters, "durable", what, PATIENCE, |object| {
+    await_object(&clusters, "durable", what, DEADLINE, |object| {
         let ready = ready_members(object);
         ready.len() == 3 && !ready.contains(&seed) && has_condition(object, "Recovering", "False")
     })
@@ -116,7 +116,7 @@ async fn deleted(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "etcdcluster", "plain", "durable"])
         .await?;
     let what = "pods, volumes and Services are gone";
-    until(what, PATIENCE, async || {
+    until(what, DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster in (plain, durable)");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         let volumes = sandbox.api::<PersistentVolumeClaim>();
@@ -124,9 +124,9 @@ async fn deleted(sandbox: &Sandbox) -> Result<()> {
         let services = sandbox.api::<Service>().list(&selector).await?.items.len();
         let budgets = budgets(sandbox).await?.len();
         Ok(if pods + volumes + services + budgets == 0 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!(
+            Poll::NotYet(format!(
                 "{pods} pods, {volumes} volumes, {services} Services, {budgets} PDBs"
             ))
         })

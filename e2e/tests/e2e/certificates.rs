@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
 use e2e::tls::{self, Authority, Identity};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
 /// How often the operator and the kubelets are asked to read Secrets.
@@ -48,7 +48,7 @@ pub(crate) async fn make_secrets(
     usual: bool,
 ) -> Result<Authority> {
     let authority = Authority::new("the test's authority")?;
-    let keys = |own: [&'static str; 3]| if usual { tls::USUAL } else { own };
+    let keys = |own: [&'static str; 3]| if usual { tls::CERT_MANAGER_KEYS } else { own };
     let peer = authority.sign(names)?;
     let server = authority.sign(names)?;
     let operator = authority.client()?;
@@ -73,7 +73,7 @@ pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) ->
 pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
     sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, cluster, "TLSReady", PATIENCE, |object| {
+    await_object(&clusters, cluster, "TLSReady", DEADLINE, |object| {
         condition(object, "TLSReady").is_some_and(|found| {
             let message = found["message"].as_str().unwrap_or_default();
             found["status"] == "True" && message.contains(says)
@@ -88,17 +88,17 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
 pub(crate) async fn until_read<T>(
     sandbox: &Sandbox,
     what: &str,
-    mut look: impl AsyncFnMut() -> Result<Look<T>>,
+    mut look: impl AsyncFnMut() -> Result<Poll<T>>,
 ) -> Result<T> {
     let mut read: Option<Instant> = None;
-    until(what, PATIENCE * 2, async || {
+    until(what, DEADLINE * 2, async || {
         if read.is_none_or(|at| at.elapsed() > READS) {
-            sandbox.look_at("c").await?;
-            sandbox.have_kubelets_look("c").await?;
+            sandbox.trigger_reconcile("c").await?;
+            sandbox.trigger_kubelet_sync("c").await?;
             read = Some(Instant::now());
         }
         let seen = look().await;
-        if !matches!(seen, Ok(Look::Done(_))) {
+        if !matches!(seen, Ok(Poll::Done(_))) {
             tokio::time::sleep(PAUSE).await;
         }
         seen

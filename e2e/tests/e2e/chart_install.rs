@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
 use e2e::sandbox::RELEASE;
-use e2e::wait::Look;
-use e2e::{Env, Keyspace, PATIENCE, Sandbox, chart, scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Env, Keyspace, Sandbox, chart, scenario, step, until};
 use k8s_openapi::api::core::v1::Service;
 
 use crate::fixtures::{may, newest_version, root};
@@ -134,7 +134,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     // 3.2 is accepted, and reported as untested.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
-    await_object(&clusters, CLUSTER, what, PATIENCE, |object| {
+    await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
         conditions_line(object).contains("3.2.13")
     })
     .await?;
@@ -179,13 +179,13 @@ async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     sandbox.install_operators().await?;
     until(
         "the client Service is created again",
-        PATIENCE,
+        DEADLINE,
         async || {
             let service = sandbox.api::<Service>().get_opt(CLIENT).await?;
             Ok(if service.is_some() {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(String::from("no Service"))
+                Poll::NotYet(String::from("no Service"))
             })
         },
     )

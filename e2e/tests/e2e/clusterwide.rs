@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
-use e2e::{PATIENCE, Sandbox, step};
+use e2e::{DEADLINE, Sandbox, step};
 use kube::api::DynamicObject;
 
 use crate::ambient_identity::{self, Grant};
@@ -32,7 +32,7 @@ async fn await_managed(
 ) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("Managed={status} ({reason})");
-    await_object(&clusters, name, &what, PATIENCE, |object| {
+    await_object(&clusters, name, &what, DEADLINE, |object| {
         condition(object, "Managed")
             .is_some_and(|found| found["status"] == status && found["reason"] == reason)
     })

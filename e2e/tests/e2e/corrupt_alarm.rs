@@ -6,10 +6,10 @@
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, follower, members};
-use e2e::{Keyspace, PATIENCE, Writer, cluster_scenario};
+use e2e::{DEADLINE, Keyspace, Writer, cluster_scenario};
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 
 #[tokio::test]
 async fn corrupt_alarm_replaces_member_and_restores_writes() {
@@ -30,7 +30,7 @@ async fn corrupt_alarm_replaces_member_and_restores_writes() {
         keys.raise_corrupt(u64::from_str_radix(id, 16)?).await?;
 
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let after = await_object(&clusters, "c", "it is replaced", PATIENCE, |object| {
+        let after = await_object(&clusters, "c", "it is replaced", DEADLINE, |object| {
             let names: Vec<String> = members(object).into_iter().map(|(name, _)| name).collect();
             !names.contains(&victim) && field(object, "/status/alarms").is_null()
         })
@@ -40,7 +40,7 @@ async fn corrupt_alarm_replaces_member_and_restores_writes() {
             .into_iter()
             .map(|(name, _)| name)
             .collect();
-        await_one_volume_a_member(sandbox, &names).await?;
+        await_one_volume_per_member(sandbox, &names).await?;
         writer.await_more(10).await?;
         for reason in ["Corrupt", "AlarmDisarmed"] {
             sandbox

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::Api;
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::{Choice, await_one_volume_a_member};
+use crate::member_loss::{Choice, await_one_volume_per_member};
 
 /// Where the testbed keeps the volume of a claim.
 async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
@@ -55,7 +55,7 @@ async fn replaces_member_with_damaged_data() {
             let members = ready_members(&after);
             ensure!(!members.contains(&victim), "{victim} is back on {files}");
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-            await_one_volume_a_member(sandbox, &members).await?;
+            await_one_volume_per_member(sandbox, &members).await?;
         }
         writer.await_more(10).await?;
         writer.finish("damaged data").await.map(drop)

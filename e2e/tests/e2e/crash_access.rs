@@ -4,9 +4,9 @@
 use std::cell::Cell;
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet_cluster;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, until};
+use e2e::leaks::cluster_scenario_without_leaks;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, until};
 use k8s_openapi::api::core::v1::Secret;
 
 use crate::auth::secret;
@@ -84,8 +84,8 @@ async fn root(sandbox: &Sandbox, password: &str) -> Result<Keyspace> {
 
 /// Waits until root has access with this password, and reads the keys.
 async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
-    let keys = until("etcd accepts the password", PATIENCE, async || {
-        Ok(Look::Done(root(sandbox, password).await?))
+    let keys = until("etcd accepts the password", DEADLINE, async || {
+        Ok(Poll::Done(root(sandbox, password).await?))
     })
     .await?;
     keys.verify("kept/", KEYS).await.map(drop)
@@ -95,7 +95,7 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
 /// two recorded passwords; authentication is off, and passwords are recorded.
 #[tokio::test]
 async fn operator_crashes_while_access_changes_keep_access() {
-    discreet_cluster("crash_access", async |sandbox| {
+    cluster_scenario_without_leaks("crash_access", async |sandbox| {
         sandbox.apply(&secret(&password(0))).await?;
         let mut victim = Victim {
             sandbox,
@@ -126,7 +126,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
                 }
                 round.set(round.get() + 1);
                 sandbox.apply(&secret(&password(round.get()))).await?;
-                sandbox.look_at("c").await
+                sandbox.trigger_reconcile("c").await
             })
             .await?;
         victim
@@ -138,11 +138,11 @@ async fn operator_crashes_while_access_changes_keep_access() {
             })
             .await?;
         ensure!(victim.lives_on().await? == 4);
-        until("no password is recorded", PATIENCE, async || {
+        until("no password is recorded", DEADLINE, async || {
             let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
             Ok(match record {
-                None => Look::Done(()),
-                Some(_) => Look::NotYet("there is a record".to_owned()),
+                None => Poll::Done(()),
+                Some(_) => Poll::NotYet("there is a record".to_owned()),
             })
         })
         .await?;
@@ -165,7 +165,7 @@ mod full {
 
     #[tokio::test]
     async fn certificates_resume_after_crash_before_every_write() {
-        discreet_cluster("crash_certificates", async |sandbox| {
+        cluster_scenario_without_leaks("crash_certificates", async |sandbox| {
             let mut victim = Victim {
                 sandbox,
                 crashes: 0,
@@ -227,15 +227,15 @@ mod full {
             let stories = [MAKING, ROTATION, LOSS, UNLABELED, LEAVING];
             let points = stories.concat().len();
             ensure!(victim.lives_on().await? == points);
-            until("one authority is trusted", PATIENCE, async || {
+            until("one authority is trusted", DEADLINE, async || {
                 for secret in ["c-client-ca", "c-peer-ca"] {
                     let trusted = value(sandbox, secret, "ca.crt").await?;
                     let count = trusted.matches("BEGIN CERTIFICATE").count();
                     if count != 1 {
-                        return Ok(Look::NotYet(format!("{secret}: {count} authorities")));
+                        return Ok(Poll::NotYet(format!("{secret}: {count} authorities")));
                     }
                 }
-                Ok(Look::Done(()))
+                Ok(Poll::Done(()))
             })
             .await?;
             for name in made.into_inner() {
@@ -256,11 +256,11 @@ mod full {
 
     /// Waits until etcd lets root in with this password, and has everything.
     async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
-        until("etcd takes the password", PATIENCE, async || {
+        until("etcd takes the password", DEADLINE, async || {
             Ok(if lets_in(sandbox, "c", password).await? {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet("it does not let root in".to_owned())
+                Poll::NotYet("it does not let root in".to_owned())
             })
         })
         .await?;
@@ -270,7 +270,7 @@ mod full {
 
     #[tokio::test]
     async fn access_changes_resume_after_crash_before_every_write() {
-        discreet_cluster("crash_access", async |sandbox| {
+        cluster_scenario_without_leaks("crash_access", async |sandbox| {
             sandbox.apply(&secret(&password(0))).await?;
             let auth = "  auth: {secret: root}\n";
             sandbox
@@ -297,7 +297,7 @@ mod full {
                     }
                     round.set(round.get() + 1);
                     sandbox.apply(&secret(&password(round.get()))).await?;
-                    sandbox.look_at("c").await
+                    sandbox.trigger_reconcile("c").await
                 })
                 .await?;
             victim
@@ -309,12 +309,12 @@ mod full {
                 .dies_at(NO_POLICY, async |times| {
                     // One that is not there yet would never be deleted.
                     if times == 0 {
-                        until("there is a policy", PATIENCE, async || {
+                        until("there is a policy", DEADLINE, async || {
                             let policy =
                                 sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
                             Ok(match policy {
-                                Some(_) => Look::Done(()),
-                                None => Look::NotYet("none".to_owned()),
+                                Some(_) => Poll::Done(()),
+                                None => Poll::NotYet("none".to_owned()),
                             })
                         })
                         .await?;
@@ -331,13 +331,13 @@ mod full {
                 })
                 .await?;
             ensure!(victim.lives_on().await? == 7);
-            until("nothing is left of it", PATIENCE, async || {
+            until("nothing is left of it", DEADLINE, async || {
                 let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
                 let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
                 Ok(if record.is_none() && policy.is_none() {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
+                    Poll::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
                 })
             })
             .await?;

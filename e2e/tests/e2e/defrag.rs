@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use e2e::changes::every_change;
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, field, leader, ready_members};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::watch::watch_until;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, cluster_scenario, until};
 use futures::future;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -36,7 +36,7 @@ async fn passed_by(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
     let pods = sandbox.api::<Pod>();
-    let seen = every_change(&pods, &of_cluster, since, PATIENCE, |change| {
+    let seen = watch_until(&pods, &of_cluster, since, DEADLINE, |change| {
         let WatchEvent::Modified(pod) = change else {
             return None;
         };
@@ -63,15 +63,15 @@ async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
 
 /// Waits until every member has forgotten what was deleted: each does so by itself.
 async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
-    until("every member has free space", PATIENCE, async || {
+    until("every member has free space", DEADLINE, async || {
         for member in members {
             let page = Page::of_member(sandbox, member).await?;
             let used = page.sum("etcd_mvcc_db_total_size_in_use_in_bytes", "");
             if used > f64::from(8 << 20) {
-                return Ok(Look::NotYet(format!("{member} uses {used} bytes")));
+                return Ok(Poll::NotYet(format!("{member} uses {used} bytes")));
             }
         }
-        Ok(Look::Done(()))
+        Ok(Poll::Done(()))
     })
     .await
 }
@@ -107,7 +107,7 @@ async fn defragments_members_one_by_one_leader_last() {
             .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", rule])
             .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let is_over = await_object(&clusters, "c", "it is defragmented", PATIENCE, |object| {
+        let is_over = await_object(&clusters, "c", "it is defragmented", DEADLINE, |object| {
             !field(object, "/status/defragmentation/completionTime").is_null()
         });
         let (done, passed_by) = future::join(is_over, passed_by(sandbox, &since)).await;

@@ -8,8 +8,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::follower;
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Testbed, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::node_reboot::{Both, serve};
@@ -26,13 +26,13 @@ pub(crate) async fn a_pod_is_lost_meanwhile(
     let old = sandbox.api::<Pod>().get(&victim).await?.metadata.uid;
     let delete = ["delete", "pod", &victim, "--now", "--wait=false"];
     sandbox.kubectl(&delete).await?;
-    until("the pod is made anew", PATIENCE, async || {
+    until("the pod is made anew", DEADLINE, async || {
         let new = sandbox.api::<Pod>().get_opt(&victim).await?;
         let new = new.and_then(|pod| pod.metadata.uid);
         Ok(if new.is_some() && new != old {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{old:?}, {new:?}"))
+            Poll::NotYet(format!("{old:?}, {new:?}"))
         })
     })
     .await?;
@@ -46,16 +46,16 @@ pub(crate) async fn a_pod_is_lost_meanwhile(
 }
 
 async fn await_started(sandbox: &Sandbox, name: &str) -> Result<()> {
-    until("its container runs", PATIENCE, async || {
+    until("its container runs", DEADLINE, async || {
         let pod = sandbox.api::<Pod>().get(name).await?;
         let status = pod.status.context("no status")?;
         let containers = status.container_statuses.unwrap_or_default();
         let restarts: i32 = containers.iter().map(|it| it.restart_count).sum();
         ensure!(restarts == 0, "it ended {restarts} times");
         Ok(if containers.iter().any(|it| it.started == Some(true)) {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{:?}", status.phase))
+            Poll::NotYet(format!("{:?}", status.phase))
         })
     })
     .await

@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, members, node_of};
-use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Testbed, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, RollingCheck, Sandbox, Testbed, Writer, until};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::all_pods_lost::same_members;
@@ -21,14 +21,17 @@ pub(crate) async fn the_quorum_stays(sandbox: &Sandbox, testbed: &Testbed<'_>) -
     ensure!(gone.len() == 3, "only {gone:?} are on {crowded}");
     let moved = members_on(sandbox, "durable", &crowded).await?;
     let ends = [
-        (OneByOne::begin(sandbox, "packed", 3).await?, gone.len()),
-        (OneByOne::begin(sandbox, "durable", 3).await?, moved.len()),
+        (RollingCheck::begin(sandbox, "packed", 3).await?, gone.len()),
+        (
+            RollingCheck::begin(sandbox, "durable", 3).await?,
+            moved.len(),
+        ),
     ];
     drain(sandbox, &crowded).await?;
     // With pods deleted, the old status still holds for a moment.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "those without a disk are replaced";
-    await_object(&clusters, "packed", what, PATIENCE, |object| {
+    await_object(&clusters, "packed", what, DEADLINE, |object| {
         !members(object).iter().any(|(name, _)| gone.contains(name))
     })
     .await?;
@@ -87,7 +90,7 @@ async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
 }
 
 async fn budget_as_before(sandbox: &Sandbox) -> Result<()> {
-    until("each budget allows one disruption", PATIENCE, async || {
+    until("each budget allows one disruption", DEADLINE, async || {
         let budgets = sandbox.api::<PodDisruptionBudget>();
         let budgets = budgets.list(&kube::api::ListParams::default()).await?;
         let allowed: Vec<Option<i32>> = budgets
@@ -95,9 +98,9 @@ async fn budget_as_before(sandbox: &Sandbox) -> Result<()> {
             .map(|budget| budget.status.as_ref().map(|it| it.disruptions_allowed))
             .collect();
         Ok(if allowed == [Some(1), Some(1)] {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{allowed:?}"))
+            Poll::NotYet(format!("{allowed:?}"))
         })
     })
     .await

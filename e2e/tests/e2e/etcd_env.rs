@@ -42,9 +42,9 @@ async fn standing(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
 }
 
 /// Pods and volumes, the cluster's ID, and its members.
-type Picture = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
+type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
-async fn picture(sandbox: &Sandbox, keys: &Keyspace) -> Result<Picture> {
+async fn picture(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {
     let mut members = keys.members().await?;
     members.sort();
     let cluster = keys.cluster_id().await?;

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, condition, field, has_condition};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 
 use crate::all_pods_lost::same_members;
@@ -36,7 +36,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
         hibernate(sandbox, true).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let what = "it hibernates, and nothing is wrong";
-        let asleep = await_object(&clusters, "c", what, PATIENCE, |object| {
+        let asleep = await_object(&clusters, "c", what, DEADLINE, |object| {
             field(object, "/status/phase") == "Hibernated"
                 && condition(object, "Available").is_some_and(|found| {
                     found["status"] == "False" && found["reason"] == "Hibernated"
@@ -60,13 +60,13 @@ async fn hibernated_cluster_resumes_with_its_data() {
             ])
             .await?;
         sandbox.await_operators().await?;
-        until("it has looked at the cluster", PATIENCE, async || {
+        until("it has looked at the cluster", DEADLINE, async || {
             let page = Page::of_operator(sandbox, "etcd-operator").await?;
             let looks = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
             Ok(if looks > 0.5 {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet("it has not".to_owned())
+                Poll::NotYet("it has not".to_owned())
             })
         })
         .await?;
@@ -76,7 +76,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
         hibernate(sandbox, false).await?;
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        await_object(&clusters, "c", "it runs", PATIENCE, |object| {
+        await_object(&clusters, "c", "it runs", DEADLINE, |object| {
             field(object, "/status/phase") == "Running"
         })
         .await?;

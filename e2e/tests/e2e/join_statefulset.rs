@@ -2,9 +2,9 @@
 //! write through a Service that leads to both.
 
 use anyhow::{Result, ensure};
-use e2e::leaks::discreet_cluster;
+use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::objects::{Kind, await_object, field, members};
-use e2e::{PATIENCE, Sandbox, Writer};
+use e2e::{DEADLINE, Sandbox, Writer};
 use serde_json::{Value, json};
 
 use crate::certificates::{client, make_secrets};
@@ -149,7 +149,7 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
         &clusters,
         "c",
         "the cluster is recorded",
-        PATIENCE,
+        DEADLINE,
         |object| field(object, "/status/clusterID").is_string(),
     )
     .await?;
@@ -189,7 +189,7 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
 /// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
 #[tokio::test]
 async fn joins_statefulset_with_tls_without_lost_writes() {
-    discreet_cluster("join_statefulset_tls", async |sandbox| {
+    cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {
         let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
         let domains = ["", ".cluster.local"];
         let names = domains.map(|domain| {

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, members, ready_members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DynamicObject, ListParams};
 
@@ -95,7 +95,7 @@ async fn member_with_lost_volume_is_replaced() {
                 "{victim} is back without its volume"
             );
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-            await_one_volume_a_member(sandbox, &ready_members(&after)).await?;
+            await_one_volume_per_member(sandbox, &ready_members(&after)).await?;
         }
         writer.await_more(10).await?;
         writer
@@ -107,19 +107,22 @@ async fn member_with_lost_volume_is_replaced() {
 }
 
 /// Every member has its volume, and nobody else has one.
-pub(crate) async fn await_one_volume_a_member(sandbox: &Sandbox, members: &[String]) -> Result<()> {
+pub(crate) async fn await_one_volume_per_member(
+    sandbox: &Sandbox,
+    members: &[String],
+) -> Result<()> {
     let mut members = members.to_vec();
     members.sort();
-    until("one volume a member is left", PATIENCE, async || {
+    until("one volume a member is left", DEADLINE, async || {
         let claims = sandbox.api::<PersistentVolumeClaim>();
         let selector = ListParams::default().labels("etcd_cluster");
         let claims = claims.list(&selector).await?.into_iter();
         let mut names: Vec<String> = claims.filter_map(|claim| claim.metadata.name).collect();
         names.sort();
         Ok(if names == members {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{names:?}, members {members:?}"))
+            Poll::NotYet(format!("{names:?}, members {members:?}"))
         })
     })
     .await

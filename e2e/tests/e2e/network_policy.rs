@@ -2,8 +2,8 @@
 //! policies, so that nobody is kept out here; what is seen is the object, and that it goes with the switch.
 
 use anyhow::{Result, ensure};
-use e2e::wait::{Look, until};
-use e2e::{PATIENCE, Sandbox, scenario};
+use e2e::wait::{Poll, until};
+use e2e::{DEADLINE, Sandbox, scenario};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::{Value, json};
 
@@ -13,14 +13,14 @@ async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) ->
     let policies = sandbox.api::<NetworkPolicy>();
     until(
         "the NetworkPolicy is as the spec says",
-        PATIENCE,
+        DEADLINE,
         async || {
             let found = policies.get_opt("c-members").await?;
             let found = found.map(serde_json::to_value).transpose()?;
             Ok(if is(found.as_ref()) {
-                Look::Done(found.unwrap_or_default())
+                Poll::Done(found.unwrap_or_default())
             } else {
-                Look::NotYet(format!("{found:?}"))
+                Poll::NotYet(format!("{found:?}"))
             })
         },
     )

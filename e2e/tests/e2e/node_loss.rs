@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Testbed, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::node_reboot::{Both, operator, serve};
 
 const SOON: &str = "  memberReplacement: {after: 5s}\n";
@@ -69,16 +69,16 @@ async fn a_node_stays_dead(
         await_pod_gone(sandbox, lost).await?;
     }
     let after = Both::of(sandbox).await?;
-    await_one_volume_a_member(sandbox, &ready_members(&after.durable)).await
+    await_one_volume_per_member(sandbox, &ready_members(&after.durable)).await
 }
 
 async fn await_pod_gone(sandbox: &Sandbox, name: &str) -> Result<()> {
     let what = format!("the old pod {name} is gone");
-    until(&what, PATIENCE, async || {
+    until(&what, DEADLINE, async || {
         let pod = sandbox.api::<Pod>().get_opt(name).await?;
         Ok(match pod {
-            None => Look::Done(()),
-            Some(pod) => Look::NotYet(format!("{:?}", pod.status.and_then(|it| it.phase))),
+            None => Poll::Done(()),
+            Some(pod) => Poll::NotYet(format!("{:?}", pod.status.and_then(|it| it.phase))),
         })
     })
     .await
@@ -94,7 +94,7 @@ mod alone {
     #[tokio::test]
     async fn members_move_off_dead_and_drained_nodes() {
         cluster_scenario("node_loss", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
+            Testbed::with_faults(sandbox, async |testbed| {
                 let manifest = cluster_with(&sandbox.env, "plain", 3, SOON)?;
                 sandbox.apply(&manifest).await?;
                 let spec = format!("{SOON}{DURABLE}");

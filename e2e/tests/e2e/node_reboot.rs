@@ -130,7 +130,7 @@ mod alone {
     #[tokio::test]
     async fn members_survive_reboots_and_outages() {
         cluster_scenario("node_reboot", async |sandbox| {
-            Testbed::breaking(sandbox, async |testbed| {
+            Testbed::with_faults(sandbox, async |testbed| {
                 sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
                 let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&durable).await?;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line, field};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, cluster_scenario, until};
 use kube::api::DynamicObject;
 
 use crate::all_pods_lost::same_members;
@@ -28,10 +28,10 @@ fn is_degraded_with(object: &DynamicObject, words: &str) -> bool {
 
 /// Waits until a large value is taken.
 pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
-    until("it is writable again", PATIENCE, async || {
+    until("it is writable again", DEADLINE, async || {
         Ok(match keys.write("again", vec![7; 1 << 20]).await {
-            Ok(()) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
+            Ok(()) => Poll::Done(()),
+            Err(error) => Poll::NotYet(format!("{error:#}")),
         })
     })
     .await
@@ -51,7 +51,7 @@ async fn full_database_accepts_writes_after_deletion() {
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let refused = AtomicBool::new(false);
-        let full = until("it says that it is full", PATIENCE * 2, async || {
+        let full = until("it says that it is full", DEADLINE * 2, async || {
             for _ in 0..8 {
                 let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
                 // A member that is being defragmented, or an election, has other reasons.
@@ -63,9 +63,9 @@ async fn full_database_accepts_writes_after_deletion() {
             }
             let object = clusters.get("c").await?;
             Ok(if is_degraded_with(&object, "quotaBackendBytes") {
-                Look::Done(object)
+                Poll::Done(object)
             } else {
-                Look::NotYet(conditions_line(&object))
+                Poll::NotYet(conditions_line(&object))
             })
         })
         .await?;
@@ -80,7 +80,7 @@ async fn full_database_accepts_writes_after_deletion() {
         );
 
         keys.delete("big/").await?;
-        let cured = await_object(&clusters, "c", "the alarm is gone", PATIENCE, |object| {
+        let cured = await_object(&clusters, "c", "the alarm is gone", DEADLINE, |object| {
             field(object, "/status/alarms").is_null() && !is_degraded_with(object, "")
         })
         .await?;

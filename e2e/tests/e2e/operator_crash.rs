@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, field, ready_members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{EnvVar, Pod};
@@ -23,7 +23,7 @@ use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::fixtures::{DURABLE, root};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
@@ -88,29 +88,29 @@ impl Victim<'_> {
         let mut settled: Option<(Instant, f64)> = None;
         until(
             &format!("the operator dies {point}"),
-            PATIENCE,
+            DEADLINE,
             async || {
                 let pod = self.pod().await?;
                 if has_crashed(&pod) {
-                    return Ok(Look::Done(true));
+                    return Ok(Poll::Done(true));
                 }
                 let waits = self.what_is_left_to_do(&pod).await?;
                 if let Some(waits) = waits {
                     settled = None;
-                    return Ok(Look::NotYet(waits));
+                    return Ok(Poll::NotYet(waits));
                 }
                 let Some((since, before)) = settled else {
                     self.look_again().await?;
                     let (_, looks) = self.looks(&pod).await?;
                     settled = Some((Instant::now(), looks));
-                    return Ok(Look::NotYet("settled".to_owned()));
+                    return Ok(Poll::NotYet("settled".to_owned()));
                 };
                 let (clusters, looks) = self.looks(&pod).await?;
                 // A status may be of before the cause: the operator looks at every cluster once more.
                 Ok(if since.elapsed() > SETTLED && looks >= before + clusters {
-                    Look::Done(false)
+                    Poll::Done(false)
                 } else {
-                    Look::NotYet(format!("settled; {} looks since", looks - before))
+                    Poll::NotYet(format!("settled; {} looks since", looks - before))
                 })
             },
         )
@@ -144,13 +144,13 @@ impl Victim<'_> {
     async fn leads(&self) -> Result<()> {
         until(
             "the new process leads, or died already",
-            PATIENCE,
+            DEADLINE,
             async || {
                 let (pod, holder) = (self.pod().await?, self.holder().await?);
                 Ok(if holder == pod.metadata.name || has_crashed(&pod) {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{holder:?}"))
+                    Poll::NotYet(format!("{holder:?}"))
                 })
             },
         )
@@ -183,7 +183,7 @@ impl Victim<'_> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
             self.sandbox.kubectl(&stop).await?;
-            self.sandbox.await_pods_of(OPERATOR, 0).await?;
+            self.sandbox.await_operator_pods(OPERATOR, 0).await?;
         }
         self.remove_dead_process().await?;
         let deployment = self.sandbox.api::<Deployment>().get(OPERATOR).await?;
@@ -261,7 +261,7 @@ pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) 
     sandbox.await_members(name, size).await?;
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    until("a pod for each member and no other", PATIENCE, async || {
+    until("a pod for each member and no other", DEADLINE, async || {
         // Each time anew: an operator that has just come back may not have told yet who they are by now.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
@@ -269,9 +269,9 @@ pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) 
         let mut pods: Vec<String> = pods.filter_map(|pod| pod.metadata.name).collect();
         pods.sort();
         Ok(if pods == members && members.len() == size {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("pods {pods:?}, members {members:?}"))
+            Poll::NotYet(format!("pods {pods:?}, members {members:?}"))
         })
     })
     .await
@@ -308,7 +308,7 @@ async fn operator_crashes_between_writes_lose_nothing() {
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
         // No second set of members was made, and nothing of the removed one is left.
-        await_one_volume_a_member(sandbox, &members).await?;
+        await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("an operator that crashes").await.map(drop)
     })

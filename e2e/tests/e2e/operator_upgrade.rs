@@ -5,8 +5,8 @@
 //! without termination messages. Their annotations record the same spec.
 
 use anyhow::{Context, Result, ensure};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -57,12 +57,12 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
-    until("no operator runs", PATIENCE, async || {
+    until("no operator runs", DEADLINE, async || {
         let pods = sandbox.kubectl(&["get", "pods", "-o", "name"]).await?;
         Ok(if pods.lines().any(is_operator) {
-            Look::NotYet(pods)
+            Poll::NotYet(pods)
         } else {
-            Look::Done(())
+            Poll::Done(())
         })
     })
     .await?;
@@ -77,14 +77,14 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;
-    until("every pod has the new label", PATIENCE, async || {
+    until("every pod has the new label", DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let has = |pod: &&Pod| pod.labels().get("team").is_some_and(|team| team == "a");
         let count = pods.iter().filter(has).count();
         Ok(if count == 3 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{count} of {}", pods.len()))
+            Poll::NotYet(format!("{count} of {}", pods.len()))
         })
     })
     .await?;

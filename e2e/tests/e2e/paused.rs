@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario};
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::api::ListParams;
 use kube::{Resource, ResourceExt};
@@ -47,7 +47,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
         let clusters = sandbox.objects(Kind::EtcdCluster);
 
         pause(sandbox, true).await?;
-        await_object(&clusters, "c", "paused", PATIENCE, |object| {
+        await_object(&clusters, "c", "paused", DEADLINE, |object| {
             field(object, "/status/controlPaused") == true
                 && condition(object, "Progressing").is_some_and(|found| found["reason"] == "Paused")
         })
@@ -66,7 +66,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
         // What is reported was seen after all of it, so a look was taken and nothing came of it.
-        let seen = await_object(&clusters, "c", "all of it is seen", PATIENCE, |object| {
+        let seen = await_object(&clusters, "c", "all of it is seen", DEADLINE, |object| {
             let details = field(object, "/status/memberDetails").as_array();
             let down = details.is_some_and(|members| {
                 members

@@ -5,12 +5,12 @@ use anyhow::{Context, Result, ensure};
 use e2e::objects::{
     Kind, await_object, condition, field, follower, has_condition, ready_members, strings,
 };
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Testbed, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Testbed, Writer, cluster_scenario, step, until};
 use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::operator_crash::Victim;
 
 const KEYS: usize = 300;
@@ -75,7 +75,7 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
 async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, saying {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", &what, PATIENCE, |object| {
+    await_object(&clusters, "c", &what, DEADLINE, |object| {
         condition(object, "Degraded").is_some_and(|degraded| {
             let message = degraded["message"].as_str().unwrap_or_default();
             degraded["reason"] == "QuorumLost"
@@ -90,7 +90,7 @@ async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
-    await_object(&clusters, "c", &what, PATIENCE, |object| {
+    await_object(&clusters, "c", &what, DEADLINE, |object| {
         let record = field(object, "/status/recovery");
         record["phase"] == phase && record["fromClusterID"] == *before.cluster_id
     })
@@ -111,16 +111,16 @@ fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
 async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> {
     until(
         &format!("an Event {reason}: {says}"),
-        PATIENCE,
+        DEADLINE,
         async || {
             let events = sandbox.events(Kind::EtcdCluster, "c").await?;
             let found = events
                 .iter()
                 .any(|event| event.contains(reason) && event.contains(says));
             Ok(if found {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(events.join("; "))
+                Poll::NotYet(events.join("; "))
             })
         },
     )
@@ -256,7 +256,7 @@ fn durable(sandbox: &Sandbox) -> Result<String> {
 async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let how = format!("{APPROVE}={}", before.cluster_id);
-    let silent = await_object(&clusters, "c", "the way on is said", PATIENCE, |object| {
+    let silent = await_object(&clusters, "c", "the way on is said", DEADLINE, |object| {
         text(object, "/status/waitingFor").contains(&how)
     })
     .await?;
@@ -286,13 +286,13 @@ async fn cancelled(sandbox: &Sandbox) -> Result<()> {
     let after = sandbox.await_members("c", 3).await?;
     ensure!(text(&after, "/status/clusterID") == before.cluster_id);
     ensure!(ready_members(&after).len() == 3 && before.writer.acknowledged() >= silence);
-    await_one_volume_a_member(sandbox, &ready_members(&before.object)).await?;
+    await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
     // The approval was for a loss that is over.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
-    await_object(&clusters, "c", what, PATIENCE, |object| {
+    await_object(&clusters, "c", what, DEADLINE, |object| {
         text(object, "/status/staleApproval") == before.cluster_id
     })
     .await?;
@@ -300,7 +300,7 @@ async fn cancelled(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["annotate", "etcdcluster", "c", &format!("{APPROVE}-")])
         .await?;
     let what = "the approval is forgotten";
-    await_object(&clusters, "c", what, PATIENCE, |object| {
+    await_object(&clusters, "c", what, DEADLINE, |object| {
         field(object, "/status/staleApproval").is_null()
     })
     .await?;
@@ -313,16 +313,16 @@ async fn cancelled(sandbox: &Sandbox) -> Result<()> {
 }
 
 async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
-    until("the quotas are in force", PATIENCE, async || {
+    until("the quotas are in force", DEADLINE, async || {
         let path = "jsonpath={range .items[*]}{.status.used}{\"\\n\"}{end}";
         let used = sandbox
             .kubectl(&["get", "resourcequota", "-o", path])
             .await?;
         let count = used.lines().filter(|line| !line.is_empty()).count();
         Ok(if count == 2 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(used)
+            Poll::NotYet(used)
         })
     })
     .await
@@ -346,7 +346,7 @@ async fn given_up(sandbox: &Sandbox) -> Result<()> {
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
-    await_one_volume_a_member(sandbox, &members).await
+    await_one_volume_per_member(sandbox, &members).await
 }
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
@@ -365,7 +365,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
     // Of the old cluster none is left.
-    await_one_volume_a_member(sandbox, &members).await
+    await_one_volume_per_member(sandbox, &members).await
 }
 
 fn quota(name: &str, hard: &str) -> String {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
@@ -92,7 +92,7 @@ pub(crate) async fn dies_before(sandbox: &Sandbox, point: &str) -> Result<()> {
     let last_words = format!("failpoint {point} panic");
     until(
         &format!("the operator dies {point}"),
-        PATIENCE,
+        DEADLINE,
         async || {
             let pods = sandbox.api::<Pod>().list(&selector).await?;
             let told: Vec<&Pod> = pods.iter().filter(|pod| is_told(pod, &told)).collect();
@@ -101,11 +101,11 @@ pub(crate) async fn dies_before(sandbox: &Sandbox, point: &str) -> Result<()> {
                 let name = pod.name_any();
                 let log = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
                 if log.contains(&last_words) {
-                    return Ok(Look::Done(()));
+                    return Ok(Poll::Done(()));
                 }
                 seen = format!("{name} died of something else: {log}");
             }
-            Ok(Look::NotYet(seen))
+            Ok(Poll::NotYet(seen))
         },
     )
     .await
@@ -138,13 +138,13 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
     let patch = ["patch", "pod", seed, "--type=merge", "-p", deadline];
     sandbox.kubectl(&patch).await?;
     let pods = sandbox.api::<Pod>();
-    until("the seed's pod has failed for good", PATIENCE, async || {
+    until("the seed's pod has failed for good", DEADLINE, async || {
         let status = pods.get(seed).await?.status.unwrap_or_default();
         let phase = status.phase.unwrap_or_default();
         Ok(if phase == "Failed" {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(phase)
+            Poll::NotYet(phase)
         })
     })
     .await
@@ -153,7 +153,7 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
 /// Ends the operator's process.
 pub(crate) async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=0").await?;
-    sandbox.await_pods_of(OPERATOR, 0).await
+    sandbox.await_operator_pods(OPERATOR, 0).await
 }
 
 /// Starts the operator again.
@@ -181,7 +181,7 @@ pub(crate) async fn will_die_at(sandbox: &Sandbox, point: &str) -> Result<()> {
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
     // The process before, which lives, would take the lease again and make the first writes.
-    sandbox.await_pods_of(OPERATOR, 1).await
+    sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
 /// Applies the manifest of an EtcdRestore to an operator that dies at the first of the points, then at the next; the last
@@ -244,8 +244,8 @@ pub(crate) async fn is_replaced(
 
 pub(crate) async fn has_the_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let is = Picture::at(&keys, living.picture.revision).await?;
-    living.picture.is_of(&is)
+    let is = StoreState::at(&keys, living.picture.revision).await?;
+    living.picture.ensure_same(&is)
 }
 
 /// The operator's writes are those before which the tests below crash it.
@@ -274,8 +274,8 @@ mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;
     use e2e::objects::{Kind, await_object, conditions_line, field, has_condition, has_failed_for};
-    use e2e::picture::Picture;
-    use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+    use e2e::store_state::StoreState;
+    use e2e::{DEADLINE, Keyspace, Sandbox, scenario};
 
     use super::{GIVEN_UP, IN_PLACE, NEW, completes_after, dies_at};
     use crate::restore_in_place::{CLAIM, Living, await_gone, living, over};
@@ -310,7 +310,7 @@ mod full {
         let restores = sandbox.objects(Kind::EtcdRestore);
         let failed = |object: &_| field(object, "/status/phase") == "Failed";
         let failed =
-            await_object(&restores, "over", "a failure for good", PATIENCE, failed).await?;
+            await_object(&restores, "over", "a failure for good", DEADLINE, failed).await?;
         let text = conditions_line(&failed);
         ensure!(has_failed_for(&failed, "SnapshotUnreadable"), "{text}");
         let after = sandbox.await_members("c", 3).await?;
@@ -318,8 +318,8 @@ mod full {
         let annotations = after.metadata.annotations.unwrap_or_default();
         ensure!(!annotations.contains_key(CLAIM));
         living.keys.verify("later/", 50).await?;
-        let is = Picture::at(&living.keys, living.picture.revision).await?;
-        living.picture.is_of(&is)?;
+        let is = StoreState::at(&living.keys, living.picture.revision).await?;
+        living.picture.ensure_same(&is)?;
         living.bucket.write("etcd.backup", good).await
     }
 
@@ -332,7 +332,7 @@ mod full {
         let made = sandbox.await_members("d", 3).await?;
         ensure!(has_condition(&made, "Available", "True"));
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
-        let after = Picture::at(&keys, living.picture.revision).await?;
-        living.picture.is_of(&after)
+        let after = StoreState::at(&keys, living.picture.revision).await?;
+        living.picture.ensure_same(&after)
     }
 }

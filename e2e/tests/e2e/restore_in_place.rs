@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::changes::every_change;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field, ready_members};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Reader, Sandbox, Writer, scenario, step, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::watch::watch_until;
+use e2e::{DEADLINE, Keyspace, Reader, Sandbox, Writer, scenario, step, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -18,7 +18,7 @@ use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
 use crate::all_pods_lost::restarts;
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::restore_sources::{compare, seconds_between, time};
 
 const KEYS: usize = 500;
@@ -34,7 +34,7 @@ pub(crate) struct Living {
     pub(crate) before: DynamicObject,
     pub(crate) keys: Keyspace,
     /// What is in the backup.
-    pub(crate) picture: Picture,
+    pub(crate) picture: StoreState,
 }
 
 /// Of three members, with volumes. The backup is `etcd.backup` in the bucket.
@@ -47,12 +47,12 @@ pub(crate) async fn living(sandbox: &Sandbox) -> Result<Living> {
     let before = sandbox.await_members("c", 3).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("kept/", KEYS, |_| ()).await?;
-    keys.paint("painted/", 40).await?;
-    let picture = Picture::now(&keys).await?;
+    keys.fill_mixed("mixed/", 40).await?;
+    let picture = StoreState::now(&keys).await?;
     sandbox
         .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
         .await?;
-    await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+    await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
     keys.fill("later/", 50, |_| ()).await?;
     Ok(Living {
         bucket,
@@ -99,7 +99,7 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
     ensure!(id.is_string(), "no cluster ID is recorded");
-    await_object(&clusters, "c", "the restored one", PATIENCE, |object| {
+    await_object(&clusters, "c", "the restored one", DEADLINE, |object| {
         field(object, "/status/clusterID") == id && claim(object).is_none()
     })
     .await
@@ -109,10 +109,10 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
 /// Waits until an EtcdRestore that was deleted, or has had its time, is gone.
 pub(crate) async fn await_gone(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    until("the EtcdRestore is gone", PATIENCE, async || {
+    until("the EtcdRestore is gone", DEADLINE, async || {
         Ok(match restores.get_opt(restore).await? {
-            None => Look::Done(()),
-            Some(object) => Look::NotYet(conditions_line(&object)),
+            None => Poll::Done(()),
+            Some(object) => Poll::NotYet(conditions_line(&object)),
         })
     })
     .await
@@ -150,12 +150,12 @@ async fn volumes(sandbox: &Sandbox) -> Result<Vec<String>> {
 }
 
 async fn await_volumes(sandbox: &Sandbox, count: usize) -> Result<()> {
-    until(&format!("{count} volumes"), PATIENCE, async || {
+    until(&format!("{count} volumes"), DEADLINE, async || {
         let there = volumes(sandbox).await?;
         Ok(if there.len() == count {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(there.join(", "))
+            Poll::NotYet(there.join(", "))
         })
     })
     .await
@@ -231,7 +231,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, living: &Living) -> Res
         .context("keys newer than the backup")?;
     // The new cluster is complete, and the old volumes have their time.
     go_when_their_time_is_over(sandbox, &after, old).await?;
-    await_one_volume_a_member(sandbox, &ready_members(&after)).await
+    await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
 /// The volumes of what was replaced stay for as long as was asked for, and then go.
@@ -264,7 +264,7 @@ async fn go_when_their_time_is_over(
     let since = there.metadata.resource_version.unwrap_or_default();
     let of_cluster = WatchParams::default().labels(of_cluster);
     let mut early = Vec::new();
-    every_change(&claims, &of_cluster, &since, PATIENCE, |change| {
+    watch_until(&claims, &of_cluster, &since, DEADLINE, |change| {
         if let WatchEvent::Deleted(claim) = change {
             let name = claim.name_any();
             let deleted = claim.metadata.deletion_timestamp.map(|time| time.0);
@@ -285,14 +285,14 @@ async fn go_when_their_time_is_over(
 async fn every_member_has(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
-    picture: &Picture,
+    picture: &StoreState,
 ) -> Result<()> {
     let members = ready_members(cluster);
     ensure!(members.len() == 3, "{members:?}");
     for member in members {
         let keys = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, &member).await?;
-        let is = Picture::at(&keys, picture.revision).await?;
-        picture.is_of(&is).context(member)?;
+        let is = StoreState::at(&keys, picture.revision).await?;
+        picture.ensure_same(&is).context(member)?;
     }
     Ok(())
 }
@@ -309,7 +309,7 @@ async fn with_a_bumped_revision(sandbox: &Sandbox, living: &Living) -> Result<()
     let bump = "  bumpRevision: 1000000\n  markCompacted: true\n  keepOldData: 24h\n";
     let manifest = over_from(sandbox, "bump", &living.bucket, "etcd.backup", bump)?;
     sandbox.apply(&manifest).await?;
-    let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "bump", PATIENCE).await?;
+    let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "bump", DEADLINE).await?;
     let revision = field(&restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(backed_up + 1_000_000), "{revision:?}");
     await_replaced(sandbox, &restored).await?;
@@ -327,10 +327,10 @@ async fn with_a_bumped_revision(sandbox: &Sandbox, living: &Living) -> Result<()
     // Values, revisions, versions and leases are those of the backup. The hash cannot be: by its definition it is of
     // the history since the compaction, which is thrown away here, and of the record with which etcdutl raises the
     // revision. What is compared instead is that every member has the same.
-    let after = Picture::now(&keys).await?;
-    living.picture.has_the_keys_of(&after)?;
+    let after = StoreState::now(&keys).await?;
+    living.picture.ensure_same_keys(&after)?;
     every_member_has(sandbox, &is, &after).await?;
-    let before = Picture::at(&keys, backed_up).await;
+    let before = StoreState::at(&keys, backed_up).await;
     let refused = before.err().context("the history is still there")?;
     ensure!(format!("{refused:#}").contains("compacted"), "{refused:#}");
     drop(keys);

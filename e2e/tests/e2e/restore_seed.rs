@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::backup_with;
 use e2e::objects::{Kind, await_complete, await_object, field, has_condition};
-use e2e::picture::Picture;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step};
+use e2e::store_state::StoreState;
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
 
 use crate::backup_schedule::suspend;
 use crate::fixtures::cluster;
@@ -46,13 +46,13 @@ async fn not_from_a_newer_backup(
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
-    let early = Picture::now(keys).await?;
+    let early = StoreState::now(keys).await?;
     let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 99}\n";
     let (s3, path) = (sandbox.env.s3()?, format!("{}/etcd", bucket.name));
     let often = backup_with(s3, "often", "c", &path, policy);
     sandbox.apply(&often).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    await_complete(&backups, "often", PATIENCE).await?;
+    await_complete(&backups, "often", DEADLINE).await?;
     suspend(sandbox, "often", true).await?;
     will_die_at(sandbox, VERIFIED).await?;
     let manifest = format!(
@@ -65,10 +65,10 @@ async fn not_from_a_newer_backup(
     ensure!(field(&begun, "/status/restoredRevision").as_i64() == Some(early.revision));
     let recorded = field(&begun, "/status/backup/location");
 
-    keys.paint("more/", 20).await?;
+    keys.fill_mixed("more/", 20).await?;
     let late = keys.revision().await?;
     suspend(sandbox, "often", false).await?;
-    await_object(&backups, "often", "a newer backup", PATIENCE, |object| {
+    await_object(&backups, "often", "a newer backup", DEADLINE, |object| {
         has_condition(object, "Complete", "True")
             && field(object, "/status/etcdRevision").as_i64() >= Some(late)
             && field(object, "/status/location") != recorded
@@ -87,7 +87,7 @@ async fn not_from_a_newer_backup(
 /// The cluster that is restored over serves meanwhile.
 async fn beside_the_running_cluster(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
-    let picture = Picture::now(&keys).await?;
+    let picture = StoreState::now(&keys).await?;
     keys.fill("later/", 50, |_| ()).await?;
     will_die_at(sandbox, VERIFIED).await?;
     let manifest = format!(

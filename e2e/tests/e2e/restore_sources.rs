@@ -4,15 +4,15 @@ use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, backup_with, restore_with};
 use e2e::objects::{Kind, await_complete, await_object, field, has_condition};
-use e2e::picture::Picture;
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario, step};
+use e2e::store_state::StoreState;
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 
 use crate::backup_schedule::{location, suspend};
+use crate::concurrent_restores::{two_into_one_new_cluster, two_over_one_cluster};
 use crate::fixtures::{DURABLE, cluster_with, newest_version, root};
-use crate::restore_elsewhere::{other_namespace, save};
-use crate::restore_together::{two_into_one_new_cluster, two_over_one_cluster};
+use crate::restore_other_namespace::{other_namespace, save};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
@@ -28,7 +28,7 @@ pub(crate) async fn painted(
     sandbox.apply(manifest).await?;
     sandbox.await_members("c", size).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    keys.paint("painted/", KEYS).await?;
+    keys.fill_mixed("mixed/", KEYS).await?;
     Ok((bucket, keys))
 }
 
@@ -37,13 +37,13 @@ pub(crate) async fn compare(
     sandbox: &Sandbox,
     name: &str,
     cluster: &str,
-    before: &Picture,
+    before: &StoreState,
 ) -> Result<DynamicObject> {
-    let done = await_complete(&sandbox.objects(Kind::EtcdRestore), name, PATIENCE).await?;
+    let done = await_complete(&sandbox.objects(Kind::EtcdRestore), name, DEADLINE).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-    let after = Picture::at(&keys, before.revision).await?;
+    let after = StoreState::at(&keys, before.revision).await?;
     before
-        .is_of(&after)
+        .ensure_same(&after)
         .with_context(|| format!("{cluster} restored by {name}"))?;
     ensure!(field(&done, "/status/restoredRevision").as_i64() == Some(before.revision));
     Ok(done)
@@ -78,7 +78,7 @@ pub(crate) struct Sources {
 /// A backup: its bucket and key, and what is in it.
 pub(crate) struct Source {
     pub(crate) path: String,
-    pub(crate) picture: Picture,
+    pub(crate) picture: StoreState,
 }
 
 fn path(backup: &DynamicObject) -> Result<String> {
@@ -108,20 +108,20 @@ async fn restores_complete_clusters_from_every_source() {
 async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
     let (bucket, keys) = painted(sandbox, &manifest, 1).await?;
-    let early = Picture::now(&keys).await?;
+    let early = StoreState::now(&keys).await?;
     let policy = "  backupPolicy: {backupIntervalInSecond: 8, maxBackups: 9}\n";
     let s3 = sandbox.env.s3()?;
     let often = backup_with(s3, "often", "c", &format!("{}/etcd", bucket.name), policy);
     sandbox.apply(&often).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    let first = await_complete(&backups, "often", PATIENCE).await?;
+    let first = await_complete(&backups, "often", DEADLINE).await?;
     let between = field(&first, "/status/lastSuccessDate").as_str();
     let between = between.context("no lastSuccessDate")?.to_owned();
-    keys.delete("painted/0001").await?;
-    keys.paint("more/", 30).await?;
-    let late = Picture::now(&keys).await?;
+    keys.delete("mixed/0001").await?;
+    keys.fill_mixed("more/", 30).await?;
+    let late = StoreState::now(&keys).await?;
     let what = "a backup of what was written later";
-    let second = await_object(&backups, "often", what, PATIENCE, |object| {
+    let second = await_object(&backups, "often", what, DEADLINE, |object| {
         has_condition(object, "Complete", "True")
             && field(object, "/status/etcdRevision").as_i64() == Some(late.revision)
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
@@ -205,7 +205,7 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(last <= first, "one after the other: {times:?}");
-    late.picture.is_of(&Picture::now(keys).await?)?;
+    late.picture.ensure_same(&StoreState::now(keys).await?)?;
     let delete = ["delete", "etcdcluster", "d", "newest", "before", "e"];
     sandbox
         .kubectl(&[&delete[..], &["--wait=false"]].concat())
@@ -237,7 +237,7 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     }
     let restores = sandbox.objects(Kind::EtcdRestore);
     for (old, cluster, version, size) in all {
-        let done = await_complete(&restores, cluster, PATIENCE).await?;
+        let done = await_complete(&restores, cluster, DEADLINE).await?;
         let is = sandbox.await_members(cluster, size).await?;
         ensure!(field(&is, "/status/currentVersion") == version.as_str());
         let said = old_etcd_said(&format!("etcd-{old}.json"))?;
@@ -245,10 +245,10 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         // What was there, and what was there before that.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
-            let before = Picture::told(&said[answer], &said["leases"])?;
-            let after = Picture::at(&keys, revision).await?;
+            let before = StoreState::told(&said[answer], &said["leases"])?;
+            let after = StoreState::at(&keys, revision).await?;
             before
-                .has_the_keys_of(&after)
+                .ensure_same_keys(&after)
                 .with_context(|| format!("of {old} in etcd {version}, at {revision}"))?;
             // Of all that has happened since the compaction: whatever a client can still ask for.
             let told = &hashes[answer][0]["HashKV"];

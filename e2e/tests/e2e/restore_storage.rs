@@ -6,9 +6,9 @@ use e2e::manifests::restore_with;
 use e2e::objects::{
     Kind, await_object, condition, conditions_line, field, has_condition, has_failed_for,
 };
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -23,21 +23,21 @@ use crate::storage_class_change::{claims_with, with_class};
 async fn told(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = format!("StorageMissing with {words:?}");
-    await_object(&restores, restore, &what, PATIENCE, |object| {
+    await_object(&restores, restore, &what, DEADLINE, |object| {
         let failed = condition(object, "Failed");
         let message = failed.and_then(|it| it["message"].as_str());
         has_failed_for(object, "StorageMissing")
             && message.is_some_and(|message| words.iter().all(|word| message.contains(word)))
     })
     .await?;
-    until("a Warning Event says so", PATIENCE, async || {
+    until("a Warning Event says so", DEADLINE, async || {
         let events = sandbox.events(Kind::EtcdRestore, restore).await?;
         let says =
             |event: &String| event.starts_with("Warning") && event.contains("StorageMissing");
         Ok(if events.iter().any(says) {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{events:?}"))
+            Poll::NotYet(format!("{events:?}"))
         })
     })
     .await
@@ -72,7 +72,7 @@ pub(crate) async fn new_cluster_without_class(sandbox: &Sandbox, living: &Living
     with_class(sandbox, "late", false, async |made| {
         ensure!(made == class, "{made}");
         let restores = sandbox.objects(Kind::EtcdRestore);
-        await_object(&restores, "late", "Complete", PATIENCE, |object| {
+        await_object(&restores, "late", "Complete", DEADLINE, |object| {
             has_condition(object, "Complete", "True")
         })
         .await?;
@@ -92,10 +92,10 @@ async fn over_a_cluster_whose_class_is_gone(
 ) -> Result<()> {
     let before = sandbox.await_members("d", 1).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
-    keys.paint("later/", 20).await?;
+    keys.fill_mixed("later/", 20).await?;
     let (pods, picture) = (
         pods_of_cluster(sandbox, "d").await?,
-        Picture::now(&keys).await?,
+        StoreState::now(&keys).await?,
     );
     let s3 = sandbox.env.s3()?;
     let overwrite = "  overwrite: true\n";
@@ -103,8 +103,8 @@ async fn over_a_cluster_whose_class_is_gone(
     sandbox.apply(&manifest).await?;
     let given_up = "the restore is given up";
     told(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
-    let is = Picture::now(&keys).await?;
-    picture.is_of(&is).context("while it was told")?;
+    let is = StoreState::now(&keys).await?;
+    picture.ensure_same(&is).context("while it was told")?;
     let seed = left(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no seed waits for a volume");
 
@@ -125,7 +125,7 @@ async fn over_a_cluster_whose_class_is_gone(
     }
     let now = pods_of_cluster(sandbox, "d").await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-    picture.is_of(&Picture::now(&keys).await?)
+    picture.ensure_same(&StoreState::now(&keys).await?)
 }
 
 /// What there is of a seed for a cluster, but for what is on its way out.
@@ -149,11 +149,11 @@ pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>
 }
 
 pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
-    until("nothing is left of the seed", PATIENCE, async || {
+    until("nothing is left of the seed", DEADLINE, async || {
         let left = left(sandbox, cluster).await?;
         Ok(match left.as_slice() {
-            [] => Look::Done(()),
-            _ => Look::NotYet(left.join(", ")),
+            [] => Poll::Done(()),
+            _ => Poll::NotYet(left.join(", ")),
         })
     })
     .await
@@ -169,7 +169,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
     // Until it is counted nobody is told what is exceeded.
-    until("the quota is used up", PATIENCE, async || {
+    until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")
             .await?
@@ -177,8 +177,8 @@ pub(crate) async fn running_cluster_without_quota(
             .and_then(|status| status.used);
         let used = used.and_then(|mut used| used.remove("persistentvolumeclaims"));
         Ok(match used {
-            Some(used) if used.0 == "3" => Look::Done(()),
-            used => Look::NotYet(format!("{used:?}")),
+            Some(used) if used.0 == "3" => Poll::Done(()),
+            used => Poll::NotYet(format!("{used:?}")),
         })
     })
     .await?;
@@ -188,7 +188,7 @@ pub(crate) async fn running_cluster_without_quota(
     let field_named = "spec.pod.persistentVolumeClaimSpec";
     told(sandbox, "quota", &["exceeded quota: few", field_named]).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let failed = await_object(&restores, "quota", "given up", PATIENCE, |object| {
+    let failed = await_object(&restores, "quota", "given up", DEADLINE, |object| {
         field(object, "/status/phase") == "Failed" && has_failed_for(object, "StorageMissing")
     })
     .await?;

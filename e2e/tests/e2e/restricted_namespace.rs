@@ -3,10 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::nothing_leaks;
+use e2e::leaks::ensure_no_leaks;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete};
-use e2e::{Keyspace, PATIENCE, Sandbox, scenario};
+use e2e::{DEADLINE, Keyspace, Sandbox, scenario};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ async fn all_pods_meet_restricted_profile() {
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
         let path = format!("{}/etcd.backup", bucket.name);
         sandbox
             .apply(&restore_with(
@@ -91,13 +91,13 @@ async fn all_pods_meet_restricted_profile() {
                 "",
             ))
             .await?;
-        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
         // Three operators, two clusters of three; the restored one's seed among them.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
-        nothing_leaks(sandbox).await
+        ensure_no_leaks(sandbox).await
     })
     .await;
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, field};
-use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -38,16 +38,16 @@ async fn patch(sandbox: &Sandbox, spec: &Value) -> Result<()> {
 
 /// Waits until every pod of the cluster satisfies `holds`, and nothing is left to do.
 async fn await_pods(sandbox: &Sandbox, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
-    until(what, PATIENCE, async || {
+    until(what, DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let pods = pods.iter().map(serde_json::to_value);
         let pods = pods.collect::<Result<Vec<Value>, _>>()?;
         let differ = pods.iter().filter(|pod| !holds(pod));
         let names: Vec<&Value> = differ.map(|pod| &pod["metadata"]["name"]).collect();
         Ok(if names.is_empty() && pods.len() == 3 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{} pods, not yet: {names:?}", pods.len()))
+            Poll::NotYet(format!("{} pods, not yet: {names:?}", pods.len()))
         })
     })
     .await?;
@@ -65,7 +65,7 @@ async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result
     let object = sandbox.await_members("c", 3).await?;
     let (id, before) = (field(&object, "/status/clusterID"), lives(sandbox).await?);
     let writer = Writer::start(sandbox, "c").await?;
-    let ends = OneByOne::begin(sandbox, "c", 3).await?;
+    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
     patch(sandbox, &json!({ "etcd": { "snapshotCount": 5000 } })).await?;
     await_pods(sandbox, "every member runs with the new flag", |pod| {
         has_flag(pod, "--snapshot-count=5000")
@@ -199,7 +199,7 @@ async fn rejected_resize_triggers_rolling_update() {
         sandbox.await_members("c", 3).await?;
         let before = lives(sandbox).await?;
         let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        let ends = OneByOne::begin(sandbox, "c", 3).await?;
+        let ends = RollingCheck::begin(sandbox, "c", 3).await?;
         let resources = json!({ "requests": { "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| {

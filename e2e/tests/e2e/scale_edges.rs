@@ -1,8 +1,8 @@
 //! `size` changes, up and down, midway and again and again, and the data stays.
 
 use anyhow::{Context, Result};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::ListParams;
 
@@ -17,15 +17,15 @@ async fn await_nothing_left(
     services: usize,
 ) -> Result<()> {
     let what = format!("{volumes} volumes and {services} Services of {cluster} are left");
-    until(&what, PATIENCE, async || {
+    until(&what, DEADLINE, async || {
         let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
         let claims = sandbox.api::<PersistentVolumeClaim>();
         let claims = claims.list(&selector).await?.items.len();
         let found = sandbox.api::<Service>().list(&selector).await?.items.len();
         Ok(if (claims, found) == (volumes, services) {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{claims} volumes, {found} Services"))
+            Poll::NotYet(format!("{claims} volumes, {found} Services"))
         })
     })
     .await
@@ -65,12 +65,12 @@ async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
     for (size, next) in [(7, 3), (1, 5), (3, 2)] {
         let before = sandbox.member_pods("c").await?.len();
         sandbox.scale("c", size).await?;
-        until("the first pod comes or goes", PATIENCE, async || {
+        until("the first pod comes or goes", DEADLINE, async || {
             let now = sandbox.member_pods("c").await?.len();
             Ok(if now == before && now != size {
-                Look::NotYet(format!("{now} pods"))
+                Poll::NotYet(format!("{now} pods"))
             } else {
-                Look::Done(())
+                Poll::Done(())
             })
         })
         .await?;

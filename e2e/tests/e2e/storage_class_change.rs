@@ -2,15 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
-use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 
 /// A storage class of the testbed's own kind for one test; its name carries the test's namespace.
 pub(crate) async fn with_class(
@@ -54,7 +54,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
             sandbox.apply(&manifest).await?;
             let before = sandbox.await_members("c", 3).await?;
             let writer = Writer::start(sandbox, "c").await?;
-            let ends = OneByOne::begin(sandbox, "c", 3).await?;
+            let ends = RollingCheck::begin(sandbox, "c", 3).await?;
             let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"storageClassName": class}}}});
             let patch = patch.to_string();
             let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
@@ -62,7 +62,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
 
             let claims = sandbox.api::<PersistentVolumeClaim>();
             let of_cluster = ListParams::default().labels("etcd_cluster=c");
-            until("every volume is of the other class", PATIENCE, async || {
+            until("every volume is of the other class", DEADLINE, async || {
                 let found: Vec<String> = claims
                     .list(&of_cluster)
                     .await?
@@ -70,9 +70,9 @@ async fn storage_class_change_replaces_members_one_by_one() {
                     .filter_map(|claim| claim.spec?.storage_class_name)
                     .collect();
                 Ok(if found.len() == 3 && found.iter().all(|one| one == class) {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{found:?}"))
+                    Poll::NotYet(format!("{found:?}"))
                 })
             })
             .await?;
@@ -82,7 +82,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             let (old, new) = (ready_members(&before), ready_members(&after));
             ensure!(!new.iter().any(|member| old.contains(member)), "{old:?} {new:?}");
-            await_one_volume_a_member(sandbox, &new).await?;
+            await_one_volume_per_member(sandbox, &new).await?;
             writer.await_more(10).await?;
             writer.finish("another storage class").await.map(drop)
         })

@@ -3,12 +3,12 @@
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::discreet;
+use e2e::leaks::scenario_without_leaks;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
-use e2e::picture::Picture;
+use e2e::store_state::StoreState;
 use e2e::tls::{self, Authority};
-use e2e::{Keyspace, PATIENCE, Sandbox};
+use e2e::{DEADLINE, Keyspace, Sandbox};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::DynamicObject;
 
@@ -24,11 +24,11 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     let backups = sandbox.objects(Kind::EtcdBackup);
     let by_name = manifests::backup(s3, "by-name", "c", &format!("{}/by-name", bucket.name));
     sandbox.apply(&by_name).await?;
-    await_complete(&backups, "by-name", PATIENCE).await?;
+    await_complete(&backups, "by-name", DEADLINE).await?;
 
     let client = tls::secret(
         "backup-client",
-        tls::USUAL,
+        tls::CERT_MANAGER_KEYS,
         &authority.client()?,
         &authority.pem,
     );
@@ -41,7 +41,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     let by_endpoint =
         manifests::backup(s3, "by-endpoint", "c", &path).replace(reference, &endpoints);
     sandbox.apply(&by_endpoint).await?;
-    await_complete(&backups, "by-endpoint", PATIENCE).await?;
+    await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
     // With a stranger's certificate there is no backup, and it is said.
     let stranger = Authority::new("a stranger")?;
@@ -56,7 +56,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
         &backups,
         "refused",
         "it is said that etcd refuses",
-        PATIENCE,
+        DEADLINE,
         |object| conditions_line(object).contains("EtcdUnreachable"),
     )
     .await?;
@@ -90,16 +90,16 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
 }
 
 /// All that was backed up is there, and it is what the restore says.
-async fn is_back(keys: &Keyspace, before: &Picture, restored: &DynamicObject) -> Result<()> {
+async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");
     ensure!(keys.verify("kept/", KEYS).await? >= before.revision);
-    before.is_of(&Picture::at(keys, before.revision).await?)
+    before.ensure_same(&StoreState::at(keys, before.revision).await?)
 }
 
 #[tokio::test]
 async fn backs_up_and_restores_cluster_with_tls() {
-    discreet("tls_backup_restore", async |sandbox| {
+    scenario_without_leaks("tls_backup_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -112,8 +112,8 @@ async fn backs_up_and_restores_cluster_with_tls() {
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         keys.fill("kept/", KEYS, |_| ()).await?;
-        keys.paint("painted/", 40).await?;
-        let before = Picture::now(&keys).await?;
+        keys.fill_mixed("mixed/", 40).await?;
+        let before = StoreState::now(&keys).await?;
         back_up(sandbox, &bucket, &authority).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -126,7 +126,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         let restore = manifests::restore_with(s3, "back", &template, &path, "");
         sandbox.apply(&restore).await?;
         let them = sandbox.objects(Kind::EtcdRestore);
-        let restored = await_complete(&them, "back", PATIENCE).await?;
+        let restored = await_complete(&them, "back", DEADLINE).await?;
         let there = sandbox.await_members("c", 3).await?;
         let plain = arguments(sandbox, "c").await?;
         ensure!(!plain.iter().any(|one| one.starts_with("--listen-client-urls=http://")));
@@ -141,7 +141,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);
         sandbox.apply(&over).await?;
-        let restored = await_complete(&them, "over", PATIENCE).await?;
+        let restored = await_complete(&them, "over", DEADLINE).await?;
         await_replaced(sandbox, &restored).await?;
         let after = sandbox.await_members("c", 3).await?;
         ensure!(after.metadata.uid == there.metadata.uid, "the EtcdCluster was replaced");

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line};
 use e2e::tls::{self, Authority, Signed};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> 
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady is False because of {reason}, saying {fragments:?}");
-    await_object(&clusters, "c", &what, PATIENCE, |object| {
+    await_object(&clusters, "c", &what, DEADLINE, |object| {
         condition(object, "TLSReady").is_some_and(|found| {
             let message = found["message"].as_str().unwrap_or_default();
             found["status"] == "False"
@@ -30,13 +30,13 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
         })
     })
     .await?;
-    until(&format!("an Event says {reason}"), PATIENCE, async || {
+    until(&format!("an Event says {reason}"), DEADLINE, async || {
         let events = sandbox.events(Kind::EtcdCluster, "c").await?;
         let said = format!(" {reason}: ");
         Ok(if events.iter().any(|event| event.contains(&said)) {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(events.join("; "))
+            Poll::NotYet(events.join("; "))
         })
     })
     .await
@@ -96,7 +96,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
         ),
     ] {
         serve_with(sandbox, &signed, &authority.pem).await?;
-        sandbox.look_at("c").await?;
+        sandbox.trigger_reconcile("c").await?;
         await_fault(sandbox, reason, &fragments).await?;
     }
     ensure!(
@@ -118,11 +118,11 @@ pub(crate) async fn lost_secret_stops_changes(
 ) -> Result<()> {
     let before = uids(sandbox).await?;
     sandbox.kubectl(&["delete", "secret", "peer"]).await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     await_fault(sandbox, "SecretMissing", &["Secret peer"]).await?;
     sandbox.scale("c", 5).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the growth waits", PATIENCE, |object| {
+    await_object(&clusters, "c", "the growth waits", DEADLINE, |object| {
         conditions_line(object).contains("until the certificates hold")
     })
     .await?;

@@ -3,10 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
-use e2e::leaks::discreet_cluster;
+use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::tls::{Authority, Identity, Signed};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, step, until};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -86,7 +86,7 @@ pub(crate) async fn all_serve_as(
 /// Invariant 20. One client writes until the authorities are rotated, with its first certificate.
 #[tokio::test]
 async fn generated_certificates_are_issued_renewed_and_rotated() {
-    discreet_cluster("tls_generated", async |sandbox| {
+    cluster_scenario_without_leaks("tls_generated", async |sandbox| {
         let spec = format!("{GENERATED}{DURABLE}");
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)
@@ -141,12 +141,12 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
         .await?;
     until(
         "every member serves with its new certificate",
-        PATIENCE,
+        DEADLINE,
         async || {
             if all_serve_as(sandbox, identity, "etcd.example.net").await? {
-                return Ok(Look::Done(()));
+                return Ok(Poll::Done(()));
             }
-            Ok(Look::NotYet("some serve with the one before".into()))
+            Ok(Poll::NotYet("some serve with the one before".into()))
         },
     )
     .await?;
@@ -155,14 +155,14 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     sandbox
         .kubectl(&["delete", "secret", "c-operator-tls"])
         .await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     until(
         "the operators have a certificate again",
-        PATIENCE,
+        DEADLINE,
         async || {
             Ok(match value(sandbox, "c-operator-tls", "tls.crt").await {
-                Ok(now) if now != own => Look::Done(()),
-                other => Look::NotYet(format!("{:?}", other.is_ok())),
+                Ok(now) if now != own => Poll::Done(()),
+                other => Poll::NotYet(format!("{:?}", other.is_ok())),
             })
         },
     )
@@ -178,14 +178,14 @@ async fn members_come_and_leave(sandbox: &Sandbox) -> Result<()> {
     // Two authorities, a certificate of the operators, one of clients, two of each member.
     let secrets = until(
         "no member's certificates outlive it",
-        PATIENCE,
+        DEADLINE,
         async || {
             let secrets = sandbox.api::<Secret>().list(&of_cluster).await?.items;
             let names: Vec<_> = secrets.iter().map(ResourceExt::name_any).collect();
             Ok(if secrets.len() == 4 + 2 * 3 {
-                Look::Done(secrets)
+                Poll::Done(secrets)
             } else {
-                Look::NotYet(format!("{names:?}"))
+                Poll::NotYet(format!("{names:?}"))
             })
         },
     )
@@ -254,11 +254,11 @@ async fn await_expired(sandbox: &Sandbox) -> Result<()> {
             let pod = pod.name_any();
             for (port, ca) in [(2379, &of_clients), (2380, &of_peers)] {
                 if !is_expired(sandbox, &pod, port, ca).await? {
-                    return Ok(Look::NotYet(format!("{pod} serves on port {port}")));
+                    return Ok(Poll::NotYet(format!("{pod} serves on port {port}")));
                 }
             }
         }
-        Ok(Look::Done(()))
+        Ok(Poll::Done(()))
     })
     .await
 }
@@ -271,13 +271,13 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operators().await?;
     until(
         "there are new certificates, and members serve with them",
-        PATIENCE,
+        DEADLINE,
         async || {
             let identity = client(sandbox, "c").await?;
             if all_serve_as(sandbox, &identity, &identity.name).await? {
-                return Ok(Look::Done(()));
+                return Ok(Poll::Done(()));
             }
-            Ok(Look::NotYet("the members do not serve".into()))
+            Ok(Poll::NotYet("the members do not serve".into()))
         },
     )
     .await?;
@@ -290,7 +290,7 @@ async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
     // A process that is ending may renew a certificate.
-    sandbox.await_pods_of("etcd-operator", 0).await
+    sandbox.await_operator_pods("etcd-operator", 0).await
 }
 
 async fn expired_ones_are_replaced(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
@@ -313,7 +313,7 @@ mod full {
 
     #[tokio::test]
     async fn cluster_recovers_after_all_certificates_expire() {
-        discreet_cluster("tls_expired", async |sandbox| {
+        cluster_scenario_without_leaks("tls_expired", async |sandbox| {
             let spec = format!("{SHORT}{DURABLE}");
             sandbox
                 .apply(&cluster_with(&sandbox.env, "c", 3, &spec)?)

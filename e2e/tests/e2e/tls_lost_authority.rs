@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use e2e::leaks::discreet_cluster;
+use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::objects::{self, Kind, is_ready};
 use e2e::tls::{Authority, Identity};
-use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, step, until};
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -80,7 +80,7 @@ async fn await_replaced(
                 !held.is_empty() && before.get(pod).is_some_and(|old| old != held)
             };
             if now.len() != 3 || !now.iter().all(new) {
-                return Ok(Look::NotYet(format!(
+                return Ok(Poll::NotYet(format!(
                     "{kind} certificates are the ones before"
                 )));
             }
@@ -93,9 +93,9 @@ async fn await_replaced(
         let whole = pods.iter().all(is_ready) && ready.len() == 3 && again;
         Ok(
             if whole && objects::has_condition(&object, "Available", "True") {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!(
+                Poll::NotYet(format!(
                     "ready: {ready:?}; {}",
                     objects::conditions_line(&object)
                 ))
@@ -110,16 +110,16 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
     let count = |identity: &Identity| identity.ca.matches("BEGIN CERTIFICATE").count();
     until(
         "clients are told of the next authority",
-        PATIENCE,
+        DEADLINE,
         async || {
-            sandbox.look_at("c").await?;
+            sandbox.trigger_reconcile("c").await?;
             let Ok(now) = client(sandbox, "c").await else {
-                return Ok(Look::NotYet("their Secret is incomplete".into()));
+                return Ok(Poll::NotYet("their Secret is incomplete".into()));
             };
             Ok(if count(&now) > count(before) {
-                Look::Done(now)
+                Poll::Done(now)
             } else {
-                Look::NotYet(format!("{} authorities", count(&now)))
+                Poll::NotYet(format!("{} authorities", count(&now)))
             })
         },
     )
@@ -133,7 +133,7 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     let before = [certificates(sandbox, kind).await?];
     let lives = lives_of(sandbox).await?;
-    let ends = OneByOne::begin(sandbox, "c", 3).await?;
+    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
     loss.happen(sandbox, secret).await?;
     if kind == "server" {
         let both = await_bundle(sandbox, &identity).await?;
@@ -212,7 +212,7 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
 /// Invariant 20. The unit tests and the model lose each Secret in each way, `full` each authority.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
-    discreet_cluster("tls_lost_authority", async |sandbox| {
+    cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
         form(sandbox).await?;
         let deleted = lose_authority(sandbox, "peer", "c-peer-ca", Loss::Deleted);
         step("delete the peer authority", deleted).await?;
@@ -240,7 +240,7 @@ mod full {
     /// Invariant 20.
     #[tokio::test]
     async fn every_loss_of_peer_authority_is_repaired() {
-        discreet_cluster("tls_lost_peer_ca", async |sandbox| {
+        cluster_scenario_without_leaks("tls_lost_peer_ca", async |sandbox| {
             lose_in_every_way(sandbox, "peer", "c-peer-ca").await
         })
         .await;
@@ -249,7 +249,7 @@ mod full {
     /// Invariant 20.
     #[tokio::test]
     async fn every_loss_of_client_authority_is_repaired() {
-        discreet_cluster("tls_lost_client_ca", async |sandbox| {
+        cluster_scenario_without_leaks("tls_lost_client_ca", async |sandbox| {
             lose_in_every_way(sandbox, "server", "c-client-ca").await
         })
         .await;

@@ -2,10 +2,10 @@
 //! etcd's authentication is on.
 
 use anyhow::{Context, Result, ensure};
-use e2e::leaks::discreet_cluster;
+use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::objects::{Kind, await_object, condition, field, follower, ready_members};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, step, until};
 use kube::api::DynamicObject;
 
 use crate::auth::secret;
@@ -43,7 +43,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
         &clusters,
         "c",
         "approval is asked for",
-        PATIENCE,
+        DEADLINE,
         |object| {
             condition(object, "Degraded").is_some_and(|found| {
                 let text = found["message"].as_str().unwrap_or_default();
@@ -58,7 +58,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     sandbox
         .kubectl(&["annotate", "etcdcluster", "c", &approval, "--overwrite"])
         .await?;
-    await_object(&clusters, "c", "recovered", PATIENCE, |object| {
+    await_object(&clusters, "c", "recovered", DEADLINE, |object| {
         let record = field(object, "/status/recovery");
         record["phase"] == "Complete" && record["fromClusterID"] == id
     })
@@ -80,7 +80,7 @@ async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
 
 #[tokio::test]
 async fn lost_majority_is_recovered_with_client_tls() {
-    discreet_cluster("tls_quorum_loss", async |sandbox| {
+    cluster_scenario_without_leaks("tls_quorum_loss", async |sandbox| {
         let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, FOR_CLIENTS)?;
         sandbox.apply(&manifest).await?;
@@ -123,8 +123,8 @@ impl Closed<'_> {
             .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
             .await?;
         sandbox.await_members("c", 3).await?;
-        until("etcd takes the password", PATIENCE, async || {
-            Ok(Look::Done(self.root().await.map(drop)?))
+        until("etcd takes the password", DEADLINE, async || {
+            Ok(Poll::Done(self.root().await.map(drop)?))
         })
         .await
     }
@@ -177,7 +177,7 @@ impl Closed<'_> {
 /// no login, and an operator that has just started has none: its certificate names a user.
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
-    discreet_cluster("auth_quorum_loss", async |sandbox| {
+    cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {
         let closed = Closed { sandbox };
         closed.form().await?;
         closed.root().await?.fill("kept/", KEYS, |_| ()).await?;

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
 use e2e::tls::{Authority, Identity, Signed};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, until};
 use etcd_client::Client;
 use kube::ResourceExt;
 use rustls::pki_types::CertificateDer;
@@ -28,8 +28,8 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
     let stranger = Authority::new("a stranger")?;
 
     let good = crate::certificates::client(authority, sandbox, "c")?;
-    until("a good client writes", PATIENCE, async || {
-        put(sandbox, &pod, &good).await.map(Look::Done)
+    until("a good client writes", DEADLINE, async || {
+        put(sandbox, &pod, &good).await.map(Poll::Done)
     })
     .await?;
     let foreign = Identity {
@@ -149,12 +149,12 @@ async fn rejects_plain_http(sandbox: &Sandbox, pod: &str, port: u16) -> Result<(
 
 /// The port that requests no certificate reports the member's health, and none of its data.
 async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
-    until("the member reports its health", PATIENCE, async || {
+    until("the member reports its health", DEADLINE, async || {
         let health = get(sandbox, pod, 2381, "/readyz").await?;
         Ok(if health.contains("200 OK") {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(health)
+            Poll::NotYet(health)
         })
     })
     .await?;
@@ -212,24 +212,24 @@ pub(crate) async fn is_let_in(
 /// Waits until the handshake succeeds: on a busy machine it may take longer than a client waits.
 async fn await_let_in(sandbox: &Sandbox, pod: &str, port: u16, identity: &Identity) -> Result<()> {
     let what = format!("the good client is let in on port {port}");
-    until(&what, PATIENCE, async || {
+    until(&what, DEADLINE, async || {
         let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
         identity
             .ask(forward.port, "/version")
             .await
-            .map(|_| Look::Done(()))
+            .map(|_| Poll::Done(()))
     })
     .await
 }
 
 /// As [`get`], until there is an answer.
 async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
-    until(&format!("an answer to {path}"), PATIENCE, async || {
+    until(&format!("an answer to {path}"), DEADLINE, async || {
         let answer = get(sandbox, pod, port, path).await?;
         Ok(if answer.starts_with("HTTP/1.") {
-            Look::Done(answer)
+            Poll::Done(answer)
         } else {
-            Look::NotYet(answer)
+            Poll::NotYet(answer)
         })
     })
     .await

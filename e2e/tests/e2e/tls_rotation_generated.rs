@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use e2e::tls::Identity;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, until};
 use kube::ResourceExt;
 
 use crate::operator_crash::Victim;
@@ -28,12 +28,12 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 
 /// Waits until clients trust so many authorities, and no further one is waiting.
 async fn await_authorities(sandbox: &Sandbox, what: &str, wanted: usize) -> Result<()> {
-    until(what, PATIENCE * 2, async || {
+    until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
         Ok(if count == wanted && !waits {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{count} {waits}"))
+            Poll::NotYet(format!("{count} {waits}"))
         })
     })
     .await
@@ -43,15 +43,15 @@ async fn await_authorities(sandbox: &Sandbox, what: &str, wanted: usize) -> Resu
 async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     until(
         "clients have a certificate by the next authority",
-        PATIENCE,
+        DEADLINE,
         async || {
             let now = client(sandbox, "c").await?;
             let own =
                 |identity: &Identity| identity.own.as_ref().map(|own| own.certificate.clone());
             Ok(if own(&now) == own(before) {
-                Look::NotYet("the one before".into())
+                Poll::NotYet("the one before".into())
             } else {
-                Look::Done(now)
+                Poll::Done(now)
             })
         },
     )
@@ -66,17 +66,17 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     };
     until(
         "members reject a certificate by the authority before",
-        PATIENCE,
+        DEADLINE,
         async || {
             for pod in sandbox.member_pods("c").await? {
                 let pod = pod.name_any();
                 let (env, namespace) = (&sandbox.env, &sandbox.namespace);
                 let way = Keyspace::of_tls_member(env, namespace, &pod, &old);
                 if way.await.is_ok() {
-                    return Ok(Look::NotYet(format!("{pod} accepts it")));
+                    return Ok(Poll::NotYet(format!("{pod} accepts it")));
                 }
             }
-            Ok(Look::Done(()))
+            Ok(Poll::Done(()))
         },
     )
     .await

@@ -6,8 +6,8 @@ use e2e::bucket::Bucket;
 use e2e::manifests::{self, aws_secret};
 use e2e::objects::{Kind, await_complete, await_object, has_condition};
 use e2e::tls::{self, Authority, Identity};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -64,10 +64,10 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
         for pod in sandbox.member_pods("c").await? {
             let pod = format!("pod/{}", pod.name_any());
             if !is_let_in(sandbox, &pod, port, &identity).await? {
-                return Ok(Look::NotYet(format!("{pod} shows the one before")));
+                return Ok(Poll::NotYet(format!("{pod} shows the one before")));
             }
         }
-        Ok(Look::Done(()))
+        Ok(Poll::Done(()))
     })
     .await
 }
@@ -75,7 +75,7 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
 /// Waits until every member was started with as many authorities for its peers, and nothing is left to do.
 async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     let what = format!("every member was started with {count} authorities");
-    until(&what, PATIENCE * 2, async || {
+    until(&what, DEADLINE * 2, async || {
         for pod in sandbox.member_pods("c").await? {
             let noted = pod
                 .annotations()
@@ -83,10 +83,10 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
             let noted = noted.map(String::as_str).unwrap_or_default();
             let peers = noted.split(';').next().unwrap_or_default();
             if peers.split('+').count() != count {
-                return Ok(Look::NotYet(format!("{}: {noted}", pod.name_any())));
+                return Ok(Poll::NotYet(format!("{}: {noted}", pod.name_any())));
             }
         }
-        Ok(Look::Done(()))
+        Ok(Poll::Done(()))
     })
     .await?;
     sandbox.await_members("c", 3).await.map(drop)
@@ -122,7 +122,7 @@ async fn replaced_at_once_is_reported(
         Ok(tls::secret("peer", tls::PEER, &by.sign(names)?, &by.pem))
     };
     sandbox.apply(&of_peers(new)?).await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     await_fault(
         sandbox,
         "AuthorityReplaced",
@@ -131,9 +131,9 @@ async fn replaced_at_once_is_reported(
     .await?;
     ensure!(uids(sandbox).await? == lives, "a member was restarted");
     sandbox.apply(&of_peers(old)?).await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the Secrets hold", PATIENCE, |object| {
+    await_object(&clusters, "c", "the Secrets hold", DEADLINE, |object| {
         has_condition(object, "TLSReady", "True")
     })
     .await?;
@@ -154,7 +154,7 @@ pub(crate) async fn replaces_authority(
     let back_up = async |name: &str| -> Result<()> {
         let manifest = backup(sandbox, name, &bucket.name, &format!("{name}.backup"))?;
         sandbox.apply(&manifest).await?;
-        await_complete(&sandbox.objects(Kind::EtcdBackup), name, PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), name, DEADLINE).await?;
         Ok(())
     };
     back_up("first").await?;
@@ -170,7 +170,7 @@ pub(crate) async fn replaces_authority(
     replaced_at_once_is_reported(sandbox, (old, &new), names).await?;
 
     put(sandbox, old, names, &both).await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     await_started_with(sandbox, 2).await?;
     put(sandbox, &new, names, &both).await?;
     let after = trusts_both(client(&new, sandbox, "c")?);
@@ -180,16 +180,16 @@ pub(crate) async fn replaces_authority(
     };
     until_read(sandbox, "members show the new certificates", async || {
         Ok(if all_serve_as(sandbox, &of_new, &of_new.name).await? {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet("some show the ones before".to_owned())
+            Poll::NotYet("some show the ones before".to_owned())
         })
     })
     .await?;
     writer.finish("both authorities").await?;
     let writer = Writer::start_tls(sandbox, "c", &after).await?;
     put(sandbox, &new, names, &new.pem).await?;
-    sandbox.look_at("c").await?;
+    sandbox.trigger_reconcile("c").await?;
     await_started_with(sandbox, 1).await?;
     writer.finish("the new authority alone").await?;
     ensure!(
@@ -206,7 +206,7 @@ pub(crate) async fn replaces_authority(
     let path = format!("{}/second.backup", bucket.name);
     let over = manifests::restore_with(s3, "over", "{name: c}", &path, "  overwrite: true\n");
     sandbox.apply(&over).await?;
-    await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+    await_complete(&sandbox.objects(Kind::EtcdRestore), "over", DEADLINE).await?;
     sandbox.await_members("c", 3).await?;
     let keys = Keyspace::of_tls_cluster(env, namespace, "c", &of_new).await?;
     keys.verify("kept/", KEYS).await?;

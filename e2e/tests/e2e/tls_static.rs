@@ -2,7 +2,7 @@
 //! and their authority are rotated without a restart of an operator.
 
 use anyhow::{Context, Result, ensure};
-use e2e::leaks::{discreet, discreet_cluster};
+use e2e::leaks::{cluster_scenario_without_leaks, scenario_without_leaks};
 use e2e::objects::field;
 use e2e::tls::{self, Authority};
 use e2e::{Sandbox, Writer, step};
@@ -19,7 +19,7 @@ use crate::tls_rotation_static::{operators, renews, replaces_authority};
 /// Invariant 20. The certificates cover the members' own Services.
 #[tokio::test]
 async fn static_certificates_are_verified_and_rotated() {
-    discreet("tls_static", async |sandbox| {
+    scenario_without_leaks("tls_static", async |sandbox| {
         let names = of_services(sandbox);
         let manifest = cluster_with(&sandbox.env, "c", 3, &format!("{STATIC}{DURABLE}"))?;
         sandbox.apply(&manifest).await?;
@@ -61,7 +61,7 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
 /// `Pod` form of addresses. Its members have no volumes.
 #[tokio::test]
 async fn old_tls_example_runs_and_changes_members() {
-    discreet_cluster("tls_old_example", async |sandbox| {
+    cluster_scenario_without_leaks("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
         let names = of_pods(sandbox, "example");

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::leaks::{discreet, discreet_cluster, nothing_leaks};
+use e2e::leaks::{cluster_scenario_without_leaks, ensure_no_leaks, scenario_without_leaks};
 use e2e::manifests::aws_secret;
 use e2e::objects::{Kind, await_complete, await_object, condition, field, has_condition};
 use e2e::tls::Identity;
-use e2e::wait::Look;
-use e2e::{Keyspace, OneByOne, PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, RollingCheck, Sandbox, Writer, cluster_scenario, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -79,7 +79,7 @@ async fn served(writer: Writer, what: &str) -> Result<()> {
 
 /// Sets `spec.TLS` to this and waits until members are there; they are ended one by one.
 async fn goes(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
-    let ends = OneByOne::begin(sandbox, "c", 3).await?;
+    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
     switched(sandbox, peers, accepts).await?;
     let ended = ends.end().await.context("TLS was switched")?;
@@ -110,12 +110,12 @@ async fn all_let_in(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
             name: format!("{pod}.{}.svc", sandbox.namespace),
             ..identity.clone()
         };
-        until("every member takes TLS", PATIENCE, async || {
+        until("every member takes TLS", DEADLINE, async || {
             let answer =
                 Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &identity).await;
             Ok(match answer {
-                Ok(_) => Look::Done(()),
-                Err(error) => Look::NotYet(format!("{pod}: {error:#}")),
+                Ok(_) => Poll::Done(()),
+                Err(error) => Poll::NotYet(format!("{pod}: {error:#}")),
             })
         })
         .await?;
@@ -177,7 +177,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
         &clusters,
         "c",
         "the switch is refused",
-        PATIENCE,
+        DEADLINE,
         |object| {
             condition(object, "Degraded").is_some_and(|found| found["reason"] == "TLSSwitchRefused")
         },
@@ -190,7 +190,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
         ensure!(!argument.contains("https://"), "{argument}");
     }
     set(sandbox, "null").await?;
-    await_object(&clusters, "c", "nothing is wrong", PATIENCE, |object| {
+    await_object(&clusters, "c", "nothing is wrong", DEADLINE, |object| {
         has_condition(object, "Degraded", "False")
     })
     .await?;
@@ -213,7 +213,7 @@ async fn tls_is_switched_on_and_off_under_load() {
         });
         step("switch TLS on", on).await?;
         // Without TLS, there may be no Secret.
-        nothing_leaks(sandbox).await?;
+        ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", off(sandbox, &identity)).await?;
         ensure!(names(sandbox).await? == before, "members were replaced");
@@ -268,7 +268,7 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
 /// TLS between members alone, from Secrets that others maintain. One client writes from before the hibernation to the end.
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
-    discreet_cluster("tls_switch_hibernated", async |sandbox| {
+    cluster_scenario_without_leaks("tls_switch_hibernated", async |sandbox| {
         make_secrets(sandbox, &of_services(sandbox), false).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
@@ -290,7 +290,7 @@ async fn hibernated_cluster_switches_tls_after_resume() {
 /// made, and is switched when it is handed over. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
-    discreet("tls_switch_restore", async |sandbox| {
+    scenario_without_leaks("tls_switch_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -308,24 +308,24 @@ async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
         sandbox
             .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
             .await?;
-        await_complete(&backups, "first", PATIENCE).await?;
+        await_complete(&backups, "first", DEADLINE).await?;
 
         sandbox.apply(&over(sandbox, &bucket, "")?).await?;
         let pods = sandbox.api::<Pod>();
         let seeds = ListParams::default().labels(CLAIM);
-        until("the seed's pod", PATIENCE, async || {
+        until("the seed's pod", DEADLINE, async || {
             Ok(match pods.list(&seeds).await?.items.first() {
-                Some(_) => Look::Done(()),
-                None => Look::NotYet("there is none".to_owned()),
+                Some(_) => Poll::Done(()),
+                None => Poll::NotYet("there is none".to_owned()),
             })
         })
         .await?;
         set(sandbox, r#"{"acceptPlaintext":true}"#).await?;
-        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", PATIENCE).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "over", DEADLINE).await?;
         sandbox
             .apply(&backup(sandbox, "second", &bucket.name, "second.backup")?)
             .await?;
-        await_complete(&backups, "second", PATIENCE).await?;
+        await_complete(&backups, "second", DEADLINE).await?;
         talks(sandbox, "Tls", true).await?;
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(env, namespace, "c").await?;
@@ -341,7 +341,7 @@ mod full {
     /// Members without volumes are replaced, stage by stage.
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
-        discreet_cluster("tls_switch_off", async |sandbox| {
+        cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
             let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
             sandbox
                 .apply(&cluster_with(&sandbox.env, "c", 3, STATIC)?)
@@ -355,7 +355,7 @@ mod full {
     /// Static and generated certificates do not trust each other: clients use plaintext in between, and so do members.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
-        discreet_cluster("tls_static_to_generated", async |sandbox| {
+        cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {
             let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
             let tls = format!("{STATIC}{DURABLE}");
             sandbox

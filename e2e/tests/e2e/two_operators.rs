@@ -4,11 +4,11 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use e2e::changes::every_change;
 use e2e::metrics::operator_pods;
 use e2e::objects::{field, follower};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, Writer, chart, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::watch::watch_until;
+use e2e::{DEADLINE, Sandbox, Testbed, Writer, chart, cluster_scenario, step, until};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -33,10 +33,10 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
 /// Waits until another pod leads; returns its name. How long that took is told: it is the machine's business, too.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
-    let name = until("another pod leads", PATIENCE, async || {
+    let name = until("another pod leads", DEADLINE, async || {
         Ok(match leader(sandbox).await? {
-            Some(name) if name != than => Look::Done(name),
-            other => Look::NotYet(format!("{other:?}")),
+            Some(name) if name != than => Poll::Done(name),
+            other => Poll::NotYet(format!("{other:?}")),
         })
     })
     .await?;
@@ -58,7 +58,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
     let version = since.resource_version().unwrap_or_default();
     let leases = sandbox.api::<Lease>();
     let mut ends = end(since)?;
-    let next = every_change(&leases, &only, &version, PATIENCE, |change| {
+    let next = watch_until(&leases, &only, &version, DEADLINE, |change| {
         let WatchEvent::Modified(lease) = change else {
             return None;
         };
@@ -81,7 +81,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
 }
 
 async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Pod>> {
-    until("every replica is ready", PATIENCE, async || {
+    until("every replica is ready", DEADLINE, async || {
         let pods = operator_pods(sandbox, OPERATOR).await?;
         let ready = |pod: &&Pod| {
             let conditions = pod.status.iter().flat_map(|status| &status.conditions);
@@ -90,9 +90,9 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
         };
         let ready = pods.iter().filter(ready).count();
         Ok(if ready == count && pods.len() == count {
-            Look::Done(pods)
+            Poll::Done(pods)
         } else {
-            Look::NotYet(format!("{ready} of {} ready", pods.len()))
+            Poll::NotYet(format!("{ready} of {} ready", pods.len()))
         })
     })
     .await
@@ -100,7 +100,7 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
 
 /// Nothing of anybody else is left: as many pods and volumes as members, and their Services.
 async fn await_tidy(sandbox: &Sandbox, members: usize) -> Result<()> {
-    until("nothing is left over", PATIENCE, async || {
+    until("nothing is left over", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         let claims = sandbox.api::<PersistentVolumeClaim>();
@@ -108,9 +108,9 @@ async fn await_tidy(sandbox: &Sandbox, members: usize) -> Result<()> {
         let services = sandbox.api::<Service>().list(&selector).await?.items.len();
         Ok(
             if (pods, claims, services) == (members, members, members + 2) {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!(
+                Poll::NotYet(format!(
                     "{pods} pods, {claims} volumes, {services} Services"
                 ))
             },
@@ -177,10 +177,10 @@ async fn a_standby_takes_over(sandbox: &Sandbox) -> Result<()> {
 
     // A crash in the middle of a change: the lease runs out, then the other one goes on.
     sandbox.scale("c", 5).await?;
-    until("a member is being added", PATIENCE, async || {
+    until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
-            3 => Look::NotYet("three pods".to_owned()),
-            _ => Look::Done(()),
+            3 => Poll::NotYet("three pods".to_owned()),
+            _ => Poll::Done(()),
         })
     })
     .await?;
@@ -243,12 +243,12 @@ subjects:
     let arguments = pod.containers[0].args.get_or_insert_default();
     arguments.push("--lease-name=another".to_owned());
     deployments.create(&PostParams::default(), &another).await?;
-    until("another operator leads, too", PATIENCE, async || {
+    until("another operator leads, too", DEADLINE, async || {
         let lease = sandbox.api::<Lease>().get_opt("another").await?;
         let holder = lease.and_then(|lease| lease.spec?.holder_identity);
         Ok(match holder {
-            Some(_) => Look::Done(()),
-            None => Look::NotYet("it does not".to_owned()),
+            Some(_) => Poll::Done(()),
+            None => Poll::NotYet("it does not".to_owned()),
         })
     })
     .await
@@ -274,13 +274,13 @@ async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     sandbox
         .kubectl(&["delete", "deployment", "another"])
         .await?;
-    until("the other operator has ended", PATIENCE, async || {
+    until("the other operator has ended", DEADLINE, async || {
         let selector = ListParams::default().labels("is=another");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         Ok(if pods == 0 {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{pods} pods"))
+            Poll::NotYet(format!("{pods} pods"))
         })
     })
     .await?;

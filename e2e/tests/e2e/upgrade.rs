@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, has_condition, members};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, step, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, step, until};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::json;
 
@@ -44,7 +44,7 @@ pub(crate) async fn await_version(
         &sandbox.objects(Kind::EtcdCluster),
         name,
         &what,
-        PATIENCE,
+        DEADLINE,
         |object| {
             let details = field(object, "/status/memberDetails").as_array();
             let run = details.map_or(0, |list| {
@@ -81,8 +81,8 @@ async fn await_in_place(
     name: &str,
     before: &BTreeMap<String, (String, String, i32)>,
 ) -> Result<()> {
-    until("the same pods, each started again", PATIENCE, async || {
-        in_place(before, &pods(sandbox, name).await?, 1).map(Look::Done)
+    until("the same pods, each started again", DEADLINE, async || {
+        in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
     })
     .await
 }
@@ -109,7 +109,7 @@ fn in_place(
 /// counted a restart and told of a container that is made, but not yet that it runs.
 async fn one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
     let what = "each member was started again and runs";
-    let mut restarts = until(what, PATIENCE, async || {
+    let mut restarts = until(what, DEADLINE, async || {
         let pods = sandbox.member_pods(name).await?.into_iter();
         let restarts = pods.map(|pod| {
             let status = pod.status?.container_statuses?.into_iter().next()?;
@@ -117,8 +117,8 @@ async fn one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
             Some((ended, status.state?.running?.started_at?))
         });
         let restarts: Option<Vec<_>> = restarts.collect();
-        let not_yet = || Look::NotYet("one was not, or is not told to run".to_owned());
-        Ok(restarts.map_or_else(not_yet, Look::Done))
+        let not_yet = || Poll::NotYet("one was not, or is not told to run".to_owned());
+        Ok(restarts.map_or_else(not_yet, Poll::Done))
     })
     .await?;
     restarts.sort();
@@ -136,7 +136,7 @@ async fn await_reason(
 ) -> Result<DynamicObject> {
     let what = format!("{kind} {status} {reason}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, name, &what, PATIENCE, |object| {
+    await_object(&clusters, name, &what, DEADLINE, |object| {
         is_condition(object, kind, status, reason)
     })
     .await
@@ -269,7 +269,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     let missing = "3.6.999";
     change(sandbox, "c", json!({ "version": missing })).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the upgrade stops", PATIENCE, |object| {
+    await_object(&clusters, "c", "the upgrade stops", DEADLINE, |object| {
         is_condition(object, "Upgrading", "True", "UpgradeStopped")
             && has_condition(object, "Degraded", "True")
             && field(object, "/status/currentVersion") == old
@@ -332,7 +332,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     begun = begun.max(changed_pods(sandbox, new).await?);
     let after = await_version(sandbox, "c", 3, old).await?;
     ensure!(members(&after) == members(&before), "other members");
-    until("those that were changed are back", PATIENCE, async || {
+    until("those that were changed are back", DEADLINE, async || {
         let pods_after = pods(sandbox, "c").await?;
         let restarts = |(name, (uid, _, count)): (&String, &(String, String, i32))| {
             let now = pods_after.get(name).filter(|(now, ..)| now == uid);
@@ -346,9 +346,9 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
         // One step may have been under way when the version was set back.
         let stopped = touched <= begun + 1;
         Ok(if known && back && stopped {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("restarts: {restarts:?}, {begun} had begun"))
+            Poll::NotYet(format!("restarts: {restarts:?}, {begun} had begun"))
         })
     })
     .await
@@ -357,7 +357,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
 /// The version is refused with these words, and the cluster goes nowhere.
 async fn await_refused(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let object = await_object(&clusters, name, says, PATIENCE, |object| {
+    let object = await_object(&clusters, name, says, DEADLINE, |object| {
         let found = condition(object, "Upgrading");
         let message = found.and_then(|found| found["message"].as_str());
         is_condition(object, "Upgrading", "False", "VersionRefused")
@@ -373,7 +373,7 @@ async fn await_refused(sandbox: &Sandbox, name: &str, runs: &str, says: &str) ->
 async fn await_one_of_version(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("one member runs etcd {version}");
-    await_object(&clusters, name, &what, PATIENCE, |object| {
+    await_object(&clusters, name, &what, DEADLINE, |object| {
         let details = field(object, "/status/memberDetails").as_array();
         details.is_some_and(|list| list.iter().any(|one| one["version"] == version))
     })

@@ -6,8 +6,8 @@
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -54,18 +54,18 @@ async fn larger_request_grows_volumes_without_restart() {
 
             ask_for(sandbox, "128Mi").await?;
             let clusters = sandbox.objects(Kind::EtcdCluster);
-            await_object(&clusters, "c", "its volumes grow", PATIENCE, |object| {
+            await_object(&clusters, "c", "its volumes grow", DEADLINE, |object| {
                 let waits = field(object, "/status/waitingFor").as_str().unwrap_or("");
                 waits.matches("grows from 64Mi to 128Mi").count() == 3
             })
             .await?;
             let api = sandbox.api::<PersistentVolumeClaim>();
-            until("every volume is asked to grow", PATIENCE, async || {
+            until("every volume is asked to grow", DEADLINE, async || {
                 let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
                 Ok(if asked == ["128Mi"; 3] {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{asked:?}"))
+                    Poll::NotYet(format!("{asked:?}"))
                 })
             })
             .await?;
@@ -79,7 +79,7 @@ async fn larger_request_grows_volumes_without_restart() {
                 &clusters,
                 "c",
                 "its volumes have grown",
-                PATIENCE,
+                DEADLINE,
                 |object| {
                     !field(object, "/status/waitingFor")
                         .as_str()
@@ -111,7 +111,7 @@ async fn rejected_volume_growth_reports_remedy() {
             let pods = all::<Pod>(sandbox).await?;
             ask_for(sandbox, "128Mi").await?;
             let clusters = sandbox.objects(Kind::EtcdCluster);
-            await_object(&clusters, "c", "the remedy is named", PATIENCE, |object| {
+            await_object(&clusters, "c", "the remedy is named", DEADLINE, |object| {
                 condition(object, "Degraded").is_some_and(|found| {
                     let text = found["message"].as_str().unwrap_or("");
                     found["status"] == "True" && text.contains("allowVolumeExpansion: true")
@@ -121,13 +121,13 @@ async fn rejected_volume_growth_reports_remedy() {
             ensure!(all::<Pod>(sandbox).await? == pods, "a pod was made anew");
             // Asked for as it was, all is well.
             ask_for(sandbox, "64Mi").await?;
-            until("nothing is wrong any more", PATIENCE, async || {
+            until("nothing is wrong any more", DEADLINE, async || {
                 let object = clusters.get("c").await?;
                 let found = condition(&object, "Degraded").cloned().unwrap_or_default();
                 Ok(if found["status"] == "False" {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(found.to_string())
+                    Poll::NotYet(found.to_string())
                 })
             })
             .await

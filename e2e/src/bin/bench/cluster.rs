@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use e2e::objects::Kind;
-use e2e::wait::Look;
+use e2e::wait::Poll;
 use e2e::writer::Writer;
 use e2e::{Keyspace, Sandbox, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -14,8 +14,8 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::figures::{Sample, as_json, print_table};
 use crate::idle;
+use crate::stats::{Sample, as_json, print_table};
 use crate::subject::{SUBJECTS, Subject};
 
 /// How long a measurement may take.
@@ -309,14 +309,14 @@ impl Life<'_> {
                 .collect();
             if ready.len() != size || pods.len() != size {
                 let text = format!("{} of {} pods ready", ready.len(), pods.len());
-                return Ok(Look::NotYet(text));
+                return Ok(Poll::NotYet(text));
             }
             if connection.is_none() {
                 let pod = ready[0].metadata.name.clone().unwrap_or_default();
                 connection = Some(Keyspace::of_pod(env, namespace, &pod).await?);
             }
             let Some(keys) = &connection else {
-                return Ok(Look::NotYet("no connection".to_owned()));
+                return Ok(Poll::NotYet("no connection".to_owned()));
             };
             let members = keys.members().await?;
             let voters = members
@@ -324,9 +324,9 @@ impl Life<'_> {
                 .filter(|(name, learner)| !learner && !name.is_empty())
                 .count();
             Ok(if voters == size && members.len() == size {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{members:?}"))
+                Poll::NotYet(format!("{members:?}"))
             })
         })
         .await
@@ -352,9 +352,9 @@ async fn ten_clusters(
         let pods = sandbox.api::<Pod>().list(&list).await?.items;
         let ready = pods.iter().filter(|pod| is_ready(pod)).count();
         Ok(if ready == MANY && pods.len() == MANY {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{ready} of {} pods ready", pods.len()))
+            Poll::NotYet(format!("{ready} of {} pods ready", pods.len()))
         })
     })
     .await?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use e2e::objects::{Kind, await_object, field};
-use e2e::wait::Look;
+use e2e::wait::Poll;
 use e2e::{Keyspace, Sandbox, Writer, until};
 use kube::api::{Patch, PatchParams};
 use serde::Serialize;
@@ -87,7 +87,7 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
     sandbox.await_members(name, SIZE).await?;
     fill(sandbox, name, mebibytes).await?;
     let writer = Writer::start_retrying(sandbox, name, EVERY).await?;
-    let listening = Writer::start_listening(sandbox, name, EVERY).await?;
+    let listening = Writer::start_health_aware(sandbox, name, EVERY).await?;
     writer.await_more(20).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let rule = json!({ "spec": { "upkeep": { "defragmentation": {
@@ -137,8 +137,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");
         Ok(match outcome {
-            Err(error) if !was(&error) => Look::NotYet(format!("{error:#}")),
-            _ => Look::Done(()),
+            Err(error) if !was(&error) => Poll::NotYet(format!("{error:#}")),
+            _ => Poll::Done(()),
         })
     })
     .await

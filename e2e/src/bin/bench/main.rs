@@ -5,9 +5,9 @@
 
 mod cluster;
 mod defrag;
-mod figures;
 mod idle;
 mod restore;
+mod stats;
 mod subject;
 mod upgrade;
 

@@ -10,7 +10,7 @@ use e2e::bucket::Bucket;
 use e2e::env::S3;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
-use e2e::wait::Look;
+use e2e::wait::Poll;
 use e2e::{Sandbox, Writer, until};
 use etcd_client::Client;
 use jiff::{SignedDuration, Timestamp};
@@ -406,9 +406,9 @@ async fn await_seed(
         pods(sandbox, begun, stages).await?;
         let serves = field(&object, "/status/clusterID").is_string();
         Ok(if serves {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(conditions_line(&object))
+            Poll::NotYet(conditions_line(&object))
         })
     })
     .await
@@ -443,9 +443,9 @@ async fn await_voters(
             elected.get_or_insert(now);
         }
         Ok(if serving == 3 {
-            Look::Done(now)
+            Poll::Done(now)
         } else {
-            Look::NotYet(conditions_line(&object))
+            Poll::NotYet(conditions_line(&object))
         })
     })
     .await?;

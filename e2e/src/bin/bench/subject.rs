@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use e2e::objects::{Kind, field, ready_members};
-use e2e::wait::Look;
+use e2e::wait::Poll;
 use e2e::{Sandbox, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -95,9 +95,9 @@ impl Subject {
             let pods = sandbox.api::<Pod>();
             let list = pods.list(&ListParams::default().labels(&selector)).await?;
             Ok(if list.items.is_empty() {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{}", list.items.len()))
+                Poll::NotYet(format!("{}", list.items.len()))
             })
         })
         .await

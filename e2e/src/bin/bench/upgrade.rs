@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use e2e::objects::{Kind, condition, field};
-use e2e::wait::Look;
+use e2e::wait::Poll;
 use e2e::{Sandbox, Writer, until};
 use kube::api::{Patch, PatchParams};
 use serde::Serialize;
@@ -118,9 +118,9 @@ async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> 
         });
         let rests = condition(&object, "Upgrading").is_some_and(|found| found["status"] == "False");
         Ok(if run == SIZE && rests {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{run} members run it"))
+            Poll::NotYet(format!("{run} members run it"))
         })
     })
     .await?;

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use anyhow::ensure;
 use e2e::objects::{field, leader, ready_members};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Writer, cluster_scenario, until};
 
 use super::{Victim, is_as_asked_for};
 use crate::all_pods_lost::same_members;
@@ -277,12 +277,12 @@ async fn volume_growth_resumes_after_crash() {
                 .dies_at(LARGER, async |_| ask_for(sandbox, "128Mi").await)
                 .await?;
             ensure!(victim.lives_on().await? == LARGER.len());
-            until("a larger volume is asked for", PATIENCE, async || {
+            until("a larger volume is asked for", DEADLINE, async || {
                 let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
                 Ok(if asked == ["128Mi"] {
-                    Look::Done(())
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{asked:?}"))
+                    Poll::NotYet(format!("{asked:?}"))
                 })
             })
             .await

@@ -1,4 +1,4 @@
-//! Every change of some objects, one by one: for what is over before a busy machine looks again.
+//! Every change params some objects, one by one: for what is over before a busy machine looks again.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -11,28 +11,28 @@ use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
 /// From one watch to the next.
-const PAUSE: Duration = Duration::from_millis(100);
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shows every change that was made after a version, until `see` has seen enough. An API server closes watches when it
+/// Shows every change that was made after a version, until `check` has found enough. An API server closes watches when it
 /// likes: the next one begins where the last one ended.
 ///
 /// # Errors
 /// After `within`; and when the API server does not know the version any more.
-pub async fn every_change<K, T>(
+pub async fn watch_until<K, T>(
     api: &Api<K>,
-    of: &WatchParams,
+    params: &WatchParams,
     since: &str,
     within: Duration,
-    mut see: impl FnMut(WatchEvent<K>) -> Option<T>,
+    mut check: impl FnMut(WatchEvent<K>) -> Option<T>,
 ) -> Result<T>
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug,
 {
     let mut since = since.to_owned();
-    let seen = async {
+    let found = async {
         loop {
             // One that cannot be begun is begun again: what was missed comes with the next one.
-            if let Ok(changes) = api.watch(of, &since).await {
+            if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {
                     let version = match &change {
@@ -46,15 +46,15 @@ where
                         WatchEvent::Error(_) => break,
                     };
                     since = version.unwrap_or(since);
-                    if let Some(seen) = see(change) {
-                        return Ok(seen);
+                    if let Some(found) = check(change) {
+                        return Ok(found);
                     }
                 }
             }
-            sleep(PAUSE).await;
+            sleep(RECONNECT_INTERVAL).await;
         }
     };
-    timeout(within, seen)
+    timeout(within, found)
         .await
-        .with_context(|| format!("not seen in {} s", within.as_secs()))?
+        .with_context(|| format!("not found in {} s", within.as_secs()))?
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::Page;
 use e2e::objects::{Kind, await_object, field, has_condition};
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Testbed, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Testbed, cluster_scenario, until};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -28,7 +28,7 @@ async fn begin(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, name, "its bootstrap", PATIENCE, |object| {
+    await_object(&clusters, name, "its bootstrap", DEADLINE, |object| {
         field(object, "/status/bootstrap/token").is_string()
     })
     .await?;
@@ -49,7 +49,7 @@ async fn hang(sandbox: &Sandbox, testbed: &Testbed<'_>, name: &str, signal: &str
 async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     hang(sandbox, testbed, "sick", "SIGSTOP").await?;
-    await_object(&clusters, "sick", "its loss is seen", PATIENCE, |object| {
+    await_object(&clusters, "sick", "its loss is seen", DEADLINE, |object| {
         has_condition(object, "Available", "False")
     })
     .await?;
@@ -65,7 +65,7 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
     // Changes, too.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
-    await_object(&clusters, "good-0", "all is well", PATIENCE, |object| {
+    await_object(&clusters, "good-0", "all is well", DEADLINE, |object| {
         has_condition(object, "Degraded", "False")
     })
     .await?;
@@ -83,7 +83,7 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
 
 #[tokio::test]
 async fn hanging_cluster_does_not_delay_others() {
-    cluster_scenario("sick_neighbour", async |sandbox| {
+    cluster_scenario("noisy_neighbor", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
         sandbox.await_members("sick", 3).await?;
@@ -168,12 +168,12 @@ async fn idle_cluster_is_reconciled_without_writes() {
         };
         let object = sandbox.await_members("c", 3).await?;
         ensure!(has_condition(&object, "Managed", "True"));
-        until("the scale subresource is truthful", PATIENCE, async || {
-            scale_is_truthful(sandbox, 3).await.map(Look::Done)
+        until("the scale subresource is truthful", DEADLINE, async || {
+            scale_is_truthful(sandbox, 3).await.map(Poll::Done)
         })
         .await?;
-        until("the metrics are truthful", PATIENCE, async || {
-            metrics_are_truthful(sandbox).await.map(Look::Done)
+        until("the metrics are truthful", DEADLINE, async || {
+            metrics_are_truthful(sandbox).await.map(Poll::Done)
         })
         .await?;
         let version = async || {
@@ -186,16 +186,16 @@ async fn idle_cluster_is_reconciled_without_writes() {
         };
         // From the first time two looks in a row leave it as it is.
         let mut last = (version().await?, looks().await?);
-        until("five looks without a write", PATIENCE, async || {
+        until("five looks without a write", DEADLINE, async || {
             let now = (version().await?, looks().await?);
             if now.0 != last.0 {
                 last = now;
-                return Ok(Look::NotYet("it was written to".to_owned()));
+                return Ok(Poll::NotYet("it was written to".to_owned()));
             }
             Ok(if now.1 >= last.1 + 5.0 {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{} looks", now.1 - last.1))
+                Poll::NotYet(format!("{} looks", now.1 - last.1))
             })
         })
         .await

@@ -3,9 +3,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
 use e2e::objects::{Kind, await_object, conditions_line, field, has_condition, has_failed_for};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
@@ -36,7 +36,7 @@ async fn restore_both(
 /// The EtcdRestore when nothing of it goes on any more.
 async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    await_object(&restores, name, "its end", PATIENCE, |object| {
+    await_object(&restores, name, "its end", DEADLINE, |object| {
         has_condition(object, "Complete", "True") || field(object, "/status/phase") == "Failed"
     })
     .await
@@ -59,7 +59,7 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
     };
     until(
         &format!("nothing is left of {seed}"),
-        PATIENCE,
+        DEADLINE,
         async || {
             let pod = sandbox.api::<Pod>().get_opt(seed).await?.is_some();
             let claims = sandbox.api::<PersistentVolumeClaim>();
@@ -67,9 +67,9 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
             let claim = claims.iter().any(|claim| claim.name_any().contains(seed));
             let service = sandbox.api::<Service>().get_opt(seed).await?.is_some();
             Ok(if pod || claim || service {
-                Look::NotYet(format!("pod {pod}, claim {claim}, Service {service}"))
+                Poll::NotYet(format!("pod {pod}, claim {claim}, Service {service}"))
             } else {
-                Look::Done(())
+                Poll::Done(())
             })
         },
     )
@@ -87,7 +87,7 @@ async fn holds_one_of_them(
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     // The cluster operator tells of the one before until it has looked.
-    await_object(&clusters, cluster, "the restored one", PATIENCE, |object| {
+    await_object(&clusters, cluster, "the restored one", DEADLINE, |object| {
         field(object, "/status/clusterID") == id && !object.annotations().contains_key(CLAIM)
     })
     .await?;
@@ -102,17 +102,17 @@ async fn holds_one_of_them(
         &sources.late
     };
     let picture = &source.picture;
-    let restored = Picture::at(&keys, picture.revision).await?;
-    picture.is_of(&restored)?;
+    let restored = StoreState::at(&keys, picture.revision).await?;
+    picture.ensure_same(&restored)?;
     ensure!(keys.revision().await? == picture.revision);
     let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
-    until("one pod and one volume", PATIENCE, async || {
+    until("one pod and one volume", DEADLINE, async || {
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         let volumes = sandbox.api::<PersistentVolumeClaim>();
         let volumes = volumes.list(&selector).await?.items.len();
         Ok(match (pods, volumes) {
-            (1, 1) => Look::Done(()),
-            (pods, volumes) => Look::NotYet(format!("{pods} pods, {volumes} volumes")),
+            (1, 1) => Poll::Done(()),
+            (pods, volumes) => Poll::NotYet(format!("{pods} pods, {volumes} volumes")),
         })
     })
     .await?;

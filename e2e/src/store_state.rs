@@ -9,15 +9,15 @@ use k8s_openapi::ByteString;
 use serde_json::Value;
 
 use crate::Keyspace;
-use crate::again::patiently;
-use crate::keyspace::is_passing;
+use crate::keyspace::is_transient;
+use crate::retry::retry_transient;
 
 /// How long a lease of a picture lasts: longer than any test.
-const HOURS: i64 = 7200;
+const LEASE_TTL_SECONDS: i64 = 7200;
 
 /// A key as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredKey {
     value: Vec<u8>,
     created: i64,
     modified: i64,
@@ -27,17 +27,17 @@ pub struct Stored {
 
 /// A store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
+pub struct StoreState {
     /// The revision.
     pub revision: i64,
     /// `HashKV` at that revision: the hash, and the revision it was compacted at.
     pub hash: (u32, i64),
-    keys: BTreeMap<Vec<u8>, Stored>,
+    keys: BTreeMap<Vec<u8>, StoredKey>,
     /// The leases, and the time each was granted for.
     leases: BTreeMap<i64, i64>,
 }
 
-impl Picture {
+impl StoreState {
     /// Of what is there now. Nobody may write meanwhile.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Picture {
     /// # Errors
     /// When etcd does not answer, or has compacted that revision.
     pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
-        let hash = patiently(is_passing, async |_| {
+        let hash = retry_transient(is_transient, async |_| {
             let mut client = keys.client.maintenance_client();
             Ok(client.hash_kv(revision).await?)
         });
@@ -65,12 +65,12 @@ impl Picture {
         })
     }
 
-    /// As an etcd told of it whose `etcdctl get` and `etcdctl lease timetolive` printed this (`-w json`). The hash they do
+    /// As an etcd from_etcdctl of it whose `etcdctl get` and `etcdctl lease timetolive` printed this (`-w json`). The hash they do
     /// not tell: it is compared by keys and leases.
     ///
     /// # Errors
     /// When something is missing in it.
-    pub fn told(answer: &Value, leases: &Value) -> Result<Self> {
+    pub fn from_etcdctl(answer: &Value, leases: &Value) -> Result<Self> {
         let revision = answer["header"]["revision"].as_i64();
         let pairs = answer["kvs"].as_array().context("no keys")?;
         let granted = leases.as_array().context("no leases")?.iter().map(|lease| {
@@ -83,7 +83,7 @@ impl Picture {
         Ok(Self {
             revision: revision.context("no revision")?,
             hash: (0, 0),
-            keys: pairs.iter().map(told_key).collect::<Result<_>>()?,
+            keys: pairs.iter().map(etcdctl_key).collect::<Result<_>>()?,
             leases: granted.collect::<Result<_>>()?,
         })
     }
@@ -92,9 +92,9 @@ impl Picture {
     ///
     /// # Errors
     /// Names the first difference.
-    pub fn is_of(&self, restored: &Self) -> Result<()> {
+    pub fn ensure_same(&self, restored: &Self) -> Result<()> {
         ensure!(self.revision == restored.revision);
-        self.has_the_keys_of(restored)?;
+        self.ensure_same_keys(restored)?;
         ensure!(
             self.hash == restored.hash,
             "hash {:?}, and it was {:?}",
@@ -108,7 +108,7 @@ impl Picture {
     ///
     /// # Errors
     /// Names the first difference.
-    pub fn has_the_keys_of(&self, restored: &Self) -> Result<()> {
+    pub fn ensure_same_keys(&self, restored: &Self) -> Result<()> {
         for (key, before) in &self.keys {
             let after = restored.keys.get(key);
             let name = String::from_utf8_lossy(key);
@@ -132,14 +132,14 @@ impl Picture {
 }
 
 /// What is empty is not printed.
-fn told_key(pair: &Value) -> Result<(Vec<u8>, Stored)> {
+fn etcdctl_key(pair: &Value) -> Result<(Vec<u8>, StoredKey)> {
     let bytes = |field: &str| {
         let text = pair.get(field).cloned();
         let bytes = text.map(serde_json::from_value::<ByteString>).transpose()?;
         anyhow::Ok(bytes.unwrap_or_default().0)
     };
     let number = |field: &str| pair[field].as_i64().unwrap_or_default();
-    let stored = Stored {
+    let stored = StoredKey {
         value: bytes("value")?,
         created: number("create_revision"),
         modified: number("mod_revision"),
@@ -149,14 +149,14 @@ fn told_key(pair: &Value) -> Result<(Vec<u8>, Stored)> {
     Ok((bytes("key")?, stored))
 }
 
-async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stored>> {
-    let answer = patiently(is_passing, async |_| {
+async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, StoredKey>> {
+    let answer = retry_transient(is_transient, async |_| {
         let options = GetOptions::new().with_all_keys().with_revision(revision);
         Ok(keys.client.kv_client().get("", Some(options)).await?)
     });
     let pairs = answer.await.context("read everything")?.take_kvs();
     let described = pairs.into_iter().map(|pair| {
-        let stored = Stored {
+        let stored = StoredKey {
             created: pair.create_revision(),
             modified: pair.mod_revision(),
             version: pair.version(),
@@ -171,12 +171,12 @@ async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stor
 async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
     let client = || keys.client.lease_client();
     let mut leases = BTreeMap::new();
-    let list = patiently(is_passing, async |_| Ok(client().leases().await?));
+    let list = retry_transient(is_transient, async |_| Ok(client().leases().await?));
     for lease in list.await.context("list the leases")?.leases() {
-        let told = patiently(is_passing, async |_| {
+        let answer = retry_transient(is_transient, async |_| {
             Ok(client().time_to_live(lease.id(), None).await?)
         });
-        leases.insert(lease.id(), told.await?.granted_ttl());
+        leases.insert(lease.id(), answer.await?.granted_ttl());
     }
     Ok(leases)
 }
@@ -188,19 +188,19 @@ impl Keyspace {
     /// When etcd refuses a write.
     pub async fn paint(&self, prefix: &str, count: usize) -> Result<()> {
         let grant = async |seconds| {
-            let granted = patiently(is_passing, async |_| {
+            let granted = retry_transient(is_transient, async |_| {
                 Ok(self.client.lease_client().grant(seconds, None).await?)
             });
             anyhow::Ok(granted.await.context("grant a lease")?.id())
         };
-        let granted = grant(HOURS).await?;
-        let empty = grant(HOURS + 1).await?;
+        let granted = grant(LEASE_TTL_SECONDS).await?;
+        let empty = grant(LEASE_TTL_SECONDS + 1).await?;
         ensure!(granted != empty);
         let kv = || self.client.kv_client();
         for number in 0..count {
             let key = format!("{prefix}{number:05}");
             for version in 0..=number % 3 {
-                let put = patiently(is_passing, async |_| {
+                let put = retry_transient(is_transient, async |_| {
                     let held = (number % 5 == 0).then(|| PutOptions::new().with_lease(granted));
                     let value = format!("{key} in version {version}");
                     Ok(kv().put(key.as_str(), value, held).await?)
@@ -208,7 +208,7 @@ impl Keyspace {
                 put.await.context("put")?;
             }
             if number % 7 == 3 {
-                let delete = patiently(is_passing, async |_| {
+                let delete = retry_transient(is_transient, async |_| {
                     Ok(kv().delete(key.as_str(), None).await?)
                 });
                 delete.await.context("delete")?;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
 use e2e::objects::{Kind, await_object, conditions_line, field, has_condition, has_failed_for};
-use e2e::picture::Picture;
 use e2e::sandbox::await_no_data;
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, scenario, step, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, scenario, step, until};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::DeleteParams;
 use tokio::time::timeout;
@@ -24,7 +24,7 @@ type Seen = (String, Option<String>, i32);
 
 #[tokio::test]
 async fn failed_restores_leave_running_cluster_unchanged() {
-    scenario("restore_unharmed", async |sandbox| {
+    scenario("restore_failures", async |sandbox| {
         let living = living(sandbox).await?;
         let pods = pods_of(sandbox).await?;
         let before = (&living, pods.as_slice());
@@ -66,7 +66,7 @@ async fn unharmed_by(
 /// operator manages it again.
 async fn is_unharmed(sandbox: &Sandbox, living: &Living, pods: &[Seen]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "no restore lock", PATIENCE, |cluster| {
+    await_object(&clusters, "c", "no restore lock", DEADLINE, |cluster| {
         claim(cluster).is_none()
     })
     .await?;
@@ -78,8 +78,8 @@ async fn is_unharmed(sandbox: &Sandbox, living: &Living, pods: &[Seen]) -> Resul
     ensure!(field(&after, "/spec") == field(&living.before, "/spec"));
     same_members(&living.before, &after)?;
     living.keys.verify("later/", 50).await?;
-    let is = Picture::at(&living.keys, living.picture.revision).await?;
-    living.picture.is_of(&is)?;
+    let is = StoreState::at(&living.keys, living.picture.revision).await?;
+    living.picture.ensure_same(&is)?;
     await_no_seed(sandbox, "c").await?;
     let now = pods_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
@@ -97,14 +97,14 @@ async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     budgets.delete("c", &DeleteParams::default()).await?;
     until(
         "the PodDisruptionBudget is created again",
-        PATIENCE,
+        DEADLINE,
         async || {
             let budget = budgets.get_opt("c").await?;
             let now = budget.and_then(|budget| budget.metadata.uid);
             Ok(if now.is_some() && now != before {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{now:?}"))
+                Poll::NotYet(format!("{now:?}"))
             })
         },
     )
@@ -117,7 +117,7 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     let manifest = restore_with(s3, "refused", "{name: c}", &path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let refused = await_object(&restores, "refused", "a refusal", PATIENCE, |object| {
+    let refused = await_object(&restores, "refused", "a refusal", DEADLINE, |object| {
         has_condition(object, "Complete", "False") && has_failed_for(object, "ClusterExists")
     })
     .await?;
@@ -144,7 +144,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
 
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = "a failure for good";
-    let failed = await_object(&restores, "damaged-over", what, PATIENCE, |object| {
+    let failed = await_object(&restores, "damaged-over", what, DEADLINE, |object| {
         field(object, "/status/phase") == "Failed" && has_failed_for(object, "SnapshotUnreadable")
     })
     .await?;
@@ -152,7 +152,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
     ensure!(text.contains("left as it was"), "{text}");
 
     let what = "SnapshotUnreadable";
-    let found = await_object(&restores, "damaged-new", what, PATIENCE, |object| {
+    let found = await_object(&restores, "damaged-new", what, DEADLINE, |object| {
         has_failed_for(object, "SnapshotUnreadable")
     })
     .await?;
@@ -166,7 +166,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let delete = DeleteParams::default();
     restores.delete("damaged-new", &delete).await?;
     await_gone(sandbox, "damaged-new").await?;
-    await_no_data(&sandbox.client, &sandbox.namespace, "e", PATIENCE)
+    await_no_data(&sandbox.client, &sandbox.namespace, "e", DEADLINE)
         .await
         .context("the new cluster")
 }

@@ -4,15 +4,15 @@
 use anyhow::{Result, ensure};
 use e2e::manifests::restore_with;
 use e2e::objects::{Kind, await_object, field, ready_members};
-use e2e::picture::Picture;
-use e2e::wait::Look;
-use e2e::{PATIENCE, Sandbox, Writer, scenario, step, until};
+use e2e::store_state::StoreState;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, Writer, scenario, step, until};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, DynamicObject, ListParams};
 
 use crate::fixtures::newest_version;
-use crate::member_loss::await_one_volume_a_member;
+use crate::member_loss::await_one_volume_per_member;
 use crate::restore_crash::{
     CRASHES, completes_after, dies_before, has_the_backup, is_replaced, restart_operator,
     restart_with, will_die_at,
@@ -69,13 +69,13 @@ async fn new_cluster_is_deleted(
     // Another process, which dies at the same point.
     restart_operator(sandbox).await?;
     await_gone(sandbox, "new").await?;
-    until("nothing is left of it", PATIENCE, async || {
+    until("nothing is left of it", DEADLINE, async || {
         let cluster = clusters.get_opt("d").await?.is_some();
         let left = all_of(sandbox, "d").await?;
         Ok(if cluster || !left.is_empty() {
-            Look::NotYet(format!("the EtcdCluster: {cluster}, {left:?}"))
+            Poll::NotYet(format!("the EtcdCluster: {cluster}, {left:?}"))
         } else {
-            Look::Done(())
+            Poll::Done(())
         })
     })
     .await?;
@@ -112,7 +112,7 @@ async fn running_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()>
     let writer = Writer::start(sandbox, "c").await?;
     sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the claim", PATIENCE, |object| {
+    await_object(&clusters, "c", "the claim", DEADLINE, |object| {
         claim(object).is_some()
     })
     .await?;
@@ -125,11 +125,11 @@ async fn running_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()>
     ensure!(kept, "it was deleted before the cutover");
     writer.finish("a restore that was deleted").await?;
     living.keys.verify("later/", 50).await?;
-    let is = Picture::at(&living.keys, living.picture.revision).await?;
-    living.picture.is_of(&is)?;
+    let is = StoreState::at(&living.keys, living.picture.revision).await?;
+    living.picture.ensure_same(&is)?;
     let now = pods_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-    await_one_volume_a_member(sandbox, &ready_members(&after)).await
+    await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
 /// After the cutover the restore runs to its end.
@@ -148,7 +148,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()
     await_replaced(sandbox, &begun).await?;
     let after = sandbox.await_members("c", 3).await?;
     is_replaced(sandbox, living, &living.before, &after).await?;
-    await_one_volume_a_member(sandbox, &ready_members(&after)).await
+    await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
 /// Pods, volumes and Services with the name of a cluster, but for the two that are the cluster's own.

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
 use e2e::manifests::{aws_secret, restore_with};
-use e2e::picture::Picture;
+use e2e::store_state::StoreState;
 use e2e::{Keyspace, Sandbox};
 use tokio::process::Command;
 
@@ -11,7 +11,7 @@ use crate::restore_sources::{Sources, compare};
 
 /// A cluster of the same name in another namespace, which has operators of its own. The first cluster is not changed.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
-    let other = Sandbox::create("restore_elsewhere").await?;
+    let other = Sandbox::create("restore_other_namespace").await?;
     let outcome = async {
         let alone = ["--set", "backupOperator.enabled=false"];
         other.install_operators_with(&alone).await?;
@@ -24,9 +24,9 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
         other.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&other.env, &other.namespace, "c").await?;
         keys.fill("after/", 20, |_| ()).await?;
-        let first = Picture::now(&sources.keys).await?;
+        let first = StoreState::now(&sources.keys).await?;
         late.picture
-            .is_of(&first)
+            .ensure_same(&first)
             .context(sandbox.namespace.clone())
     }
     .await;

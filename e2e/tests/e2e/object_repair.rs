@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use e2e::leaks::discreet_cluster;
+use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::objects::{Kind, is_ready};
-use e2e::wait::Look;
-use e2e::{OneByOne, PATIENCE, Sandbox, Writer, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, until};
 use k8s_openapi::api::rbac::v1::Role;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::auth;
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::hand_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
+use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
 use crate::tls_generated::client;
 
 /// How often the operator is asked to read Secrets.
@@ -188,14 +188,14 @@ impl<'a> Table<'a> {
     async fn await_as_before(&self) -> Result<()> {
         let mut looked = Instant::now();
         // By itself, the operator reads Secrets once a minute.
-        self.sandbox.look_at(self.cluster).await?;
-        until("everything is as before", PATIENCE, async || {
+        self.sandbox.trigger_reconcile(self.cluster).await?;
+        until("everything is as before", DEADLINE, async || {
             if looked.elapsed() > LOOKS {
-                self.sandbox.look_at(self.cluster).await?;
+                self.sandbox.trigger_reconcile(self.cluster).await?;
                 looked = Instant::now();
             }
             let now = self.now().await?;
-            Ok(difference(&self.before, &now).map_or(Look::Done(()), Look::NotYet))
+            Ok(difference(&self.before, &now).map_or(Poll::Done(()), Poll::NotYet))
         })
         .await
     }
@@ -290,7 +290,7 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
             cases.push(cases_of(name, object)?);
         }
     }
-    let one_by_one = OneByOne::begin(sandbox, "c", 3).await?;
+    let one_by_one = RollingCheck::begin(sandbox, "c", 3).await?;
     let mut table = Table::new(sandbox, "c").await?;
     for case in cases.iter().flatten() {
         table.play(case, None).await?;
@@ -331,7 +331,7 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
 /// Invariant 26.
 #[tokio::test]
 async fn restores_every_changed_object() {
-    discreet_cluster("kept_objects", async |sandbox| {
+    cluster_scenario_without_leaks("object_repair", async |sandbox| {
         let (all, auth) = tokio::join!(change_everything(sandbox), change_auth_secrets(sandbox));
         all.and(auth)
     })

@@ -1,7 +1,7 @@
-//! What fails for a moment on a busy machine is asked for again: a test is about the operators, and not about one request
+//! What fails for a moment on a busy machine is asked for is_retry: a test is about the operators, and not about one request
 //! of its own that the API server had no time for.
 //!
-//! Only what may be done twice is done again, and only after an answer that says nothing of what was asked.
+//! Only what may be done twice is done is_retry, and only after an answer that says nothing of what was asked.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 use tower::retry::Policy;
 
-/// How long something is asked for again.
-const WITHIN: Duration = Duration::from_secs(30);
+/// How long something is asked for is_retry.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// From one time to the next.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What `kubectl` and Helm print when the API server, or the way to it, was away for a moment.
-const PASSING: [&str; 20] = [
+const TRANSIENT: [&str; 20] = [
     "unable to return a response in the time allotted",
     "Handler timeout",
     "etcdserver: request timed out",
@@ -41,37 +41,39 @@ const PASSING: [&str; 20] = [
     "the object has been modified",
 ];
 /// What is said of something else than the API server.
-const ELSEWHERE: &str = "error trying to reach service";
+const PROXY_ERROR: &str = "error trying to reach service";
 
 /// Whether this text tells of nothing but a moment in which the API server had no time.
-pub(crate) fn is_passing(text: &str) -> bool {
-    !text.contains(ELSEWHERE) && PASSING.iter().any(|words| text.contains(words))
+pub(crate) fn is_transient(text: &str) -> bool {
+    !text.contains(PROXY_ERROR) && TRANSIENT.iter().any(|words| text.contains(words))
 }
 
-/// Tries again while the error is a passing one; `attempt` is told whether it was tried before.
-pub(crate) async fn patiently<T>(
+/// Tries is_retry while the error is a passing one; `attempt` is told whether it was tried before.
+pub(crate) async fn retry_transient<T>(
     passes: impl Fn(&Error) -> bool,
     mut attempt: impl AsyncFnMut(bool) -> Result<T>,
 ) -> Result<T> {
     let begun = Instant::now();
-    let mut again = false;
+    let mut is_retry = false;
     loop {
-        match attempt(again).await {
-            Err(error) if begun.elapsed() < WITHIN && passes(&error) => sleep(PAUSE).await,
+        match attempt(is_retry).await {
+            Err(error) if begun.elapsed() < RETRY_TIMEOUT && passes(&error) => {
+                sleep(RETRY_INTERVAL).await
+            }
             outcome => return outcome,
         }
-        again = true;
+        is_retry = true;
     }
 }
 
-/// As kube's own policy, which asks again after 429, 503 and 504: for what may be done twice, also after 500 and after a
+/// As kube's own policy, which asks is_retry after 429, 503 and 504: for what may be done twice, also after 500 and after a
 /// connection that breaks.
 #[derive(Clone, Default)]
-pub(crate) struct Again {
+pub(crate) struct RetryPolicy {
     begun: Option<Instant>,
 }
 
-impl<T> Policy<Request<Body>, Response<T>, BoxError> for Again {
+impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     type Future = Sleep;
 
     fn retry(
@@ -84,7 +86,7 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for Again {
             Ok(answer) => answer.status() == StatusCode::INTERNAL_SERVER_ERROR,
             Err(_) => true,
         };
-        (failed && begun.elapsed() < WITHIN).then(|| sleep(PAUSE))
+        (failed && begun.elapsed() < RETRY_TIMEOUT).then(|| sleep(RETRY_INTERVAL))
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
@@ -115,7 +117,7 @@ mod tests {
             "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
             "Error from server: etcdserver: request timed out",
         ] {
-            assert!(is_passing(text), "{text}");
+            assert!(is_transient(text), "{text}");
         }
         for text in [
             "Error from server (Forbidden): pods is forbidden",
@@ -123,17 +125,17 @@ mod tests {
             "error: timed out waiting for the condition",
             "Error from server (ServiceUnavailable): error trying to reach service: dial tcp: connect: connection refused",
         ] {
-            assert!(!is_passing(text), "{text}");
+            assert!(!is_transient(text), "{text}");
         }
     }
 
     #[tokio::test]
     async fn retries_only_transient_errors() {
         let mut tries = 0;
-        let outcome = patiently(
+        let outcome = retry_transient(
             |error| error.to_string() == "busy",
-            async |again| {
-                assert_eq!(again, tries > 0);
+            async |is_retry| {
+                assert_eq!(is_retry, tries > 0);
                 tries += 1;
                 anyhow::ensure!(tries == 3, "busy");
                 Ok(tries)
@@ -141,7 +143,7 @@ mod tests {
         );
         assert_eq!(outcome.await.unwrap(), 3);
         let mut tries = 0;
-        let outcome: Result<()> = patiently(
+        let outcome: Result<()> = retry_transient(
             |error| error.to_string() == "busy",
             async |_| {
                 tries += 1;

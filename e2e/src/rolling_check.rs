@@ -1,4 +1,4 @@
-//! Whether members are ended one by one: each only when all were ready again after the one before. It goes by the pods'
+//! Whether members are terminated one by one: each only when all were ready again after the one before. It goes by the pods'
 //! own changes in the order in which the API server took them, and by no clock.
 
 use std::collections::BTreeMap;
@@ -10,40 +10,40 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, ResourceExt};
 use tokio::task::JoinHandle;
 
-use crate::changes::every_change;
 use crate::objects::is_ready;
-use crate::wait::{Look, until};
-use crate::{PATIENCE, Sandbox};
+use crate::wait::{Poll, until};
+use crate::watch::watch_until;
+use crate::{DEADLINE, Sandbox};
 
-/// Sees every change of a cluster's pods from [`OneByOne::begin`] on.
-pub struct OneByOne {
+/// Sees every change of a cluster's pods from [`RollingCheck::begin`] on.
+pub struct RollingCheck {
     pods: Api<Pod>,
     selector: String,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<PodHistory>>,
     task: JoinHandle<Result<()>>,
 }
 
 /// What has been seen.
-struct Seen {
+struct PodHistory {
     /// So many members have to be ready between two ends.
     size: usize,
     /// The pods that are there, by UID.
-    pods: BTreeMap<String, One>,
-    /// Those that were ended, in this order.
-    ended: Vec<String>,
-    /// All were ready since the last one was ended.
-    whole: bool,
-    /// Those that were ended too early, each with the one before.
-    early: Vec<(String, String)>,
+    pods: BTreeMap<String, PodState>,
+    /// Those that were terminated, in this order.
+    terminated: Vec<String>,
+    /// All were ready since the last one was terminated.
+    all_ready: bool,
+    /// Those that were terminated too overlapping, each with the one before.
+    overlapping: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct One {
+struct PodState {
     ready: bool,
     ends: bool,
 }
 
-impl OneByOne {
+impl RollingCheck {
     /// Begins to look at a cluster with this many members, all of which are ready.
     ///
     /// # Errors
@@ -53,18 +53,19 @@ impl OneByOne {
         let selector = format!("app=etcd,etcd_cluster={cluster}");
         let list = pods.list(&ListParams::default().labels(&selector)).await?;
         let since = list.metadata.resource_version.unwrap_or_default();
-        let seen = Seen::of(size, list.items);
+        let seen = PodHistory::of(size, list.items);
         ensure!(
-            seen.whole,
+            seen.all_ready,
             "{cluster} has not {size} members that are ready"
         );
         let seen = Arc::new(Mutex::new(seen));
-        let told = Arc::clone(&seen);
+        let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
             // Until it is aborted.
-            every_change(&watched, &of, &since, PATIENCE * 12, |change| {
-                told.lock()
+            watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
+                history
+                    .lock()
                     .unwrap_or_else(PoisonError::into_inner)
                     .take(change);
                 None
@@ -79,23 +80,23 @@ impl OneByOne {
         })
     }
 
-    /// Says how many members were ended since.
+    /// Says how many members were terminated since.
     ///
     /// # Errors
-    /// When one was ended before all were ready again, and when not all was seen.
+    /// When one was terminated before all were ready again, and when not all was seen.
     pub async fn end(mut self) -> Result<usize> {
-        // What the caller has seen may be newer than what the watch has told.
+        // What the caller has seen may be newer than what the watch has history.
         let of = ListParams::default().labels(&self.selector);
         until(
-            "the watch has told of all that is there",
-            PATIENCE,
+            "the watch has history of all that is there",
+            DEADLINE,
             async || {
                 let list = self.pods.list(&of).await?.items;
                 let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(if seen.knows(&list) || self.task.is_finished() {
-                    Look::Done(())
+                Ok(if seen.matches(&list) || self.task.is_finished() {
+                    Poll::Done(())
                 } else {
-                    Look::NotYet(format!("{:?}", seen.pods.keys()))
+                    Poll::NotYet(format!("{:?}", seen.pods.keys()))
                 })
             },
         )
@@ -107,36 +108,36 @@ impl OneByOne {
         }
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         ensure!(
-            seen.early.is_empty(),
-            "members were ended before all were ready again after the one before: {:?}; all that were ended: {:?}",
-            seen.early,
-            seen.ended
+            seen.overlapping.is_empty(),
+            "members were terminated before all were ready again after the one before: {:?}; all that were terminated: {:?}",
+            seen.overlapping,
+            seen.terminated
         );
-        Ok(seen.ended.len())
+        Ok(seen.terminated.len())
     }
 }
 
-impl Drop for OneByOne {
+impl Drop for RollingCheck {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Seen {
+impl PodHistory {
     fn of(size: usize, pods: Vec<Pod>) -> Self {
         let mut seen = Self {
             size,
             pods: BTreeMap::new(),
-            ended: Vec::new(),
-            whole: true,
-            early: Vec::new(),
+            terminated: Vec::new(),
+            all_ready: true,
+            overlapping: Vec::new(),
         };
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // What was ended before is nobody's business here.
-        (seen.ended, seen.early) = (Vec::new(), Vec::new());
-        seen.whole = seen.is_whole();
+        // What was terminated before is nobody's business here.
+        (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
+        seen.all_ready = seen.are_all_ready();
         seen
     }
 
@@ -150,23 +151,23 @@ impl Seen {
         let before = self.pods.get(&uid).copied().unwrap_or_default();
         let ends = gone || pod.metadata.deletion_timestamp.is_some();
         if ends && !before.ends {
-            if let Some(last) = self.ended.last().filter(|_| !self.whole) {
-                self.early.push((last.clone(), pod.name_any()));
+            if let Some(last) = self.terminated.last().filter(|_| !self.all_ready) {
+                self.overlapping.push((last.clone(), pod.name_any()));
             }
-            self.ended.push(pod.name_any());
-            self.whole = false;
+            self.terminated.push(pod.name_any());
+            self.all_ready = false;
         }
         if gone {
             self.pods.remove(&uid);
         } else {
             let ready = is_ready(&pod);
-            self.pods.insert(uid, One { ready, ends });
+            self.pods.insert(uid, PodState { ready, ends });
         }
-        self.whole |= self.is_whole();
+        self.all_ready |= self.are_all_ready();
     }
 
-    /// Whether these are the pods that were told of last, and the same of them end.
-    fn knows(&self, pods: &[Pod]) -> bool {
+    /// Whether these are the pods that were history of last, and the same of them end.
+    fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
                 let one = self.pods.get(&pod.uid().unwrap_or_default());
@@ -174,7 +175,7 @@ impl Seen {
             })
     }
 
-    fn is_whole(&self) -> bool {
+    fn are_all_ready(&self) -> bool {
         let ready = self.pods.values().filter(|one| one.ready && !one.ends);
         ready.count() >= self.size
     }
@@ -199,13 +200,13 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn three() -> Seen {
+    fn three() -> PodHistory {
         let all = ["a", "b", "c"].map(|name| pod(name, name, true, false));
-        Seen::of(3, all.to_vec())
+        PodHistory::of(3, all.to_vec())
     }
 
-    /// A pod is ended, goes, and comes back under its name.
-    fn again(seen: &mut Seen, name: &str, back: bool) {
+    /// A pod is terminated, goes, and comes back under its name.
+    fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));
         seen.take(WatchEvent::Modified(pod(name, name, false, true)));
@@ -222,8 +223,8 @@ mod tests {
         for name in ["a", "b", "c"] {
             again(&mut seen, name, true);
         }
-        assert!(seen.early.is_empty(), "{:?}", seen.early);
-        assert_eq!(seen.ended, ["a", "b", "c"]);
+        assert!(seen.overlapping.is_empty(), "{:?}", seen.overlapping);
+        assert_eq!(seen.terminated, ["a", "b", "c"]);
     }
 
     #[test]
@@ -231,13 +232,13 @@ mod tests {
         let mut seen = three();
         again(&mut seen, "a", false);
         again(&mut seen, "b", true);
-        assert_eq!(seen.early, [("a".to_owned(), "b".to_owned())]);
+        assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
         // Both at once, and without a word before.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));
-        assert_eq!(seen.early, [("a".to_owned(), "b".to_owned())]);
+        assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
     }
 
     #[test]
@@ -247,10 +248,10 @@ mod tests {
             let (a, b) = (pod("a", "a+", true, false), pod("b", "b", true, ends));
             [a, b, pod("c", "c", true, false)]
         };
-        assert!(!seen.knows(&now(false)));
+        assert!(!seen.matches(&now(false)));
         again(&mut seen, "a", true);
-        assert!(seen.knows(&now(false)));
-        assert!(!seen.knows(&now(true)) && !seen.knows(&now(false)[..2]));
+        assert!(seen.matches(&now(false)));
+        assert!(!seen.matches(&now(true)) && !seen.matches(&now(false)[..2]));
     }
 
     #[test]
@@ -262,7 +263,7 @@ mod tests {
         seen.take(WatchEvent::Modified(pod("a", "a+", true, false)));
         seen.take(WatchEvent::Modified(pod("a", "a+", false, false)));
         again(&mut seen, "c", true);
-        assert!(seen.early.is_empty(), "{:?}", seen.early);
+        assert!(seen.overlapping.is_empty(), "{:?}", seen.overlapping);
     }
 
     #[test]
@@ -274,7 +275,7 @@ mod tests {
             seen.take(WatchEvent::Modified(pod(old, old, true, true)));
             seen.take(WatchEvent::Deleted(pod(old, old, false, true)));
         }
-        assert!(seen.early.is_empty(), "{:?}", seen.early);
-        assert_eq!(seen.ended.len(), 3);
+        assert!(seen.overlapping.is_empty(), "{:?}", seen.overlapping);
+        assert_eq!(seen.terminated.len(), 3);
     }
 }

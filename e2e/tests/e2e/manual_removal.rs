@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, Writer, cluster_scenario, until};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::{EnvVar, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, PostParams};
@@ -38,7 +38,7 @@ async fn await_report(sandbox: &Sandbox, kept: &[String]) -> Result<()> {
         &clusters,
         "c",
         "kept volumes are reported",
-        PATIENCE,
+        DEADLINE,
         |object| {
             let degraded = condition(object, "Degraded");
             let message = degraded.and_then(|degraded| degraded["message"].as_str());
@@ -69,11 +69,11 @@ async fn manually_removed_members_keep_their_volumes() {
         let service = "service/c-client";
         let words = ["exec", service, "--", "etcdctl", "member", "remove", &id];
         // etcd refuses a removal until all voters have been connected for 5 s.
-        until("etcd removes the member", PATIENCE, async || {
+        until("etcd removes the member", DEADLINE, async || {
             Ok(match sandbox.kubectl(&words).await {
-                Ok(_) => Look::Done(()),
+                Ok(_) => Poll::Done(()),
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
-                    Look::NotYet("unhealthy cluster".to_owned())
+                    Poll::NotYet("unhealthy cluster".to_owned())
                 }
                 Err(error) => return Err(error),
             })
@@ -88,7 +88,7 @@ async fn manually_removed_members_keep_their_volumes() {
             &clusters,
             "c",
             "the member is replaced",
-            PATIENCE,
+            DEADLINE,
             |object| {
                 let names = names(object);
                 names.len() == 3 && !names.contains(&victim)
@@ -99,22 +99,22 @@ async fn manually_removed_members_keep_their_volumes() {
         sandbox
             .await_event(Kind::EtcdCluster, "c", &["VolumeKept", &victim])
             .await?;
-        until("the kept volume is deleted", PATIENCE, async || {
+        until("the kept volume is deleted", DEADLINE, async || {
             let claims = sandbox.api::<PersistentVolumeClaim>();
             Ok(match claims.get_opt(&victim).await? {
-                None => Look::Done(()),
-                Some(_) => Look::NotYet("it is there".to_owned()),
+                None => Poll::Done(()),
+                Some(_) => Poll::NotYet("it is there".to_owned()),
             })
         })
         .await?;
-        await_object(&clusters, "c", "all is well", PATIENCE, |object| {
+        await_object(&clusters, "c", "all is well", DEADLINE, |object| {
             e2e::objects::has_condition(object, "Degraded", "False")
         })
         .await?;
         // A member that the operator itself removes leaves no volume behind.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
-        crate::member_loss::await_one_volume_a_member(sandbox, &names(&left)).await?;
+        crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
         writer.finish("a member removed by hand").await.map(drop)
     })
     .await;
@@ -125,7 +125,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the pause is seen", PATIENCE, |object| {
+    await_object(&clusters, "c", "the pause is seen", DEADLINE, |object| {
         (field(object, "/status/controlPaused") == true) == paused
     })
     .await
@@ -171,15 +171,15 @@ async fn manual_force_new_cluster_deletes_no_volume() {
 
         pause(sandbox, true).await?;
         force_new_cluster(sandbox, &survivor).await?;
-        until("the member serves alone", PATIENCE, async || {
+        until("the member serves alone", DEADLINE, async || {
             let alone = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, &survivor).await;
             let list = match alone {
                 Ok(alone) => alone.members().await,
                 Err(error) => Err(error),
             };
             Ok(match list {
-                Ok(list) if list.len() == 1 => Look::Done(()),
-                other => Look::NotYet(format!("{other:?}")),
+                Ok(list) if list.len() == 1 => Poll::Done(()),
+                other => Poll::NotYet(format!("{other:?}")),
             })
         })
         .await?;
@@ -192,7 +192,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             &clusters,
             "c",
             "two members are replaced",
-            PATIENCE,
+            DEADLINE,
             |object| {
                 let names = names(object);
                 names.len() == 3 && !names.iter().any(|name| vanished.contains(name))
@@ -210,7 +210,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         keys.verify("kept-", KEYS).await?;
         let words = ["delete", "pvc", &vanished[0], &vanished[1], "--wait=false"];
         sandbox.kubectl(&words).await?;
-        await_object(&clusters, "c", "all is well", PATIENCE, |object| {
+        await_object(&clusters, "c", "all is well", DEADLINE, |object| {
             e2e::objects::has_condition(object, "Degraded", "False")
         })
         .await
