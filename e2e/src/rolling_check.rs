@@ -15,7 +15,7 @@ use crate::wait::{Poll, until};
 use crate::watch::watch_until;
 use crate::{DEADLINE, Sandbox};
 
-/// Sees every change of a cluster's pods from [`RollingCheck::begin`] on.
+/// Sees every change of a cluster's pods from [`RollingCheck::start`] on.
 pub struct RollingCheck {
     pods: Api<Pod>,
     selector: String,
@@ -48,7 +48,7 @@ impl RollingCheck {
     ///
     /// # Errors
     /// When they are not.
-    pub async fn begin(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
+    pub async fn start(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
         let pods = sandbox.api::<Pod>();
         let selector = format!("app=etcd,etcd_cluster={cluster}");
         let list = pods.list(&ListParams::default().labels(&selector)).await?;
@@ -84,7 +84,7 @@ impl RollingCheck {
     ///
     /// # Errors
     /// When one was terminated before all were ready again, and when not all was seen.
-    pub async fn end(mut self) -> Result<usize> {
+    pub async fn finish(mut self) -> Result<usize> {
         // What the caller has seen may be newer than what the watch has history.
         let of = ListParams::default().labels(&self.selector);
         until(

@@ -14,7 +14,7 @@ use e2e::{DEADLINE, Sandbox, Writer, cluster_scenario, until};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::certificates::{client, make_secrets, of_pods};
+use crate::certificates::{client, make_secrets, pod_dns_names};
 
 const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
@@ -113,14 +113,14 @@ fn pod(
     sandbox: &Sandbox,
     owner: &Value,
     (form, version): (Form, &str),
-    together: &[&str],
+    initial_members: &[&str],
 ) -> Value {
-    let name = together.last().copied().unwrap_or_default();
-    let list: Vec<String> = together
+    let name = initial_members.last().copied().unwrap_or_default();
+    let list: Vec<String> = initial_members
         .iter()
         .map(|one| format!("{one}={}", peer_url(sandbox, form, one)))
         .collect();
-    let state = if together.len() == 1 {
+    let state = if initial_members.len() == 1 {
         "new"
     } else {
         "existing"
@@ -175,14 +175,14 @@ fn pod(
         }
     }
     let image = format!("quay.io/coreos/etcd:v{version}");
-    let mut waiting = json!([]);
-    if together.len() == NAMES.len() {
-        waiting = json!([{ "name": "check-dns", "image": image, "command": ["/usr/local/bin/etcdctl", "version"] }]);
+    let mut init_containers = json!([]);
+    if initial_members.len() == NAMES.len() {
+        init_containers = json!([{ "name": "check-dns", "image": image, "command": ["/usr/local/bin/etcdctl", "version"] }]);
     }
-    let mut ask = form.etcdctl();
-    ask.extend(["endpoint", "status"].map(String::from));
+    let mut probe_command = form.etcdctl();
+    probe_command.extend(["endpoint", "status"].map(String::from));
     let probe = |delay: u8, timeout: u8, period: u8| {
-        json!({ "exec": { "command": ask },
+        json!({ "exec": { "command": probe_command },
             "initialDelaySeconds": delay, "timeoutSeconds": timeout, "periodSeconds": period, "failureThreshold": 3 })
     };
     json!({
@@ -195,7 +195,7 @@ fn pod(
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
-            "initContainers": waiting,
+            "initContainers": init_containers,
             "containers": [{ "name": "etcd", "image": image, "command": command,
                 "env": [{ "name": "ETCDCTL_API", "value": "3" }],
                 "ports": [{ "name": "server", "containerPort": 2380 }, { "name": "client", "containerPort": 2379 }],
@@ -278,17 +278,17 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
         .apply(&service(&owner, "c", true).to_string())
         .await?;
     for count in 1..=NAMES.len() {
-        let together = &NAMES[..count];
+        let initial_members = &NAMES[..count];
         if count > 1 {
             let url = format!(
                 "--peer-urls={}",
-                peer_url(sandbox, form, together[count - 1])
+                peer_url(sandbox, form, initial_members[count - 1])
             );
             let etcdctl = form.etcdctl();
             let words = etcdctl.iter().map(String::as_str);
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
-            add.extend(["member", "add", together[count - 1], &url]);
+            add.extend(["member", "add", initial_members[count - 1], &url]);
             // etcd takes an addition when its members have been connected for a while.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
@@ -301,7 +301,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             .await?;
         }
         if matches!(form, Form::Volumes) {
-            let name = together[count - 1];
+            let name = initial_members[count - 1];
             let claim = json!({
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim",
                 "metadata": { "name": name, "ownerReferences": [owner],
@@ -310,7 +310,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             });
             sandbox.apply(&claim.to_string()).await?;
         }
-        let pod = pod(sandbox, &owner, (form, version), together);
+        let pod = pod(sandbox, &owner, (form, version), initial_members);
         sandbox.apply(&pod.to_string()).await?;
         await_ready(sandbox, count).await?;
     }
@@ -322,7 +322,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
 #[tokio::test]
 async fn adopts_coreos_cluster_with_tls() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
-        take_over(sandbox, Form::Tls).await
+        adopt(sandbox, Form::Tls).await
     })
     .await;
 }
@@ -331,12 +331,12 @@ async fn adopts_coreos_cluster_with_tls() {
 #[tokio::test]
 async fn adopts_coreos_cluster_on_volumes() {
     cluster_scenario("adopt_coreos_volumes", async |sandbox| {
-        take_over(sandbox, Form::Volumes).await
+        adopt(sandbox, Form::Volumes).await
     })
     .await;
 }
 
-async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
+async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     // Stopped as the old operator is before this one is installed.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
@@ -355,7 +355,7 @@ async fn take_over(sandbox: &Sandbox, form: Form) -> Result<()> {
     let writer = if matches!(form, Form::Tls) {
         // Old members look up who connects to them in DNS, and the name they get ends in the cluster's domain
         // (`isHostInDNS` in etcd's `client/pkg/transport`): the old operator asked for names in both forms.
-        let mut names = of_pods(sandbox, "c");
+        let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;
         make_old_cluster(sandbox, form, &version).await?;
@@ -420,7 +420,7 @@ mod full {
     #[tokio::test]
     async fn adopts_coreos_cluster_without_tls_or_volumes() {
         cluster_scenario("adopt_coreos", async |sandbox| {
-            take_over(sandbox, Form::Plain).await
+            adopt(sandbox, Form::Plain).await
         })
         .await;
     }

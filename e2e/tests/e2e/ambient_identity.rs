@@ -143,19 +143,19 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
         condition(object, "Complete").is_some_and(|found| found["reason"] == "AccessDenied")
     })
     .await?;
-    let said =
+    let message =
         condition(&seen, "Complete").map_or(String::new(), |found| found["message"].to_string());
     let remedy = format!("--ambient-identity={}=s3://{path}", sandbox.namespace);
     ensure!(
-        said.contains("spec.s3.awsSecret") && said.contains(&remedy),
-        "{said}"
+        message.contains("spec.s3.awsSecret") && message.contains(&remedy),
+        "{message}"
     );
     Ok(())
 }
 
 /// The cluster of the namespace with the grant is backed up, lost and restored. Another place and another namespace are
 /// refused.
-pub(crate) async fn is_used_by_grant_alone(
+pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,
     cluster: &str,
@@ -172,8 +172,8 @@ pub(crate) async fn is_used_by_grant_alone(
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
     // Another place, another namespace, and a place that only begins with the same characters.
-    let beside = format!("{}-b/etcd", grant.place);
-    is_refused(allowed, Kind::EtcdBackup, "beside", &beside).await?;
+    let adjacent = format!("{}-b/etcd", grant.place);
+    is_refused(allowed, Kind::EtcdBackup, "beside", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "strange", &path).await?;
     is_refused(other, Kind::EtcdRestore, "strange", &path).await?;
     let found = grant.bucket.keys().await?;
@@ -183,7 +183,7 @@ pub(crate) async fn is_used_by_grant_alone(
     );
 
     allowed.delete_cluster(cluster).await?;
-    is_refused(allowed, Kind::EtcdRestore, "beside", &beside).await?;
+    is_refused(allowed, Kind::EtcdRestore, "beside", &adjacent).await?;
     allowed
         .kubectl(&["delete", "etcdrestore", "beside"])
         .await?;

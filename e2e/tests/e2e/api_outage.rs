@@ -7,16 +7,16 @@ use e2e::{Sandbox, Testbed, Writer};
 use kube::ResourceExt;
 
 use crate::all_pods_lost::await_restarts;
-use crate::node_reboot::{Both, operator, serve};
+use crate::node_reboot::{TwoClusters, operator, serve};
 
 /// Invariant 1: an API server that does not answer is no reason for anything. The outage is longer than the
 /// operator's lease, so its process ends meanwhile, and a new one finds the member that died unseen.
-pub(crate) async fn a_member_dies_meanwhile(
+pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
     writers: &[Writer],
 ) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
     // The leader, unless it shares the operator's node: then another.
     let mut pods = sandbox.member_pods("plain").await?;
@@ -38,6 +38,6 @@ pub(crate) async fn a_member_dies_meanwhile(
     sandbox.await_unhealthy("plain", &victim.name_any()).await?;
     testbed.start_node(node_of(victim)).await?;
     await_restarts(sandbox, &before.on(node_of(victim))).await?;
-    before.are_the_same(sandbox).await?;
+    before.ensure_same_members(sandbox).await?;
     serve(writers, 10).await
 }

@@ -27,15 +27,19 @@ pub(crate) async fn keys_as(sandbox: &Sandbox, cluster: &str, password: &str) ->
     Keyspace::of_cluster_as(env, namespace, cluster, ("root", password)).await
 }
 
-pub(crate) async fn lets_in(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<bool> {
+pub(crate) async fn accepts_password(
+    sandbox: &Sandbox,
+    cluster: &str,
+    password: &str,
+) -> Result<bool> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-    Keyspace::lets_in(env, namespace, cluster, ("root", password)).await
+    Keyspace::accepts_login(env, namespace, cluster, ("root", password)).await
 }
 
 /// Waits until etcd takes this password.
 pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
     until("etcd takes the password", DEADLINE, async || {
-        Ok(if lets_in(sandbox, cluster, password).await? {
+        Ok(if accepts_password(sandbox, cluster, password).await? {
             Poll::Done(())
         } else {
             Poll::NotYet("it does not let root in".to_owned())
@@ -45,7 +49,7 @@ pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &
 }
 
 /// What there is in the beginning: the Secret with the first password, and a cluster with these lines under `spec`.
-async fn begin(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
+async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
     sandbox.apply(&secret(FIRST)).await?;
     sandbox
         .apply(&cluster_with(&sandbox.env, "c", size, more)?)
@@ -54,7 +58,7 @@ async fn begin(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
 }
 
 /// Keys are written, and whoever wrote them turns authentication on.
-async fn fill_and_close(sandbox: &Sandbox) -> Result<()> {
+async fn fill_and_enable_auth(sandbox: &Sandbox) -> Result<()> {
     let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     open.fill("kept/", KEYS, |_| ()).await?;
     open.enable_auth(FIRST).await
@@ -105,7 +109,7 @@ fn managed(enabled: bool) -> String {
 async fn operator_enables_auth_changes_password_disables_auth() {
     scenario_without_leaks("auth", async |sandbox| {
         let bucket = bucket(sandbox).await?;
-        begin(sandbox, 3, &managed(true)).await?;
+        create_cluster(sandbox, 3, &managed(true)).await?;
         await_password(sandbox, "c", FIRST).await?;
         let keys = keys_as(sandbox, "c", FIRST).await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
@@ -147,7 +151,7 @@ async fn password_changes_and_backup_keeps_its_own(
     // The operator is not asked to read the Secret: it reads each Secret once a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
-        !lets_in(sandbox, "c", FIRST).await?,
+        !accepts_password(sandbox, "c", FIRST).await?,
         "the password before still fits"
     );
     sandbox.await_members("c", 3).await?;
@@ -211,8 +215,8 @@ async fn turns_off(sandbox: &Sandbox) -> Result<()> {
 async fn operators_log_in_where_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
         let bucket = bucket(sandbox).await?;
-        begin(sandbox, 1, "  auth: {secret: root}\n").await?;
-        fill_and_close(sandbox).await?;
+        create_cluster(sandbox, 1, "  auth: {secret: root}\n").await?;
+        fill_and_enable_auth(sandbox).await?;
         has_the_keys(sandbox, "c", FIRST).await?;
         let follows = secret_follows_the_password(sandbox);
         step("change the password, then the Secret", follows).await?;
@@ -229,10 +233,10 @@ async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
         .await?
         .change_password(SECOND)
         .await?;
-    let said = await_degraded(sandbox, "c", "EtcdAccessDenied").await?;
+    let message = await_degraded(sandbox, "c", "EtcdAccessDenied").await?;
     ensure!(
-        said.contains("Secret root") && said.contains("spec.auth.secret"),
-        "{said}"
+        message.contains("Secret root") && message.contains("spec.auth.secret"),
+        "{message}"
     );
     sandbox.apply(&secret(SECOND)).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -290,8 +294,8 @@ async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
         await_complete(&restores, restore, DEADLINE).await?;
         sandbox.await_members(cluster, 1).await?;
         has_the_keys(sandbox, cluster, SECOND).await?;
-        let nobody = Keyspace::of_cluster(env, namespace, cluster).await?;
-        ensure!(nobody.verify("kept/", KEYS).await.is_err(), "it is open");
+        let anonymous = Keyspace::of_cluster(env, namespace, cluster).await?;
+        ensure!(anonymous.verify("kept/", KEYS).await.is_err(), "it is open");
     }
     Ok(())
 }

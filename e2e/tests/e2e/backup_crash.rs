@@ -10,7 +10,7 @@ use e2e::{DEADLINE, Keyspace, Sandbox, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams};
 
-use crate::backup_pvc::on_claim;
+use crate::backup_pvc::pvc_backup;
 use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location};
 
 /// Where the operator dies.
@@ -19,7 +19,7 @@ struct Crash {
     /// The fail point, which is the name of the EtcdBackup, too.
     point: &'static str,
     /// Whether the backup is made by a pod beside a claim; else by the operator, to S3.
-    beside_claim: bool,
+    to_pvc: bool,
     /// Whether the next process finds the backup whole.
     adopted: bool,
 }
@@ -28,27 +28,27 @@ struct Crash {
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
-        beside_claim: false,
+        to_pvc: false,
         adopted: false,
     },
     Crash {
         point: "backup-before-create-pod",
-        beside_claim: true,
+        to_pvc: true,
         adopted: false,
     },
     Crash {
         point: "backup-before-manifest",
-        beside_claim: false,
+        to_pvc: false,
         adopted: false,
     },
     Crash {
         point: "backup-before-pod-removal",
-        beside_claim: true,
+        to_pvc: true,
         adopted: true,
     },
     Crash {
         point: "backup-after-manifest",
-        beside_claim: false,
+        to_pvc: false,
         adopted: true,
     },
 ];
@@ -65,7 +65,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
 }
 
 /// Replaces the operator's process by one that dies at this point.
-async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
+async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
     });
@@ -80,24 +80,27 @@ async fn fail_at(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
 }
 
 /// A cluster `c` and a claim `backups` exist.
-pub(crate) async fn crashes_leave_whole_backups(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
+pub(crate) async fn crashes_leave_complete_backups(
+    sandbox: &Sandbox,
+    keys: &Keyspace,
+) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let bucket = Bucket::create(s3, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
     let mut stored = Vec::new();
     let mut last: Option<(Crash, i64)> = None;
     for crash in CRASHES {
-        fail_at(sandbox, Some(crash.point)).await?;
-        if let Some((crash, before)) = last {
-            stored.push(completed(sandbox, crash, before).await?);
+        restart_with_failpoint(sandbox, Some(crash.point)).await?;
+        if let Some((crash, revision_before)) = last {
+            stored.push(completed(sandbox, crash, revision_before).await?);
         }
-        let begun = dies(sandbox, &bucket, keys, crash);
-        let before = step(crash.point, begun).await?;
-        last = Some((crash, before));
+        let begun = crash_during_backup(sandbox, &bucket, keys, crash);
+        let revision_before = step(crash.point, begun).await?;
+        last = Some((crash, revision_before));
     }
-    fail_at(sandbox, None).await?;
-    if let Some((crash, before)) = last {
-        stored.push(completed(sandbox, crash, before).await?);
+    restart_with_failpoint(sandbox, None).await?;
+    if let Some((crash, revision_before)) = last {
+        stored.push(completed(sandbox, crash, revision_before).await?);
     }
     let here = format!("s3://{}/", bucket.name);
     let in_bucket = stored
@@ -115,11 +118,16 @@ pub(crate) async fn crashes_leave_whole_backups(sandbox: &Sandbox, keys: &Keyspa
 
 /// Begins a backup, in which the operator dies. Returns the revision of the keys that were there; others are written
 /// afterwards.
-async fn dies(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace, crash: Crash) -> Result<i64> {
+async fn crash_during_backup(
+    sandbox: &Sandbox,
+    bucket: &Bucket,
+    keys: &Keyspace,
+    crash: Crash,
+) -> Result<i64> {
     let point = crash.point;
-    let before = keys.fill("before/", 10, |_| ()).await?;
-    let manifest = if crash.beside_claim {
-        on_claim(point, "")
+    let revision_before = keys.fill("before/", 10, |_| ()).await?;
+    let manifest = if crash.to_pvc {
+        pvc_backup(point, "")
     } else {
         let policy = "  backupPolicy: {backupIntervalInSecond: 86400, maxBackups: 9}\n";
         let path = format!("{}/{point}", bucket.name);
@@ -133,7 +141,7 @@ async fn dies(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace, crash: Crash)
         })
     })
     .await?;
-    if !crash.beside_claim && !crash.adopted {
+    if !crash.to_pvc && !crash.adopted {
         // The next process knows of the attempts that ended with their operator.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
@@ -141,7 +149,7 @@ async fn dies(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace, crash: Crash)
     }
     // In the backup only if that is made again.
     keys.fill("after/", 10, |_| ()).await?;
-    Ok(before)
+    Ok(revision_before)
 }
 
 fn attempts(backup: &DynamicObject) -> &serde_json::Value {
@@ -149,7 +157,7 @@ fn attempts(backup: &DynamicObject) -> &serde_json::Value {
 }
 
 /// Waits until the backup is complete; returns its location.
-async fn completed(sandbox: &Sandbox, crash: Crash, before: i64) -> Result<String> {
+async fn completed(sandbox: &Sandbox, crash: Crash, revision_before: i64) -> Result<String> {
     let point = crash.point;
     let backups = sandbox.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, point, DEADLINE)
@@ -158,8 +166,8 @@ async fn completed(sandbox: &Sandbox, crash: Crash, before: i64) -> Result<Strin
     ensure!(attempts(&done).is_null(), "{point}: {done:?}");
     let revision = field(&done, "/status/etcdRevision").as_i64();
     ensure!(
-        (revision == Some(before)) == crash.adopted,
-        "{point}: revision {revision:?}, {before} before"
+        (revision == Some(revision_before)) == crash.adopted,
+        "{point}: revision {revision:?}, {revision_before} before"
     );
     Ok(location(&done))
 }

@@ -11,31 +11,31 @@ use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
-use crate::backup_crash::crashes_leave_whole_backups;
+use crate::backup_crash::crashes_leave_complete_backups;
 use crate::backup_schedule::{location, suspend};
-use crate::bad_input::{no_restarts, waits};
+use crate::bad_input::{await_waiting, no_restarts};
 use crate::fixtures::{DURABLE, cluster_with, newest_version};
-use crate::restore_sources::compare;
+use crate::restore_sources::await_equal_restore;
 
 const KEYS: usize = 200;
 
-pub(crate) const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: backups}\nspec:\n  \
+pub(crate) const BACKUP_PVC: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: backups}\nspec:\n  \
                      accessModes: [ReadWriteOnce]\n  resources: {requests: {storage: 64Mi}}\n";
 
-pub(crate) fn on_claim(name: &str, more: &str) -> String {
+pub(crate) fn pvc_backup(name: &str, more: &str) -> String {
     format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec:\n  \
          etcdCluster: {{name: c}}\n  storageType: PVC\n  pvc: {{claimName: backups, path: etcd/{name}}}\n{more}"
     )
 }
 
-fn pods_beside_claims() -> ListParams {
+fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
 /// Waits until no pod beside a claim is left: each ends with its work.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
-    let ours = pods_beside_claims();
+    let ours = backup_pod_selector();
     until("no pod is left beside the claim", DEADLINE, async || {
         let pods = sandbox.api::<Pod>().list(&ours).await?.items;
         Ok(if pods.is_empty() {
@@ -56,11 +56,11 @@ async fn pvc_backups_follow_retention_and_are_restored() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill_mixed("mixed/", KEYS).await?;
         step("name a missing claim", waits_for_claim(sandbox)).await?;
-        let crashes = crashes_leave_whole_backups(sandbox, &keys);
+        let crashes = crashes_leave_complete_backups(sandbox, &keys);
         step("crash the operator", crashes).await?;
         await_no_pods(sandbox).await?;
-        let thinned = are_thinned_out(sandbox, &keys);
-        step("apply retention", thinned).await?;
+        let retention = apply_retention(sandbox, &keys);
+        step("apply retention", retention).await?;
         let restored = are_restored(sandbox, keys);
         step("restore in place and by name", restored).await
     })
@@ -69,15 +69,15 @@ async fn pvc_backups_follow_retention_and_are_restored() {
 
 /// The EtcdBackup is completed when the claim is created, and can be deleted without it.
 async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
-    let first = on_claim("first", "  deletionPolicy: Delete\n");
+    let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
-    let said = [
+    let message = [
         "spec.pvc.claimName",
         "no PersistentVolumeClaim backups",
         "create it",
     ];
-    waits(sandbox, "first", "BucketMissing", &said).await?;
-    let pods = sandbox.api::<Pod>().list(&pods_beside_claims()).await?;
+    await_waiting(sandbox, "first", "BucketMissing", &message).await?;
+    let pods = sandbox.api::<Pod>().list(&backup_pod_selector()).await?;
     ensure!(
         pods.items.is_empty(),
         "a pod waits for a claim that does not exist"
@@ -85,23 +85,23 @@ async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
 
     // Nothing delays the deletion, because no claim can hold a backup.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
-    sandbox.apply(&on_claim("second", "")).await?;
-    waits(sandbox, "second", "BucketMissing", &said).await?;
-    sandbox.apply(CLAIM).await?;
+    sandbox.apply(&pvc_backup("second", "")).await?;
+    await_waiting(sandbox, "second", "BucketMissing", &message).await?;
+    sandbox.apply(BACKUP_PVC).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
     await_complete(&backups, "second", DEADLINE).await?;
     no_restarts(sandbox).await
 }
 
 /// One compressed backup, a series with retention, and a claim without a volume.
-async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
+async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
     // A pod without a node is reported after a minute. Other backups are made meanwhile.
-    let unbound = CLAIM.replace("{name: backups}", "{name: none}");
+    let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
-    let nowhere = on_claim("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
+    let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
     let nowhere = nowhere.replace("claimName: backups", "claimName: none");
-    let once = on_claim("once", "  compression: zstd\n");
+    let once = pvc_backup("once", "  compression: zstd\n");
     sandbox
         .apply(&[unbound, nowhere, once].join("---\n"))
         .await?;
@@ -111,7 +111,7 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     ensure!(stored == "pvc://backups/etcd/once", "{stored}");
     ensure!(field(&done, "/status/etcdRevision").as_i64() == Some(before.revision));
     let often = "  backupPolicy: {backupIntervalInSecond: 4, maxBackups: 2}\n";
-    sandbox.apply(&on_claim("often", often)).await?;
+    sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
         // The first may already be followed by a second one. What could not be removed is removed the next time.
@@ -133,15 +133,15 @@ async fn are_thinned_out(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
         has_condition(object, "Failed", "True")
     })
     .await?;
-    let said = conditions_line(&failed);
-    ensure!(said.contains("spec.pvc.claimName"), "{said}");
+    let message = conditions_line(&failed);
+    ensure!(message.contains("spec.pvc.claimName"), "{message}");
     await_no_pods(sandbox).await
 }
 
 /// Over the running cluster, by the path; and by the name of the EtcdBackup into a new member with a volume.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
-    sandbox.apply(&on_claim("last", "")).await?;
+    sandbox.apply(&pvc_backup("last", "")).await?;
     await_complete(&sandbox.objects(Kind::EtcdBackup), "last", DEADLINE).await?;
     keys.fill("later/", 10, |_| ()).await?;
     drop(keys);
@@ -149,7 +149,7 @@ async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
                 etcdCluster: {name: c}\n  overwrite: true\n  backupStorageType: PVC\n  \
                 pvc: {claimName: backups, path: etcd/last}\n";
     sandbox.apply(over).await?;
-    compare(sandbox, "over", "c", &before).await?;
+    await_equal_restore(sandbox, "over", "c", &before).await?;
     sandbox.await_members("c", 3).await?;
     sandbox.delete_cluster("c").await?;
 
@@ -160,5 +160,7 @@ async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
          {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 64Mi}}}}}}}}}}}}}}\n  backup: {{name: last}}\n"
     );
     sandbox.apply(&back).await?;
-    compare(sandbox, "back", "d", &before).await.map(drop)
+    await_equal_restore(sandbox, "back", "d", &before)
+        .await
+        .map(drop)
 }

@@ -7,8 +7,8 @@ use e2e::objects::{Kind, await_complete, await_object, conditions_line, field};
 use e2e::tls;
 use e2e::{DEADLINE, Keyspace, scenario};
 
-use crate::backup_pvc::{CLAIM, on_claim};
-use crate::certificates::{STATIC, client, make_secrets, of_pods};
+use crate::backup_pvc::{BACKUP_PVC, pvc_backup};
+use crate::certificates::{STATIC, client, make_secrets, pod_dns_names};
 use crate::fixtures::cluster_with;
 
 const KEYS: usize = 200;
@@ -17,13 +17,13 @@ const PASSWORD: &str = "correct-horse-battery";
 #[tokio::test]
 async fn pvc_backup_works_with_tls_and_auth() {
     scenario("backup_pvc_tls", async |sandbox| {
-        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), false).await?;
+        let authority = make_secrets(sandbox, &pod_dns_names(sandbox, "c"), false).await?;
         let root = format!(
             "apiVersion: v1\nkind: Secret\nmetadata: {{name: root}}\ntype: kubernetes.io/basic-auth\nstringData: \
              {{username: root, password: {PASSWORD}}}\n"
         );
         sandbox.apply(&root).await?;
-        sandbox.apply(CLAIM).await?;
+        sandbox.apply(BACKUP_PVC).await?;
         let more = format!("{STATIC}  auth: {{secret: root, enabled: true}}\n");
         let manifest = cluster_with(&sandbox.env, "c", 1, &more)?;
         sandbox.apply(&manifest).await?;
@@ -38,7 +38,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
 
         // By the cluster's name, with its own Secrets; and by an endpoint, with those the EtcdBackup names.
         let backups = sandbox.objects(Kind::EtcdBackup);
-        sandbox.apply(&on_claim("by-name", "")).await?;
+        sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
         let secret = tls::secret("backup-client", tls::CERT_MANAGER_KEYS, &signed, &authority.pem);
         sandbox.apply(&secret).await?;
@@ -47,7 +47,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
             sandbox.namespace
         );
         let by_endpoint = |name: &str, more: &str| {
-            on_claim(name, more).replace("etcdCluster: {name: c}", &endpoint)
+            pvc_backup(name, more).replace("etcdCluster: {name: c}", &endpoint)
         };
         let with_password = by_endpoint("by-endpoint", "  authSecret: root\n");
         sandbox.apply(&with_password).await?;

@@ -15,7 +15,7 @@ use kube::api::DynamicObject;
 use crate::all_pods_lost::same_members;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
-use crate::restore_sources::{compare, painted, seconds_between};
+use crate::restore_sources::{await_equal_restore, filled_cluster, seconds_between};
 
 const KEYS: usize = 2_000;
 /// Where the backup is.
@@ -28,7 +28,7 @@ pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> 
 }
 
 /// What is done says of which generation it speaks, when it began and ended, and no reason of a failure.
-fn is_told_to_the_end(done: &DynamicObject, reason: &str) -> Result<()> {
+fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     let generation = field(done, "/status/observedGeneration").as_i64();
     ensure!(generation.is_some() && generation == done.metadata.generation);
     let (began, ended) = (
@@ -49,7 +49,7 @@ fn is_told_to_the_end(done: &DynamicObject, reason: &str) -> Result<()> {
 struct Before {
     cluster: DynamicObject,
     /// What is in the backup.
-    picture: StoreState,
+    state: StoreState,
 }
 
 /// Invariant 12.
@@ -57,11 +57,11 @@ struct Before {
 async fn lost_cluster_is_restored_from_its_s3_backup() {
     scenario("backup_restore_s3", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-        let (bucket, keys) = painted(sandbox, &manifest, 3).await?;
+        let (bucket, keys) = filled_cluster(sandbox, &manifest, 3).await?;
         keys.fill("kept/", KEYS, |_| ()).await?;
         let before = Before {
             cluster: sandbox.await_members("c", 3).await?,
-            picture: StoreState::now(&keys).await?,
+            state: StoreState::now(&keys).await?,
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
@@ -73,11 +73,11 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         let back = manifests::restore(sandbox.env.s3()?, "back", "c", &back);
         sandbox.apply(&back).await?;
         let restored = step("restore", is_restored(sandbox, &before)).await?;
-        let told = is_told_and_measured(sandbox, &restored);
-        step("check Events and metrics", told).await?;
+        let checked = check_events_and_metrics(sandbox, &restored);
+        step("check Events and metrics", checked).await?;
         let served = serves_as_before(sandbox, &restored, &before);
         let is = step("check the cluster", served).await?;
-        let again = seed_comes_back(sandbox, &restored, &is, &before.picture);
+        let again = seed_comes_back(sandbox, &restored, &is, &before.state);
         step("lose the seed's pod", again).await
     })
     .await;
@@ -93,7 +93,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
     // The recorded revision is the snapshot's own: nothing wrote after the last key.
     let revision = field(&done, "/status/etcdRevision");
-    ensure!(*revision == before.picture.revision, "{revision} recorded");
+    ensure!(*revision == before.state.revision, "{revision} recorded");
 
     // The bucket holds what the status says: the object and its manifest, nothing else, nothing unfinished.
     let objects = bucket.keys().await?;
@@ -107,13 +107,13 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
         "manifest: {recorded}"
     );
     ensure!(
-        recorded["hash"] == before.picture.hash.0,
+        recorded["hash"] == before.state.hash.0,
         "the manifest's hash: {recorded}"
     );
 
     let location = format!("s3://{}/{KEY}", bucket.name);
     ensure!(*field(&done, "/status/location") == location);
-    is_told_to_the_end(&done, "/status/Reason")?;
+    ensure_final_status(&done, "/status/Reason")?;
     let last = field(&done, "/status/lastSuccessDate").as_str();
     ensure!(last.is_some() && last <= field(&done, "/status/completionTime").as_str());
     Ok(())
@@ -121,9 +121,9 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
 
 /// The EtcdCluster was deleted, and only the backup knows what it was.
 async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
-    let restored = compare(sandbox, "back", "c", &before.picture).await?;
+    let restored = await_equal_restore(sandbox, "back", "c", &before.state).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
-    is_told_to_the_end(&restored, "/status/reason")?;
+    ensure_final_status(&restored, "/status/reason")?;
     ensure!(field(&restored, "/status/phase") == "Complete");
     let (bytes, total) = ("/status/progress/bytes", "/status/progress/totalBytes");
     ensure!(
@@ -157,7 +157,7 @@ async fn serves_as_before(
     ensure!(lock.is_none(), "the restore lock is still there");
     await_one_volume_per_member(sandbox, &members).await?;
 
-    let written = before.picture.revision;
+    let written = before.state.revision;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     ensure!(keys.verify("kept/", KEYS).await? >= written);
     keys.verify("later/", 0)
@@ -190,16 +190,16 @@ async fn seed_comes_back(
 }
 
 /// Events tell what was done, and the operator's metrics how long it took and how much it was.
-async fn is_told_and_measured(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
+async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
     let name = done.name_any();
-    for said in [
+    for reason in [
         "ClusterCreated",
         "SeedStarted",
         "SeedServes",
         "HandedOver",
         "RestoreComplete",
     ] {
-        let words = ["Normal", said];
+        let words = ["Normal", reason];
         let kind = Kind::EtcdRestore;
         sandbox.await_event(kind, &name, &words).await?;
     }

@@ -9,7 +9,7 @@ use e2e::store_state::StoreState;
 use e2e::{DEADLINE, Keyspace, Sandbox, step};
 
 use crate::fixtures::cluster;
-use crate::restore_sources::compare;
+use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 /// Without a policy, the backup is at the path itself. With one it is numbered, and here compressed.
@@ -152,7 +152,7 @@ async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) 
     let manifests: Vec<String> = manifests.collect();
     sandbox.apply(&manifests.join("---\n")).await?;
     for store in readable() {
-        compare(sandbox, store.name, store.name, before).await?;
+        await_equal_restore(sandbox, store.name, store.name, before).await?;
         sandbox.await_members(store.name, 1).await?;
     }
     Ok(())

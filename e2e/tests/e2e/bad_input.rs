@@ -15,11 +15,11 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{cluster, newest_version};
-use crate::restore_in_place::{self, pods_of};
+use crate::restore_in_place::{self, restarts_of};
 use crate::restore_storage::left;
 
 /// The schema refuses the manifest, with a message that says why.
-async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
+async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
     match sandbox.apply(manifest).await {
         Ok(printed) => anyhow::bail!("accepted: {printed}\n{manifest}"),
         Err(error) => {
@@ -31,7 +31,12 @@ async fn refused(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()
 }
 
 /// The object gets a condition with all the fragments, and a Warning Event.
-async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> Result<()> {
+async fn await_reported(
+    sandbox: &Sandbox,
+    kind: Kind,
+    name: &str,
+    fragments: &[&str],
+) -> Result<()> {
     await_object(
         &sandbox.objects(kind),
         name,
@@ -43,11 +48,11 @@ async fn said(sandbox: &Sandbox, kind: Kind, name: &str, fragments: &[&str]) -> 
         },
     )
     .await?;
-    warned(sandbox, kind, name).await
+    await_warning(sandbox, kind, name).await
 }
 
 /// The EtcdBackup waits for this reason, which its message explains with all the fragments, and there is a Warning Event.
-pub(crate) async fn waits(
+pub(crate) async fn await_waiting(
     sandbox: &Sandbox,
     name: &str,
     reason: &str,
@@ -64,10 +69,10 @@ pub(crate) async fn waits(
         })
     })
     .await?;
-    warned(sandbox, Kind::EtcdBackup, name).await
+    await_warning(sandbox, Kind::EtcdBackup, name).await
 }
 
-async fn warned(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
+async fn await_warning(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
     e2e::until(
         &format!("a Warning Event about {name}"),
         DEADLINE,
@@ -95,7 +100,7 @@ fn object(kind: Kind, name: &str, spec: &str) -> String {
 async fn invalid_clusters_are_rejected_or_explained() {
     cluster_scenario("bad_cluster", async |sandbox| {
         let zero = object(Kind::EtcdCluster, "zero", "{size: 0}");
-        refused(sandbox, &zero, "size").await?;
+        ensure_rejected(sandbox, &zero, "size").await?;
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
@@ -114,8 +119,8 @@ async fn invalid_clusters_are_rejected_or_explained() {
             .map(|(name, spec)| object(Kind::EtcdCluster, name, spec));
         sandbox.apply(&manifests.join("---\n")).await?;
         let kind = Kind::EtcdCluster;
-        said(sandbox, kind, "unreal", &["spec.version", "3.6.999"]).await?;
-        said(sandbox, kind, "secret", &["spec.TLS"]).await?;
+        await_reported(sandbox, kind, "unreal", &["spec.version", "3.6.999"]).await?;
+        await_reported(sandbox, kind, "secret", &["spec.TLS"]).await?;
         let clusters = sandbox.objects(kind);
         let what = "FieldsInEffect=False";
         await_object(&clusters, "later", what, DEADLINE, |object| {
@@ -147,11 +152,11 @@ async fn invalid_backups_and_restores_are_rejected_or_explained() {
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill_mixed("mixed/", 20).await?;
-        let backups = backups_that_wait(sandbox, &bucket);
+        let backups = backups_wait_for_correction(sandbox, &bucket);
         step("back up with mistakes", backups).await?;
         let contradictory = contradictory_restores(sandbox, &bucket);
         step("restore into a new cluster with mistakes", contradictory).await?;
-        let over = leave_the_living_cluster_alone(sandbox, &bucket, &keys);
+        let over = running_cluster_is_unchanged(sandbox, &bucket, &keys);
         step("restore over a cluster with mistakes", over).await?;
         no_restarts(sandbox).await
     })
@@ -164,18 +169,18 @@ async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     sandbox.apply(&aws_secret(s3, "aws")).await?;
     let kind = Kind::EtcdRestore;
     let floppy = "{etcdCluster: {name: c}, backupStorageType: Floppy}";
-    refused(sandbox, &object(kind, "a", floppy), "backupStorageType").await?;
+    ensure_rejected(sandbox, &object(kind, "a", floppy), "backupStorageType").await?;
     let path = format!("{}/nothing-there", bucket.name);
     let absent = restore_with(s3, "absent", "{name: c}", &path, "");
     sandbox.apply(&absent).await?;
-    let said_of_it = ["Failed=True(BackupMissing: ", "nothing-there"];
-    said(sandbox, kind, "absent", &said_of_it).await?;
+    let fragments = ["Failed=True(BackupMissing: ", "nothing-there"];
+    await_reported(sandbox, kind, "absent", &fragments).await?;
     let path = format!("{}/etcd.backup", bucket.name);
     let secretless = restore_with(s3, "secretless", "{name: d}", &path, "");
     let secretless = secretless.replace("awsSecret: aws,", "awsSecret: no-such-secret,");
     sandbox.apply(&secretless).await?;
-    let said_of_it = ["Failed=True(SecretMissing: ", "no-such-secret"];
-    said(sandbox, kind, "secretless", &said_of_it).await?;
+    let fragments = ["Failed=True(SecretMissing: ", "no-such-secret"];
+    await_reported(sandbox, kind, "secretless", &fragments).await?;
     clusters_are(sandbox, 0).await
 }
 
@@ -190,57 +195,57 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
 }
 
 /// Backups of the cluster `c` that wait for a correction, and one that does not.
-async fn backups_that_wait(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
+async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
     let periodic = "{etcdCluster: {name: c}, storageType: S3, s3: {path: b/k}, \
                     backupPolicy: {backupIntervalInSecond: -1}}";
     let periodic = object(kind, "a", periodic);
-    refused(sandbox, &periodic, "backupIntervalInSecond").await?;
+    ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
     // The Secret is missing, then lacks a key, then has a wrong identity, then is right: the same object is completed.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
     let missing = ["spec.s3.awsSecret", "no Secret keys"];
-    waits(sandbox, "secret", "SecretMissing", &missing).await?;
+    await_waiting(sandbox, "secret", "SecretMissing", &missing).await?;
     let half = "apiVersion: v1\nkind: Secret\nmetadata: {name: keys}\nstringData: {config: \"[default]\"}\n";
     sandbox.apply(half).await?;
     let lacking = ["spec.s3.awsSecret", "credentials"];
-    waits(sandbox, "secret", "SecretMissing", &lacking).await?;
+    await_waiting(sandbox, "secret", "SecretMissing", &lacking).await?;
     let mut wrong = s3.clone();
     "wrong".clone_into(&mut wrong.secret_key);
     sandbox.apply(&aws_secret(&wrong, "keys")).await?;
     let denied = ["spec.s3.awsSecret", "access denied"];
-    waits(sandbox, "secret", "AccessDenied", &denied).await?;
-    holds(bucket, &[]).await?;
+    await_waiting(sandbox, "secret", "AccessDenied", &denied).await?;
+    ensure_backups(bucket, &[]).await?;
     sandbox.apply(&aws_secret(s3, "keys")).await?;
     let backups = sandbox.objects(kind);
     await_complete(&backups, "secret", DEADLINE).await?;
-    holds(bucket, &["one"]).await?;
+    ensure_backups(bucket, &["one"]).await?;
 
-    let nobody = format!(
-        "{{etcdEndpoints: [\"http://nobody.{}.svc:2379\"], storageType: S3, s3: {{path: {}/two, awsSecret: aws, \
+    let unreachable_backup = format!(
+        "{{etcdEndpoints: [\"http://no-such-host.{}.svc:2379\"], storageType: S3, s3: {{path: {}/two, awsSecret: aws, \
          endpoint: \"{}\", forcePathStyle: true}}}}",
         sandbox.namespace, bucket.name, s3.endpoint
     );
     let all = [
         backup(sandbox, "bucket", "no-such-bucket-anywhere", "one")?,
-        object(kind, "nobody", &nobody),
+        object(kind, "unreachable", &unreachable_backup),
         backup(sandbox, "good", &bucket.name, "good")?,
     ];
     sandbox.apply(&all.join("---\n")).await?;
     let missing = ["no-such-bucket-anywhere", "does not exist"];
-    waits(sandbox, "bucket", "BucketMissing", &missing).await?;
-    let unreachable = ["spec.etcdEndpoints", "nobody"];
-    waits(sandbox, "nobody", "EtcdUnreachable", &unreachable).await?;
+    await_waiting(sandbox, "bucket", "BucketMissing", &missing).await?;
+    let unreachable = ["spec.etcdEndpoints", "no-such-host"];
+    await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
     // Nothing is stored of those that cannot work.
-    holds(bucket, &["good", "one"]).await
+    ensure_backups(bucket, &["good", "one"]).await
 }
 
 /// These backups lie in the bucket, each with its manifest, and nothing else.
-async fn holds(bucket: &Bucket, backups: &[&str]) -> Result<()> {
+async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let pairs = backups
         .iter()
         .flat_map(|key| [(*key).to_owned(), format!("{key}.manifest.json")]);
@@ -272,16 +277,16 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
 
     let kind = Kind::EtcdRestore;
     sandbox.apply(&older).await?;
-    let said_of_it = ["Failed=True(InvalidSpec: ", &newest, oldest, "version"];
-    said(sandbox, kind, "older", &said_of_it).await?;
+    let fragments = ["Failed=True(InvalidSpec: ", &newest, oldest, "version"];
+    await_reported(sandbox, kind, "older", &fragments).await?;
     sandbox.apply(&cut).await?;
-    let said_of_it = ["Failed=True(SnapshotUnreadable: ", "cut off"];
-    said(sandbox, kind, "cut", &said_of_it).await?;
+    let fragments = ["Failed=True(SnapshotUnreadable: ", "cut off"];
+    await_reported(sandbox, kind, "cut", &fragments).await?;
     clusters_are(sandbox, 1).await
 }
 
 /// Mistakes are reported over a running cluster as well, and nothing is touched.
-async fn leave_the_living_cluster_alone(
+async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
@@ -297,15 +302,19 @@ async fn leave_the_living_cluster_alone(
     let good = bucket.read("good").await?;
     bucket.write("newer", good).await?;
     keys.fill_mixed("later/", 20).await?;
-    let (pods, before) = (pods_of(sandbox).await?, StoreState::now(keys).await?);
+    let (pods, before) = (restarts_of(sandbox).await?, StoreState::now(keys).await?);
 
     let unreadable = ["Failed=True(SnapshotUnreadable: ", "cut off"];
     let newer = ["Failed=True(InvalidSpec: ", "3.99.0", "spec.version"];
-    let secretless = ["Failed=True(SecretMissing: ", "spec.s3.awsSecret", "nobody"];
+    let secretless = [
+        "Failed=True(SecretMissing: ",
+        "spec.s3.awsSecret",
+        "no-such-secret",
+    ];
     for (name, backup, secret, fragments) in [
         ("over-cut", "cut", "aws", unreadable.as_slice()),
         ("over-newer", "newer", "aws", &newer),
-        ("over-secretless", "good", "nobody", &secretless),
+        ("over-secretless", "good", "no-such-secret", &secretless),
     ] {
         let path = format!("{}/{backup}", bucket.name);
         let overwrite = "  overwrite: true\n";
@@ -314,18 +323,20 @@ async fn leave_the_living_cluster_alone(
         let secret = format!("awsSecret: {secret},");
         let manifest = manifest.replace("awsSecret: aws,", &secret);
         sandbox.apply(&manifest).await?;
-        said(sandbox, Kind::EtcdRestore, name, fragments).await?;
-        is_as_it_was(sandbox, &living).await.context(name)?;
+        await_reported(sandbox, Kind::EtcdRestore, name, fragments).await?;
+        ensure_unchanged(sandbox, &living).await.context(name)?;
     }
-    let now = pods_of(sandbox).await?;
+    let now = restarts_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
     before.ensure_same(&StoreState::now(keys).await?)
 }
 
 /// Nobody has claimed it, it is the cluster that it was, and there is nothing of a seed.
-async fn is_as_it_was(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
+async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let is = sandbox.await_members("c", 1).await?;
-    let claimed = is.annotations().contains_key(restore_in_place::CLAIM);
+    let claimed = is
+        .annotations()
+        .contains_key(restore_in_place::RESTORE_LOCK);
     ensure!(!claimed, "it was claimed");
     for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
         ensure!(field(&is, part) == field(before, part), "{part} changed");

@@ -10,9 +10,9 @@ use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
 /// How often the operator and the kubelets are asked to read Secrets.
-const READS: Duration = Duration::from_secs(3);
+const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
 /// The pause between two checks, each of which starts several processes.
-const PAUSE: Duration = Duration::from_millis(500);
+const POLL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Lines under `spec` for TLS between members and towards clients.
 pub(crate) const STATIC: &str = "  TLS:
@@ -22,7 +22,7 @@ pub(crate) const STATIC: &str = "  TLS:
 ";
 
 /// The names v1beta2's documentation asks for: the pods' form, and the client Service.
-pub(crate) fn of_pods(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
+pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
     vec![
         format!("*.{cluster}.{namespace}.svc"),
@@ -32,7 +32,7 @@ pub(crate) fn of_pods(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
 }
 
 /// The names of members with Services of their own; the client Service's is one of them.
-pub(crate) fn of_services(sandbox: &Sandbox) -> Vec<String> {
+pub(crate) fn service_dns_names(sandbox: &Sandbox) -> Vec<String> {
     vec![format!("*.{}.svc", sandbox.namespace)]
 }
 
@@ -45,10 +45,16 @@ pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],
-    usual: bool,
+    cert_manager_keys: bool,
 ) -> Result<Authority> {
     let authority = Authority::new("the test's authority")?;
-    let keys = |own: [&'static str; 3]| if usual { tls::CERT_MANAGER_KEYS } else { own };
+    let keys = |own: [&'static str; 3]| {
+        if cert_manager_keys {
+            tls::CERT_MANAGER_KEYS
+        } else {
+            own
+        }
+    };
     let peer = authority.sign(names)?;
     let server = authority.sign(names)?;
     let operator = authority.client()?;
@@ -85,21 +91,21 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
 
 /// As [`until`]. The operator and the kubelets read the Secrets of cluster `c` every few seconds; without a request, each
 /// reads them once a minute.
-pub(crate) async fn until_read<T>(
+pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
-    mut look: impl AsyncFnMut() -> Result<Poll<T>>,
+    mut poll: impl AsyncFnMut() -> Result<Poll<T>>,
 ) -> Result<T> {
     let mut read: Option<Instant> = None;
     until(what, DEADLINE * 2, async || {
-        if read.is_none_or(|at| at.elapsed() > READS) {
+        if read.is_none_or(|at| at.elapsed() > READ_TRIGGER_INTERVAL) {
             sandbox.trigger_reconcile("c").await?;
             sandbox.trigger_kubelet_sync("c").await?;
             read = Some(Instant::now());
         }
-        let seen = look().await;
+        let seen = poll().await;
         if !matches!(seen, Ok(Poll::Done(_))) {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_PAUSE).await;
         }
         seen
     })

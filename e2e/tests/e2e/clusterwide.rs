@@ -49,9 +49,9 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
         .await?;
     namespaced.await_members("own", 1).await?;
     await_managed(namespaced, "own", "True", "Namespaced").await?;
-    let nobodys = await_managed(namespaced, "handed", "False", "NotManaged").await?;
-    let said = condition(&nobodys, "Managed").context("just seen")?["message"].to_string();
-    ensure!(said.contains("--cluster-wide"), "no remedy: {said}");
+    let unmanaged = await_managed(namespaced, "handed", "False", "NotManaged").await?;
+    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    ensure!(message.contains("--cluster-wide"), "no remedy: {message}");
     namespaced
         .await_event(Kind::EtcdCluster, "handed", &["NotManaged"])
         .await?;
@@ -68,9 +68,9 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         sandbox.await_members("handed", 1).await?;
         await_managed(sandbox, "handed", "True", "ClusterWide").await?;
     }
-    let nobodys = await_managed(empty, "plain", "False", "NotManaged").await?;
-    let said = condition(&nobodys, "Managed").context("just seen")?["message"].to_string();
-    ensure!(said.contains(SCOPE), "no remedy: {said}");
+    let unmanaged = await_managed(empty, "plain", "False", "NotManaged").await?;
+    let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
+    ensure!(message.contains(SCOPE), "no remedy: {message}");
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
@@ -111,7 +111,7 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
     Ok(())
 }
 
-async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
+async fn run_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
     let first = has_no_manager_yet(namespaced);
     step("report objects without a manager", first).await?;
     let grant = Grant::create(wide, empty).await?;
@@ -120,7 +120,8 @@ async fn live_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) ->
     step("manage annotated objects", second).await?;
     let third = have_least_rights(namespaced, wide, &empty.namespace);
     step("check the rights", third).await?;
-    let fourth = ambient_identity::is_used_by_grant_alone(&grant, empty, "handed", namespaced);
+    let fourth =
+        ambient_identity::only_granted_identity_is_used(&grant, empty, "handed", namespaced);
     step("use the operators' identity", fourth).await
 }
 
@@ -128,7 +129,7 @@ mod serial {
     use e2e::sandbox::RELEASE;
     use e2e::{Sandbox, chart, cluster_scenario};
 
-    use super::live_together;
+    use super::run_together;
     use crate::ambient_identity::remove_policies;
 
     #[tokio::test]
@@ -136,7 +137,7 @@ mod serial {
         cluster_scenario("clusterwide_own", async |namespaced| {
             let wide = Sandbox::create("clusterwide").await?;
             let empty = Sandbox::create("clusterwide_none").await?;
-            let outcome = live_together(namespaced, &wide, &empty).await;
+            let outcome = run_together(namespaced, &wide, &empty).await;
             if outcome.is_err() {
                 wide.print_state().await;
                 empty.print_state().await;

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
 
-use crate::restore_in_place::CLAIM;
+use crate::restore_in_place::RESTORE_LOCK;
 use crate::restore_sources::Sources;
 
 /// Restores two backups at once into one cluster: `{prefix}-early` and `{prefix}-late`.
@@ -43,10 +43,10 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
 }
 
 /// It was refused in favour of the other one, which it names as the cause, and is in nobody's way.
-fn was_refused(refused: &DynamicObject, why: &[&str]) -> Result<()> {
-    let said = conditions_line(refused);
-    ensure!(has_failed_for(refused, "ClusterExists"), "{said}");
-    ensure!(why.iter().any(|why| said.contains(why)), "{said}");
+fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
+    let message = conditions_line(refused);
+    ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
+    ensure!(why.iter().any(|why| message.contains(why)), "{message}");
     let finalizers = refused.finalizers();
     ensure!(finalizers.is_empty(), "{finalizers:?} are left");
     Ok(())
@@ -77,7 +77,7 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
 }
 
 /// One member, one volume, no claim, one cluster ID wherever it is asked for; and exactly this backup.
-async fn holds_one_of_them(
+async fn ensure_one_backup_restored(
     sandbox: &Sandbox,
     cluster: &str,
     winner: &DynamicObject,
@@ -88,7 +88,7 @@ async fn holds_one_of_them(
     let clusters = sandbox.objects(Kind::EtcdCluster);
     // The cluster operator tells of the one before until it has looked.
     await_object(&clusters, cluster, "the restored one", DEADLINE, |object| {
-        field(object, "/status/clusterID") == id && !object.annotations().contains_key(CLAIM)
+        field(object, "/status/clusterID") == id && !object.annotations().contains_key(RESTORE_LOCK)
     })
     .await?;
     let is = sandbox.await_members(cluster, 1).await?;
@@ -101,10 +101,10 @@ async fn holds_one_of_them(
     } else {
         &sources.late
     };
-    let picture = &source.picture;
-    let restored = StoreState::at(&keys, picture.revision).await?;
-    picture.ensure_same(&restored)?;
-    ensure!(keys.revision().await? == picture.revision);
+    let state = &source.state;
+    let restored = StoreState::at(&keys, state.revision).await?;
+    state.ensure_same(&restored)?;
+    ensure!(keys.revision().await? == state.revision);
     let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
     until("one pod and one volume", DEADLINE, async || {
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
@@ -128,13 +128,13 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
         (false, true) => (late, early),
         _ => bail!("{}, {}", conditions_line(&early), conditions_line(&late)),
     };
-    was_refused(&loser, &["another EtcdRestore", "exists"])?;
+    ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
-    holds_one_of_them(sandbox, "f", &winner, sources).await?;
+    ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
     // A refused EtcdRestore owns nothing, and nothing is deleted with it.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
-    holds_one_of_them(sandbox, "f", &winner, sources)
+    ensure_one_backup_restored(sandbox, "f", &winner, sources)
         .await
         .map(drop)
 }
@@ -151,15 +151,17 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")
     });
-    let said: Vec<String> = refused.iter().map(conditions_line).collect();
-    let winner = complete.pop().with_context(|| format!("none: {said:?}"))?;
+    let message: Vec<String> = refused.iter().map(conditions_line).collect();
+    let winner = complete
+        .pop()
+        .with_context(|| format!("none: {message:?}"))?;
     for loser in &refused {
-        was_refused(loser, &["is being restored by another EtcdRestore"])?;
+        ensure_rejected(loser, &["is being restored by another EtcdRestore"])?;
     }
     for other in complete.iter().chain(&refused) {
         await_no_seed(sandbox, other).await?;
     }
-    let is = holds_one_of_them(sandbox, "c", &winner, sources).await?;
+    let is = ensure_one_backup_restored(sandbox, "c", &winner, sources).await?;
     ensure!(is.metadata.uid == before.metadata.uid, "made anew");
     ensure!(field(&is, "/spec") == field(&before, "/spec"));
     let id = field(&before, "/status/clusterID");

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::Api;
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::member_loss::{Choice, await_one_volume_per_member};
+use crate::member_loss::{SelectMember, await_one_volume_per_member};
 
 /// Where the testbed keeps the volume of a claim.
-async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
+async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
     let claims: Api<PersistentVolumeClaim> = sandbox.api();
     let spec = claims.get(claim).await?.spec.context("no spec")?;
     let name = spec.volume_name.context("the claim has no volume")?;
@@ -20,7 +20,7 @@ async fn directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
 }
 
 /// What the disk did to it: the first records of each log, or the first pages of the database.
-const DAMAGE: [(&str, &str, Choice); 2] = [
+const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
 ];
@@ -36,17 +36,17 @@ async fn replaces_member_with_damaged_data() {
         for (files, how, choose) in DAMAGE {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
-            let directory = directory(sandbox, &victim).await?;
+            let volume_directory = volume_directory(sandbox, &victim).await?;
             // It stands still meanwhile: what it writes on the way to its end would mend what was damaged.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(
-                    "for file in $(find {directory} -name '{files}' -size +0); do \
+                    "for file in $(find {volume_directory} -name '{files}' -size +0); do \
                      dd if=/dev/urandom of=$file {how} conv=notrunc status=none; echo $file; done"
                 ))
                 .await?;
             ensure!(
-                damaged.contains(&directory),
+                damaged.contains(&volume_directory),
                 "nothing was damaged: {damaged}"
             );
             testbed.kill_containers(&pods).await?;

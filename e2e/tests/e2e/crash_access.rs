@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::Secret;
 
 use crate::auth::secret;
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::operator_crash::{Victim, is_as_asked_for};
+use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
 /// From nothing to a cluster with certificates.
-const MAKING: &[&str] = &[
+const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
@@ -28,30 +28,30 @@ const ROTATION: &[&str] = &[
     "before-retire-authority",
 ];
 /// The bundle of an authority is lost.
-const LOSS: &[&str] = &["before-rejoin-authority"];
+const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
 /// A Secret loses a label.
 const UNLABELED: &[&str] = &["before-mark-secret"];
 /// A member with certificates of its own leaves.
-const LEAVING: &[&str] = &["before-discard-certificate"];
+const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
 /// Authentication is turned on.
-const TURNING_ON: &[&str] = &["before-record-passwords", "before-enable-auth"];
+const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
 /// The Secret has another password.
 const PASSWORD: &[&str] = &["before-change-password"];
 /// Authentication is turned off again.
-const TURNING_OFF: &[&str] = &["before-disable-auth", "before-forget-passwords"];
+const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
 /// All of them.
 pub(crate) const POINTS: [&[&str]; 10] = [
-    MAKING,
+    ISSUING,
     ROTATION,
-    LOSS,
+    LOST_BUNDLE,
     UNLABELED,
-    LEAVING,
-    TURNING_ON,
+    MEMBER_REMOVAL,
+    ENABLING_AUTH,
     PASSWORD,
-    TURNING_OFF,
+    DISABLING_AUTH,
     POLICY,
     NO_POLICY,
 ];
@@ -69,7 +69,7 @@ fn password(round: usize) -> String {
 }
 
 /// A connection to cluster `c` without a user.
-async fn anyone(sandbox: &Sandbox) -> Result<Keyspace> {
+async fn anonymous(sandbox: &Sandbox) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let identity = client(sandbox, "c").await?;
     Keyspace::of_tls_cluster(env, namespace, "c", &identity).await
@@ -97,22 +97,22 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
 async fn operator_crashes_while_access_changes_keep_access() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
         sandbox.apply(&secret(&password(0))).await?;
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let closed = "  TLS: {generated: {}}\n  auth: {secret: root}\n";
         let manifest = cluster_with(&sandbox.env, "c", 1, &format!("{closed}{DURABLE}"))?;
         victim
-            .dies_at(&["before-issue-certificate"], async |_| {
+            .crash_at_each(&["before-issue-certificate"], async |_| {
                 sandbox.apply(&manifest).await.map(drop)
             })
             .await?;
         victim
-            .dies_at(&["before-enable-auth"], async |times| {
+            .crash_at_each(&["before-enable-auth"], async |times| {
                 if times == 0 {
                     sandbox.await_members("c", 1).await?;
-                    let keys = anyone(sandbox).await?;
+                    let keys = anonymous(sandbox).await?;
                     keys.fill("kept/", KEYS, |_| ()).await?;
                 }
                 patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
@@ -120,7 +120,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
             .await?;
         let round = Cell::new(0);
         victim
-            .dies_at(&["before-change-password"], async |times| {
+            .crash_at_each(&["before-change-password"], async |times| {
                 if times == 0 {
                     await_root(sandbox, &password(round.get())).await?;
                 }
@@ -130,14 +130,14 @@ async fn operator_crashes_while_access_changes_keep_access() {
             })
             .await?;
         victim
-            .dies_at(&["before-forget-passwords"], async |times| {
+            .crash_at_each(&["before-forget-passwords"], async |times| {
                 if times == 0 {
                     await_root(sandbox, &password(round.get())).await?;
                 }
                 patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
             })
             .await?;
-        ensure!(victim.lives_on().await? == 4);
+        ensure!(victim.run_without_failpoints().await? == 4);
         until("no password is recorded", DEADLINE, async || {
             let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
             Ok(match record {
@@ -146,8 +146,8 @@ async fn operator_crashes_while_access_changes_keep_access() {
             })
         })
         .await?;
-        is_as_asked_for(sandbox, "c", 1).await?;
-        let open = anyone(sandbox).await?;
+        await_desired_members(sandbox, "c", 1).await?;
+        let open = anonymous(sandbox).await?;
         open.verify("kept/", KEYS).await.map(drop)
     })
     .await;
@@ -160,13 +160,13 @@ mod full {
     use k8s_openapi::api::networking::v1::NetworkPolicy;
 
     use super::*;
-    use crate::auth::{keys_as, lets_in};
+    use crate::auth::{accepts_password, keys_as};
     use crate::tls_generated::value;
 
     #[tokio::test]
     async fn certificates_resume_after_crash_before_every_write() {
         cluster_scenario_without_leaks("crash_certificates", async |sandbox| {
-            let mut victim = Victim {
+            let mut victim = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
@@ -174,7 +174,7 @@ mod full {
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             victim
-                .dies_at(MAKING, async |number| {
+                .crash_at_each(ISSUING, async |number| {
                     let name = if number == 0 {
                         "c".to_owned()
                     } else {
@@ -192,7 +192,7 @@ mod full {
             };
             let authority = Cell::new(false);
             victim
-                .dies_at(ROTATION, async |number| {
+                .crash_at_each(ROTATION, async |number| {
                     if !authority.replace(true) {
                         sandbox.await_members("c", 3).await?;
                         keys().await?.fill("kept/", KEYS, |_| ()).await?;
@@ -205,28 +205,28 @@ mod full {
                 })
                 .await?;
             victim
-                .dies_at(LOSS, async |_| {
+                .crash_at_each(LOST_BUNDLE, async |_| {
                     let patch = r#"{"data":{"ca.crt":null}}"#;
                     let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
                     sandbox.kubectl(&args).await.map(drop)
                 })
                 .await?;
             victim
-                .dies_at(UNLABELED, async |_| {
+                .crash_at_each(UNLABELED, async |_| {
                     let args = ["label", "secret", "c-peer-ca", "etcd_cluster-"];
                     sandbox.kubectl(&args).await.map(drop)
                 })
                 .await?;
             let size = Cell::new(3);
             victim
-                .dies_at(LEAVING, async |_| {
+                .crash_at_each(MEMBER_REMOVAL, async |_| {
                     size.set(size.get() - 1);
                     sandbox.scale("c", size.get()).await
                 })
                 .await?;
-            let stories = [MAKING, ROTATION, LOSS, UNLABELED, LEAVING];
+            let stories = [ISSUING, ROTATION, LOST_BUNDLE, UNLABELED, MEMBER_REMOVAL];
             let points = stories.concat().len();
-            ensure!(victim.lives_on().await? == points);
+            ensure!(victim.run_without_failpoints().await? == points);
             until("one authority is trusted", DEADLINE, async || {
                 for secret in ["c-client-ca", "c-peer-ca"] {
                     let trusted = value(sandbox, secret, "ca.crt").await?;
@@ -240,7 +240,7 @@ mod full {
             .await?;
             for name in made.into_inner() {
                 let size = if name == "c" { size.get() } else { 3 };
-                is_as_asked_for(sandbox, &name, size).await?;
+                await_desired_members(sandbox, &name, size).await?;
             }
             keys().await?.verify("kept/", KEYS).await?;
             let identity = client(sandbox, "c").await?;
@@ -257,7 +257,7 @@ mod full {
     /// Waits until etcd lets root in with this password, and has everything.
     async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
         until("etcd takes the password", DEADLINE, async || {
-            Ok(if lets_in(sandbox, "c", password).await? {
+            Ok(if accepts_password(sandbox, "c", password).await? {
                 Poll::Done(())
             } else {
                 Poll::NotYet("it does not let root in".to_owned())
@@ -279,18 +279,18 @@ mod full {
             sandbox.await_members("c", 1).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
             keys.fill("kept/", KEYS, |_| ()).await?;
-            let mut victim = Victim {
+            let mut victim = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
             victim
-                .dies_at(TURNING_ON, async |_| {
+                .crash_at_each(ENABLING_AUTH, async |_| {
                     patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
                 })
                 .await?;
             let round = Cell::new(0);
             victim
-                .dies_at(PASSWORD, async |times| {
+                .crash_at_each(PASSWORD, async |times| {
                     // What is changed before it is on is no change to etcd. Later calls find an operator that dies first.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
@@ -301,12 +301,12 @@ mod full {
                 })
                 .await?;
             victim
-                .dies_at(POLICY, async |_| {
+                .crash_at_each(POLICY, async |_| {
                     patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
                 })
                 .await?;
             victim
-                .dies_at(NO_POLICY, async |times| {
+                .crash_at_each(NO_POLICY, async |times| {
                     // One that is not there yet would never be deleted.
                     if times == 0 {
                         until("there is a policy", DEADLINE, async || {
@@ -323,14 +323,14 @@ mod full {
                 })
                 .await?;
             victim
-                .dies_at(TURNING_OFF, async |times| {
+                .crash_at_each(DISABLING_AUTH, async |times| {
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
                     patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
                 })
                 .await?;
-            ensure!(victim.lives_on().await? == 7);
+            ensure!(victim.run_without_failpoints().await? == 7);
             until("nothing is left of it", DEADLINE, async || {
                 let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
                 let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
@@ -341,7 +341,7 @@ mod full {
                 })
             })
             .await?;
-            is_as_asked_for(sandbox, "c", 1).await?;
+            await_desired_members(sandbox, "c", 1).await?;
             let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
             open.verify("kept/", KEYS).await.map(drop)
         })

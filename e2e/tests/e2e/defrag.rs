@@ -27,12 +27,12 @@ const DURABLE: &str = "  pod:
 const FREE: i64 = 32;
 
 /// What marks who is passed by.
-const ROLE: &str = "etcd.database.coreos.com/role";
+const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
 /// Invariant 22: the members that the client Service passed by, one at a time, until it leads to all again. Each change
 /// of a pod since that version is seen: a busy machine may look too late for a moment like these.
-async fn passed_by(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
+async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
     let pods = sandbox.api::<Pod>();
@@ -40,7 +40,11 @@ async fn passed_by(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
         let WatchEvent::Modified(pod) = change else {
             return None;
         };
-        if pod.labels().get(ROLE).is_some_and(|role| role == "busy") {
+        if pod
+            .labels()
+            .get(ROLE_LABEL)
+            .is_some_and(|role| role == "busy")
+        {
             all.insert(pod.name_any());
             busy.insert(pod.name_any());
         } else {
@@ -110,11 +114,12 @@ async fn defragments_members_one_by_one_leader_last() {
         let is_over = await_object(&clusters, "c", "it is defragmented", DEADLINE, |object| {
             !field(object, "/status/defragmentation/completionTime").is_null()
         });
-        let (done, passed_by) = future::join(is_over, passed_by(sandbox, &since)).await;
-        let (done, passed_by) = (done?, passed_by?);
+        let (done, removed_from_endpoints) =
+            future::join(is_over, removed_from_endpoints(sandbox, &since)).await;
+        let (done, removed_from_endpoints) = (done?, removed_from_endpoints?);
         ensure!(
-            passed_by.len() == 3,
-            "the client Service led to who was busy: {passed_by:?}"
+            removed_from_endpoints.len() == 3,
+            "the client Service led to who was busy: {removed_from_endpoints:?}"
         );
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;

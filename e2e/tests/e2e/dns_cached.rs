@@ -10,7 +10,7 @@ use crate::fixtures::cluster;
 use crate::node_reboot::serve;
 
 /// A cluster forms, another one grows, and members are lost. `cargo xtask bench --dns cache30` measures how long each takes.
-pub(crate) async fn names_change_meanwhile(
+pub(crate) async fn names_change_with_dns_cache(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
     writers: &[Writer],

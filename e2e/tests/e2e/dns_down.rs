@@ -12,14 +12,14 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, Testbed, Writer, until};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::node_reboot::{Both, serve};
+use crate::node_reboot::{TwoClusters, serve};
 
-pub(crate) async fn a_pod_is_lost_meanwhile(
+pub(crate) async fn pod_is_lost_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
     writers: &[Writer],
 ) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     testbed.stop_daemon("coredns").await?;
     serve(writers, 50).await?;
     let victim = follower(&before.durable)?;
@@ -41,7 +41,7 @@ pub(crate) async fn a_pod_is_lost_meanwhile(
     sandbox.await_operators().await?;
 
     testbed.start_daemon("coredns").await?;
-    before.are_the_same(sandbox).await?;
+    before.ensure_same_members(sandbox).await?;
     serve(writers, 10).await
 }
 

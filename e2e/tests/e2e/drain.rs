@@ -13,21 +13,24 @@ use crate::node_loss::members_on;
 
 /// The node holds two of three members with volumes, and all members of a cluster without: drained at once, they would
 /// take the quorum along.
-pub(crate) async fn the_quorum_stays(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
+pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let before = sandbox.await_members("durable", 3).await?;
-    let crowded = crowded(sandbox, "durable").await?;
-    let writer = pack(sandbox, testbed, &crowded).await?;
-    let gone = members_on(sandbox, "packed", &crowded).await?;
-    ensure!(gone.len() == 3, "only {gone:?} are on {crowded}");
-    let moved = members_on(sandbox, "durable", &crowded).await?;
-    let ends = [
-        (RollingCheck::begin(sandbox, "packed", 3).await?, gone.len()),
+    let node_with_two_members = node_with_two_members(sandbox, "durable").await?;
+    let writer = pack(sandbox, testbed, &node_with_two_members).await?;
+    let gone = members_on(sandbox, "packed", &node_with_two_members).await?;
+    ensure!(
+        gone.len() == 3,
+        "only {gone:?} are on {node_with_two_members}"
+    );
+    let moved = members_on(sandbox, "durable", &node_with_two_members).await?;
+    let checks = [
+        (RollingCheck::start(sandbox, "packed", 3).await?, gone.len()),
         (
-            RollingCheck::begin(sandbox, "durable", 3).await?,
+            RollingCheck::start(sandbox, "durable", 3).await?,
             moved.len(),
         ),
     ];
-    drain(sandbox, &crowded).await?;
+    drain(sandbox, &node_with_two_members).await?;
     // With pods deleted, the old status still holds for a moment.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "those without a disk are replaced";
@@ -37,16 +40,18 @@ pub(crate) async fn the_quorum_stays(sandbox: &Sandbox, testbed: &Testbed<'_>) -
     .await?;
     for cluster in ["packed", "durable"] {
         sandbox.await_members(cluster, 3).await?;
-        let left = members_on(sandbox, cluster, &crowded).await?;
+        let left = members_on(sandbox, cluster, &node_with_two_members).await?;
         ensure!(left.is_empty(), "{left:?} on the drained node");
     }
-    for (ends, there) in ends {
-        let ended = ends.end().await?;
+    for (check, there) in checks {
+        let ended = check.finish().await?;
         ensure!(ended == there, "{ended} ended, {there} were there");
     }
     // With a disk a member moves; without one it is replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
-    sandbox.kubectl(&["uncordon", &crowded]).await?;
+    sandbox
+        .kubectl(&["uncordon", &node_with_two_members])
+        .await?;
     writer.await_more(10).await?;
     writer.finish("packed members drained").await?;
     budget_as_before(sandbox).await
@@ -69,7 +74,7 @@ async fn pack(sandbox: &Sandbox, testbed: &Testbed<'_>, node: &str) -> Result<Wr
 }
 
 /// The node with two members.
-async fn crowded(sandbox: &Sandbox, cluster: &str) -> Result<String> {
+async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<String> {
     let pods = sandbox.member_pods(cluster).await?;
     let nodes: Vec<&str> = pods.iter().map(node_of).collect();
     nodes

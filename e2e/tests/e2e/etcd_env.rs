@@ -26,7 +26,7 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
 }
 
 /// By UID: every pod of the cluster with its restarts, and every volume claim.
-async fn standing(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
+async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
     let kept = claims.iter().map(|claim| &claim.metadata);
     let kept = kept.filter(|metadata| metadata.deletion_timestamp.is_none());
@@ -44,11 +44,11 @@ async fn standing(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
 /// Pods and volumes, the cluster's ID, and its members.
 type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
-async fn picture(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {
+async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {
     let mut members = keys.members().await?;
     members.sort();
     let cluster = keys.cluster_id().await?;
-    Ok((standing(sandbox).await?, cluster, members))
+    Ok((pods_and_pvcs(sandbox).await?, cluster, members))
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn rejects_etcd_env_that_overrides_operator_flags() {
         let object = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill(PREFIX, KEYS, |_| {}).await?;
-        let before = picture(sandbox, &keys).await?;
+        let before = cluster_state(sandbox, &keys).await?;
 
         for name in [
             "ETCD_FORCE_NEW_CLUSTER",
@@ -80,7 +80,7 @@ async fn rejects_etcd_env_that_overrides_operator_flags() {
             );
         }
 
-        let after = picture(sandbox, &keys).await?;
+        let after = cluster_state(sandbox, &keys).await?;
         ensure!(before == after, "{before:?}, and afterwards {after:?}");
         let now = sandbox.objects(Kind::EtcdCluster).get("c").await?;
         ensure!(now.metadata.generation == object.metadata.generation);

@@ -17,7 +17,7 @@ async fn hibernate(sandbox: &Sandbox, hibernate: bool) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-async fn kept(sandbox: &Sandbox) -> Result<Vec<String>> {
+async fn volumes_and_services(sandbox: &Sandbox) -> Result<Vec<String>> {
     let mut found = all::<PersistentVolumeClaim>(sandbox).await?;
     found.extend(all::<Service>(sandbox).await?);
     Ok(found)
@@ -31,7 +31,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
         writer.await_more(20).await?;
-        let objects = kept(sandbox).await?;
+        let objects = volumes_and_services(sandbox).await?;
 
         hibernate(sandbox, true).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -47,7 +47,10 @@ async fn hibernated_cluster_resumes_with_its_data() {
         .await?;
         ensure!(field(&asleep, "/status/clusterID") == field(&before, "/status/clusterID"));
         ensure!(all::<Pod>(sandbox).await?.is_empty());
-        ensure!(kept(sandbox).await? == objects, "something was deleted");
+        ensure!(
+            volumes_and_services(sandbox).await? == objects,
+            "something was deleted"
+        );
 
         // Another process of the operator finds it as it is.
         sandbox
@@ -62,8 +65,8 @@ async fn hibernated_cluster_resumes_with_its_data() {
         sandbox.await_operators().await?;
         until("it has looked at the cluster", DEADLINE, async || {
             let page = Page::of_operator(sandbox, "etcd-operator").await?;
-            let looks = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
-            Ok(if looks > 0.5 {
+            let reconciles = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
+            Ok(if reconciles > 0.5 {
                 Poll::Done(())
             } else {
                 Poll::NotYet("it has not".to_owned())
@@ -81,7 +84,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
         })
         .await?;
         ensure!(
-            kept(sandbox).await? == objects,
+            volumes_and_services(sandbox).await? == objects,
             "the same volumes and Services"
         );
         writer.await_more(10).await?;

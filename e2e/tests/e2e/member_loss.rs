@@ -10,10 +10,10 @@ use kube::api::{DynamicObject, ListParams};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
 /// Who is lost, one after the other.
-const VICTIMS: [(&str, Choice); 2] = [("a follower", follower), ("the leader", leader)];
+const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
 /// Chooses a member.
-pub(crate) type Choice = fn(&DynamicObject) -> Result<String>;
+pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
 
 fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
     let mut members = members(object);

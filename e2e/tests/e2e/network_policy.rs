@@ -45,17 +45,17 @@ async fn network_policy_follows_the_spec() {
                 "app.kubernetes.io/instance": "etcd-operator", "app.kubernetes.io/name": "etcd-operator",
             } },
         });
-        let beside_a_claim = json!({ "podSelector": { "matchLabels": {
+        let backup_pods = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });
         let clients = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let port = |port: u16| json!([{ "port": port, "protocol": "TCP" }]);
-        let wanted = json!([
+        let expected = json!([
             { "from": [member], "ports": port(2380) },
-            { "from": [member, operators, beside_a_claim, clients], "ports": port(2379) },
+            { "from": [member, operators, backup_pods, clients], "ports": port(2379) },
             { "ports": port(2381) },
         ]);
-        ensure!(policy["spec"]["ingress"] == wanted, "{}", policy["spec"]["ingress"]);
+        ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
         // One that was changed is put right; one that is not wanted any more goes.
@@ -63,7 +63,7 @@ async fn network_policy_follows_the_spec() {
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])
             .await?;
-        await_policy(sandbox, |policy| policy.is_some_and(|it| it["spec"]["ingress"] == wanted)).await?;
+        await_policy(sandbox, |policy| policy.is_some_and(|it| it["spec"]["ingress"] == expected)).await?;
         sandbox.apply(&with("  networkPolicy: {enabled: false}\n")?).await?;
         await_policy(sandbox, |policy| policy.is_none()).await?;
         sandbox.await_members("c", 1).await.map(drop)

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 
 use crate::member_loss::await_one_volume_per_member;
-use crate::node_reboot::{Both, operator, serve};
+use crate::node_reboot::{TwoClusters, operator, serve};
 
-const SOON: &str = "  memberReplacement: {after: 5s}\n";
+const REPLACE_AFTER_5S: &str = "  memberReplacement: {after: 5s}\n";
 
 /// The names of a cluster's members on a node.
 pub(crate) async fn members_on(
@@ -46,12 +46,12 @@ async fn node_with_both(
     bail!("no node has one member of each")
 }
 
-async fn a_node_stays_dead(
+async fn node_stays_down(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
     writers: &[Writer],
 ) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     let (node, lost) = node_with_both(sandbox, testbed, &before.plain).await?;
     testbed.kill_node(&node).await?;
     let clusters = [("plain", &before.plain), ("durable", &before.durable)];
@@ -68,7 +68,7 @@ async fn a_node_stays_dead(
     for lost in &lost {
         await_pod_gone(sandbox, lost).await?;
     }
-    let after = Both::of(sandbox).await?;
+    let after = TwoClusters::of(sandbox).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after.durable)).await
 }
 
@@ -87,25 +87,25 @@ async fn await_pod_gone(sandbox: &Sandbox, name: &str) -> Result<()> {
 mod alone {
     use e2e::{Testbed, Writer, cluster_scenario, step};
 
-    use super::{Both, SOON, a_node_stays_dead};
-    use crate::drain::the_quorum_stays;
+    use super::{REPLACE_AFTER_5S, TwoClusters, node_stays_down};
+    use crate::drain::drain_keeps_quorum;
     use crate::fixtures::{DURABLE, cluster_with};
 
     #[tokio::test]
     async fn members_move_off_dead_and_drained_nodes() {
         cluster_scenario("node_loss", async |sandbox| {
             Testbed::with_faults(sandbox, async |testbed| {
-                let manifest = cluster_with(&sandbox.env, "plain", 3, SOON)?;
+                let manifest = cluster_with(&sandbox.env, "plain", 3, REPLACE_AFTER_5S)?;
                 sandbox.apply(&manifest).await?;
-                let spec = format!("{SOON}{DURABLE}");
+                let spec = format!("{REPLACE_AFTER_5S}{DURABLE}");
                 let manifest = cluster_with(&sandbox.env, "durable", 3, &spec)?;
                 sandbox.apply(&manifest).await?;
-                Both::of(sandbox).await?;
+                TwoClusters::of(sandbox).await?;
                 let writers = [
                     Writer::start(sandbox, "plain").await?,
                     Writer::start(sandbox, "durable").await?,
                 ];
-                let replaced = a_node_stays_dead(sandbox, testbed, &writers);
+                let replaced = node_stays_down(sandbox, testbed, &writers);
                 step("lose a node", replaced).await?;
                 let [plain, durable] = writers;
                 plain.finish("a node lost, plain members").await?;
@@ -114,7 +114,7 @@ mod alone {
                 // A member that moves takes longer than 5 s.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
-                step("drain a node", the_quorum_stays(sandbox, testbed)).await?;
+                step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;
                 durable.await_more(10).await?;
                 let what = "a node lost and another drained, durable members";
                 durable.finish(what).await.map(drop)

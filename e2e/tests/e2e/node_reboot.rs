@@ -13,13 +13,13 @@ use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
 /// The clusters of these tests, members and pods: `plain` without volumes, whose data lies in the pods and outlives the
 /// restart of a node with them, and `durable` with volumes.
-pub(crate) struct Both {
+pub(crate) struct TwoClusters {
     pub(crate) plain: DynamicObject,
     pub(crate) durable: DynamicObject,
     pub(crate) pods: Vec<Pod>,
 }
 
-impl Both {
+impl TwoClusters {
     /// Waits until both have three members, with nothing left to do.
     pub(crate) async fn of(sandbox: &Sandbox) -> Result<Self> {
         let plain = sandbox.await_members("plain", 3).await.context("plain")?;
@@ -35,7 +35,7 @@ impl Both {
     }
 
     /// Waits until both are well again, and compares their members.
-    pub(crate) async fn are_the_same(&self, sandbox: &Sandbox) -> Result<()> {
+    pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
         same_members(&self.durable, &after.durable)
@@ -64,7 +64,7 @@ pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
 }
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     // A node on which the cluster operator does not run: the operator is to report the loss.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
@@ -77,13 +77,13 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;
-    before.are_the_same(sandbox).await?;
+    before.ensure_same_members(sandbox).await?;
     serve(writers, 10).await
 }
 
 /// Invariant 8: with volumes and without, since a pod outlives its node's restart.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
     for node in testbed.nodes() {
         testbed.kill_node(&node).await?;
@@ -93,7 +93,7 @@ async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]
     }
     await_restarts(sandbox, &before.pods).await?;
     await_restarts(sandbox, &[operator]).await?;
-    before.are_the_same(sandbox).await?;
+    before.ensure_same_members(sandbox).await?;
     serve(writers, 10).await
 }
 
@@ -103,7 +103,7 @@ async fn kubelets_restart(
     testbed: &Testbed<'_>,
     writers: &[Writer],
 ) -> Result<()> {
-    let before = Both::of(sandbox).await?;
+    let before = TwoClusters::of(sandbox).await?;
     for node in testbed.nodes() {
         testbed.stop_kubelet(&node).await?;
     }
@@ -111,9 +111,14 @@ async fn kubelets_restart(
     for node in testbed.nodes() {
         testbed.start_node(&node).await?;
     }
-    before.are_the_same(sandbox).await?;
+    before.ensure_same_members(sandbox).await?;
     let then: i32 = before.pods.iter().map(restarts).sum();
-    let now: i32 = Both::of(sandbox).await?.pods.iter().map(restarts).sum();
+    let now: i32 = TwoClusters::of(sandbox)
+        .await?
+        .pods
+        .iter()
+        .map(restarts)
+        .sum();
     ensure!(now == then, "{now} restarts, {then} before");
     serve(writers, 10).await
 }
@@ -121,10 +126,10 @@ async fn kubelets_restart(
 mod alone {
     use e2e::{Testbed, Writer, cluster_scenario, step};
 
-    use super::{Both, all_reboot, kubelets_restart, one_reboots};
-    use crate::api_outage::a_member_dies_meanwhile;
-    use crate::dns_cached::names_change_meanwhile;
-    use crate::dns_down::a_pod_is_lost_meanwhile;
+    use super::{TwoClusters, all_reboot, kubelets_restart, one_reboots};
+    use crate::api_outage::member_dies_during_outage;
+    use crate::dns_cached::names_change_with_dns_cache;
+    use crate::dns_down::pod_is_lost_during_outage;
     use crate::fixtures::{DURABLE, cluster, cluster_with};
 
     #[tokio::test]
@@ -134,7 +139,7 @@ mod alone {
                 sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
                 let durable = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&durable).await?;
-                Both::of(sandbox).await?;
+                TwoClusters::of(sandbox).await?;
                 let writers = [
                     Writer::start(sandbox, "plain").await?,
                     Writer::start(sandbox, "durable").await?,
@@ -145,11 +150,11 @@ mod alone {
                 step("restart all kubelets", restarted).await?;
                 let rebooted = all_reboot(sandbox, testbed, &writers);
                 step("reboot all nodes", rebooted).await?;
-                let outage = a_pod_is_lost_meanwhile(sandbox, testbed, &writers);
+                let outage = pod_is_lost_during_outage(sandbox, testbed, &writers);
                 step("stop DNS", outage).await?;
-                let outage = a_member_dies_meanwhile(sandbox, testbed, &writers);
+                let outage = member_dies_during_outage(sandbox, testbed, &writers);
                 step("stop the API server", outage).await?;
-                let cached = names_change_meanwhile(sandbox, testbed, &writers);
+                let cached = names_change_with_dns_cache(sandbox, testbed, &writers);
                 step("let DNS cache names", cached).await?;
                 for (writer, cluster) in writers.into_iter().zip(["plain", "durable"]) {
                     let what = format!("reboots and outages, {cluster} members");

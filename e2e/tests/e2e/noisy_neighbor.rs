@@ -19,12 +19,12 @@ use crate::fixtures::cluster;
 const OPERATOR: &str = "etcd-operator";
 /// How soon the operator begins with most clusters, also on a busy machine. One that waited for the sick one would take
 /// its deadlines' time more, again and again; a machine that stands still for a while delays one or two.
-const PROMPT: Duration = Duration::from_secs(5);
+const MAX_START_DELAY: Duration = Duration::from_secs(5);
 /// What the operator's memory stays below with ten clusters.
-const MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
+const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
 
 /// Applies a cluster; returns how long the operator took to begin with it.
-async fn begin(sandbox: &Sandbox, name: &str) -> Result<Duration> {
+async fn start_cluster(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -41,24 +41,29 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
 }
 
 /// Every member's processes are stopped: they hold their connections and never answer.
-async fn hang(sandbox: &Sandbox, testbed: &Testbed<'_>, name: &str, signal: &str) -> Result<()> {
+async fn signal_members(
+    sandbox: &Sandbox,
+    testbed: &Testbed<'_>,
+    name: &str,
+    signal: &str,
+) -> Result<()> {
     let pods = sandbox.member_pods(name).await?;
     testbed.signal_containers(&pods, signal).await
 }
 
-async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
+async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    hang(sandbox, testbed, "sick", "SIGSTOP").await?;
+    signal_members(sandbox, testbed, "sick", "SIGSTOP").await?;
     await_object(&clusters, "sick", "its loss is seen", DEADLINE, |object| {
         has_condition(object, "Available", "False")
     })
     .await?;
     let mut taken = Vec::new();
     for number in 0..9 {
-        taken.push(begin(sandbox, &format!("good-{number}")).await?);
+        taken.push(start_cluster(sandbox, &format!("good-{number}")).await?);
     }
     taken.sort();
-    let (prompt, slowest) = (taken[6], taken[8]);
+    let (typical, slowest) = (taken[6], taken[8]);
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
@@ -70,12 +75,12 @@ async fn with_a_sick_neighbour(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Resu
     })
     .await?;
     let taken = memory(sandbox).await?;
-    eprintln!("    begun after {prompt:?}, the slowest {slowest:?}; {taken} bytes of memory");
+    eprintln!("    begun after {typical:?}, the slowest {slowest:?}; {taken} bytes of memory");
     ensure!(
-        prompt < PROMPT,
-        "three of nine began after {prompt:?} and later"
+        typical < MAX_START_DELAY,
+        "three of nine began after {typical:?} and later"
     );
-    ensure!(taken < MEMORY, "{taken} bytes of memory");
+    ensure!(taken < MAX_MEMORY, "{taken} bytes of memory");
     let sick = clusters.get("sick").await?;
     ensure!(has_condition(&sick, "Available", "False"));
     Ok(())
@@ -87,9 +92,9 @@ async fn hanging_cluster_does_not_delay_others() {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
         sandbox.await_members("sick", 3).await?;
-        let outcome = with_a_sick_neighbour(sandbox, &testbed).await;
+        let outcome = others_are_managed(sandbox, &testbed).await;
         // It recovers by itself once its members go on; stopped processes would also hinder the namespace's end.
-        hang(sandbox, &testbed, "sick", "SIGCONT").await?;
+        signal_members(sandbox, &testbed, "sick", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("sick", 3).await.map(drop)
     })
@@ -162,7 +167,7 @@ async fn idle_cluster_is_reconciled_without_writes() {
     cluster_scenario("at_rest", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let looks = async || -> Result<f64> {
+        let reconciles = async || -> Result<f64> {
             let page = Page::of_operator(sandbox, OPERATOR).await?;
             Ok(page.sum("etcd_operator_cluster_reconcile_duration_count", ""))
         };
@@ -185,9 +190,9 @@ async fn idle_cluster_is_reconciled_without_writes() {
             anyhow::Ok(versions)
         };
         // From the first time two looks in a row leave it as it is.
-        let mut last = (version().await?, looks().await?);
+        let mut last = (version().await?, reconciles().await?);
         until("five looks without a write", DEADLINE, async || {
-            let now = (version().await?, looks().await?);
+            let now = (version().await?, reconciles().await?);
             if now.0 != last.0 {
                 last = now;
                 return Ok(Poll::NotYet("it was written to".to_owned()));

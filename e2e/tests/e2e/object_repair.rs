@@ -21,7 +21,7 @@ use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator,
 use crate::tls_generated::client;
 
 /// How often the operator is asked to read Secrets.
-const LOOKS: Duration = Duration::from_secs(3);
+const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
 /// A cluster with an object of every kind that the operator makes.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
@@ -160,7 +160,7 @@ struct Table<'a> {
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
     /// How many changes were made, and how many the API server rejected.
-    made: usize,
+    applied: usize,
     rejected: usize,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Table<'a> {
             sandbox,
             cluster,
             before: BTreeMap::new(),
-            made: 0,
+            applied: 0,
             rejected: 0,
         };
         table.before = table.now().await?;
@@ -186,13 +186,13 @@ impl<'a> Table<'a> {
 
     /// Waits until everything is as before.
     async fn await_as_before(&self) -> Result<()> {
-        let mut looked = Instant::now();
+        let mut triggered = Instant::now();
         // By itself, the operator reads Secrets once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is as before", DEADLINE, async || {
-            if looked.elapsed() > LOOKS {
+            if triggered.elapsed() > READ_TRIGGER_INTERVAL {
                 self.sandbox.trigger_reconcile(self.cluster).await?;
-                looked = Instant::now();
+                triggered = Instant::now();
             }
             let now = self.now().await?;
             Ok(difference(&self.before, &now).map_or(Poll::Done(()), Poll::NotYet))
@@ -201,13 +201,13 @@ impl<'a> Table<'a> {
     }
 
     /// Makes a change, deletes a pod right after if one is given, and waits until everything is as before.
-    async fn play(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
+    async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
             self.rejected += 1;
             return Ok(());
         }
-        self.made += 1;
+        self.applied += 1;
         if let Some(pod) = pod {
             let delete = ["delete", "pod", pod, "--now", "--wait=false"];
             self.sandbox.kubectl(&delete).await?;
@@ -223,8 +223,8 @@ impl<'a> Table<'a> {
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
-    let made = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
-    for resource in made.flat_map(|rule| rule.resources.unwrap_or_default()) {
+    let creating = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
+    for resource in creating.flat_map(|rule| rule.resources.unwrap_or_default()) {
         // The operator does not read its Events.
         if resource == "events" {
             continue;
@@ -290,19 +290,19 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
             cases.push(cases_of(name, object)?);
         }
     }
-    let one_by_one = RollingCheck::begin(sandbox, "c", 3).await?;
+    let check = RollingCheck::start(sandbox, "c", 3).await?;
     let mut table = Table::new(sandbox, "c").await?;
     for case in cases.iter().flatten() {
-        table.play(case, None).await?;
+        table.run(case, None).await?;
     }
     for case in cases.iter().flat_map(|cases| with_a_lost_pod(cases)) {
-        table.play(case, Some(member)).await?;
+        table.run(case, Some(member)).await?;
     }
     println!(
         "{} changes, and {} that the API server rejects",
-        table.made, table.rejected
+        table.applied, table.rejected
     );
-    one_by_one.end().await?;
+    check.finish().await?;
     writer.finish("every change").await.map(drop)
 }
 
@@ -319,12 +319,15 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     let mut table = Table::new(sandbox, "p").await?;
     for (name, object) in found.iter().filter(|((kind, _), _)| *kind == "Secret") {
         for case in cases_of(name, object)? {
-            table.play(&case, None).await?;
-            let lets_in = auth::lets_in(sandbox, "p", PASSWORD).await?;
-            ensure!(lets_in, "{case}: the password is not accepted any more");
+            table.run(&case, None).await?;
+            let accepts_password = auth::accepts_password(sandbox, "p", PASSWORD).await?;
+            ensure!(
+                accepts_password,
+                "{case}: the password is not accepted any more"
+            );
         }
     }
-    ensure!(table.made > 0, "the cluster has no Secret");
+    ensure!(table.applied > 0, "the cluster has no Secret");
     Ok(())
 }
 

@@ -35,9 +35,9 @@ const BOOTSTRAP: &[&str] = &[
     "before-record-cluster-id",
 ];
 /// One member more: etcd does not know the member; the member is a learner.
-const GROWTH: &[&str] = &["before-add-member", "before-promote-member"];
+const GROW: &[&str] = &["before-add-member", "before-promote-member"];
 /// One member less: etcd still has the member; etcd removed the member, whose pod runs; a volume is left.
-const SHRINKING: &[&str] = &[
+const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
@@ -46,22 +46,22 @@ const SHRINKING: &[&str] = &[
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
 /// The crashes of a default run, without those of other files.
-const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROWTH, SHRINKING, DOWNGRADE];
+const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
 /// How long nothing may be left to do before a point counts as passed by, when the operator has looked meanwhile: then
 /// its cause is brought about again.
-const SETTLED: Duration = Duration::from_secs(3);
+const IDLE_TIME: Duration = Duration::from_secs(3);
 
 /// The operator of a sandbox, made to die again and again.
-pub(crate) struct Victim<'a> {
+pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
 }
 
-impl Victim<'_> {
+impl CrashingOperator<'_> {
     /// Goes through the points in their order: the operator dies at each, while `cause` brings it there. What was
     /// left behind at one point is taken up by a process that dies at the next.
-    pub(crate) async fn dies_at(
+    pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
         cause: impl AsyncFn(usize) -> Result<()>,
@@ -71,9 +71,9 @@ impl Victim<'_> {
             let context = || format!("{point} of {points:?}");
             self.starts_with(point).await.with_context(context)?;
             if times == 0 {
-                self.leads().await?;
+                self.await_leadership().await?;
             }
-            while times == 0 || !self.crashed_or_settled(point).await.with_context(context)? {
+            while times == 0 || !self.crashed_or_idle(point).await.with_context(context)? {
                 ensure!(times <= points.len(), "{point} is never reached");
                 cause(times).await.with_context(context)?;
                 times += 1;
@@ -84,8 +84,8 @@ impl Victim<'_> {
     }
 
     /// Waits until the operator has died at the point (true), or until it leads and there is nothing to do (false).
-    async fn crashed_or_settled(&self, point: &str) -> Result<bool> {
-        let mut settled: Option<(Instant, f64)> = None;
+    async fn crashed_or_idle(&self, point: &str) -> Result<bool> {
+        let mut idle: Option<(Instant, f64)> = None;
         until(
             &format!("the operator dies {point}"),
             DEADLINE,
@@ -94,40 +94,42 @@ impl Victim<'_> {
                 if has_crashed(&pod) {
                     return Ok(Poll::Done(true));
                 }
-                let waits = self.what_is_left_to_do(&pod).await?;
+                let waits = self.pending_work(&pod).await?;
                 if let Some(waits) = waits {
-                    settled = None;
+                    idle = None;
                     return Ok(Poll::NotYet(waits));
                 }
-                let Some((since, before)) = settled else {
-                    self.look_again().await?;
-                    let (_, looks) = self.looks(&pod).await?;
-                    settled = Some((Instant::now(), looks));
+                let Some((since, before)) = idle else {
+                    self.trigger_reconciles().await?;
+                    let (_, reconciles) = self.reconciles(&pod).await?;
+                    idle = Some((Instant::now(), reconciles));
                     return Ok(Poll::NotYet("settled".to_owned()));
                 };
-                let (clusters, looks) = self.looks(&pod).await?;
+                let (clusters, reconciles) = self.reconciles(&pod).await?;
                 // A status may be of before the cause: the operator looks at every cluster once more.
-                Ok(if since.elapsed() > SETTLED && looks >= before + clusters {
-                    Poll::Done(false)
-                } else {
-                    Poll::NotYet(format!("settled; {} looks since", looks - before))
-                })
+                Ok(
+                    if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
+                        Poll::Done(false)
+                    } else {
+                        Poll::NotYet(format!("settled; {} looks since", reconciles - before))
+                    },
+                )
             },
         )
         .await
     }
 
     /// How many clusters there are, and how often a pod has looked at one and come to the end.
-    async fn looks(&self, pod: &Pod) -> Result<(f64, f64)> {
+    async fn reconciles(&self, pod: &Pod) -> Result<(f64, f64)> {
         let clusters = self.sandbox.objects(Kind::EtcdCluster);
         let clusters = clusters.list(&ListParams::default()).await?.items.len();
         let page = Page::of_pod(self.sandbox, &pod.name_any()).await?;
-        let looks = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
-        Ok((f64::from(u32::try_from(clusters)?), looks))
+        let reconciles = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
+        Ok((f64::from(u32::try_from(clusters)?), reconciles))
     }
 
     /// Gives the operator a reason to look at every cluster at once.
-    async fn look_again(&self) -> Result<()> {
+    async fn trigger_reconciles(&self) -> Result<()> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
         let look = format!("e2e/look={}", now.as_millis());
         let annotate = ["annotate", "etcdcluster", "--all", "--overwrite", &look];
@@ -141,7 +143,7 @@ impl Victim<'_> {
     }
 
     /// Waits until the newest pod leads: what is brought about now, it sees.
-    async fn leads(&self) -> Result<()> {
+    async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process leads, or died already",
             DEADLINE,
@@ -157,7 +159,7 @@ impl Victim<'_> {
         .await
     }
 
-    async fn what_is_left_to_do(&self, pod: &Pod) -> Result<Option<String>> {
+    async fn pending_work(&self, pod: &Pod) -> Result<Option<String>> {
         let holder = self.holder().await?;
         if holder != pod.metadata.name {
             return Ok(Some(format!("{holder:?} leads")));
@@ -231,7 +233,7 @@ impl Victim<'_> {
     }
 
     /// Starts the operator without a fail point, and returns the number of crashes.
-    pub(crate) async fn lives_on(self) -> Result<usize> {
+    pub(crate) async fn run_without_failpoints(self) -> Result<usize> {
         self.remove_dead_process().await?;
         let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
         self.sandbox.kubectl(&start).await?;
@@ -257,7 +259,11 @@ fn has_crashed(pod: &Pod) -> bool {
 }
 
 /// Names and number of members are those that were asked for; nothing was made twice.
-pub(crate) async fn is_as_asked_for(sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
+pub(crate) async fn await_desired_members(
+    sandbox: &Sandbox,
+    name: &str,
+    size: usize,
+) -> Result<()> {
     sandbox.await_members(name, size).await?;
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -285,13 +291,13 @@ async fn operator_crashes_between_writes_lose_nothing() {
         let others = step("crash while members form", forms(sandbox)).await?;
         let before = sandbox.await_members("c", size.get()).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let joined = crashes(sandbox, GROWTH, async |_| {
+        let joined = crashes(sandbox, GROW, async |_| {
             size.set(size.get() + 1);
             sandbox.scale("c", size.get()).await
         });
         step("crash while a member joins", joined).await?;
         sandbox.await_members("c", size.get()).await?;
-        let removed = crashes(sandbox, SHRINKING, async |_| {
+        let removed = crashes(sandbox, SHRINK, async |_| {
             size.set(size.get() - 1);
             sandbox.scale("c", size.get()).await
         });
@@ -301,10 +307,10 @@ async fn operator_crashes_between_writes_lose_nothing() {
 
         let after = await_version(sandbox, "c", size.get(), &version).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
-        is_as_asked_for(sandbox, "c", size.get()).await?;
+        await_desired_members(sandbox, "c", size.get()).await?;
         let mut members = ready_members(&after);
         for name in others {
-            is_as_asked_for(sandbox, &name, 3).await?;
+            await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
         // No second set of members was made, and nothing of the removed one is left.
@@ -321,12 +327,12 @@ async fn crashes(
     points: &[&str],
     cause: impl AsyncFn(usize) -> Result<()>,
 ) -> Result<()> {
-    let mut victim = Victim {
+    let mut victim = CrashingOperator {
         sandbox,
         crashes: 0,
     };
-    victim.dies_at(points, cause).await?;
-    ensure!(victim.lives_on().await? == points.len());
+    victim.crash_at_each(points, cause).await?;
+    ensure!(victim.run_without_failpoints().await? == points.len());
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::rollout::lives;
-use crate::upgrade::EVERY;
+use crate::rollout::restarts_by_pod;
+use crate::upgrade::WRITE_INTERVAL;
 
 /// The pod as another release builds it.
 fn of_another_release(pod: &Pod) -> Result<Value> {
@@ -39,7 +39,7 @@ fn of_another_release(pod: &Pod) -> Result<Value> {
 }
 
 /// Makes every pod again on its volume, one after the other.
-async fn go_back(sandbox: &Sandbox) -> Result<()> {
+async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let (name, old) = (pod.name_any(), of_another_release(&pod)?);
         sandbox.kubectl(&["delete", "pod", &name]).await?;
@@ -66,9 +66,9 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
         })
     })
     .await?;
-    go_back(sandbox).await?;
-    let before = lives(sandbox).await?;
-    let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+    recreate_pods(sandbox).await?;
+    let before = restarts_by_pod(sandbox).await?;
+    let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
 
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
@@ -89,10 +89,13 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     sandbox.await_members("c", 3).await?;
-    ensure!(lives(sandbox).await? == before, "a member was restarted");
+    ensure!(
+        restarts_by_pod(sandbox).await? == before,
+        "a member was restarted"
+    );
     writer.await_more(20).await?;
     ensure!(
-        lives(sandbox).await? == before,
+        restarts_by_pod(sandbox).await? == before,
         "a member was restarted afterwards"
     );
     let tally = writer.finish("the operator was replaced").await?;

@@ -11,7 +11,7 @@ use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
-use crate::operator_crash::Victim;
+use crate::operator_crash::CrashingOperator;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
@@ -27,7 +27,7 @@ struct Before {
     victims: Vec<String>,
 }
 
-async fn begin(sandbox: &Sandbox, manifest: &str) -> Result<Before> {
+async fn create_cluster(sandbox: &Sandbox, manifest: &str) -> Result<Before> {
     sandbox.apply(manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
@@ -191,7 +191,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
 #[tokio::test]
 async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
-        step("cancel the recovery", cancelled(sandbox)).await?;
+        step("cancel the recovery", canceled(sandbox)).await?;
         step("give up a silent majority", given_up(sandbox)).await?;
         step("recover from lost volumes", without_volumes(sandbox)).await
     })
@@ -200,11 +200,11 @@ async fn majority_with_volumes_is_recovered_after_approval() {
 
 /// The operator crashes before it records the recovery, and the next process completes it.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
-    let before = begin(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
+    let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
     delete_at_once(sandbox, "pod", &before.victims).await?;
     let how = format!("{APPROVE}={}", before.cluster_id);
-    let told = [&how, &*before.survivor, "at revision", "EtcdRestore"];
-    await_loss(sandbox, &told).await?;
+    let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
+    await_loss(sandbox, &expected).await?;
 
     // Another cluster's ID approves nothing, and says so.
     approve(sandbox, "deadbeef").await?;
@@ -213,18 +213,18 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure_no_recovery(&before, &object)?;
 
-    let mut victim = Victim {
+    let mut victim = CrashingOperator {
         sandbox,
         crashes: 0,
     };
     victim
-        .dies_at(CRASHES, async |_| {
+        .crash_at_each(CRASHES, async |_| {
             approve(sandbox, &before.cluster_id).await
         })
         .await?;
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure_no_recovery(&before, &object)?;
-    ensure!(victim.lives_on().await? == CRASHES.len());
+    ensure!(victim.run_without_failpoints().await? == CRASHES.len());
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
@@ -241,7 +241,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
 
 async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     let policy = "  recovery: {policy: Automatic, after: 5s}\n";
-    let before = begin(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
+    let before = create_cluster(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
     delete_at_once(sandbox, "pod", &before.victims).await?;
     is_recovered(sandbox, before, "Policy").await
 }
@@ -266,8 +266,8 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
 
 /// The volumes are there and the pods cannot come back: nothing is recovered without an approval, and an approved recovery
 /// ends when the quorum is back.
-async fn cancelled(sandbox: &Sandbox) -> Result<()> {
-    let before = begin(sandbox, &durable(sandbox)?).await?;
+async fn canceled(sandbox: &Sandbox) -> Result<()> {
+    let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     // No pod may be made any more, and no fourth volume.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
@@ -332,15 +332,15 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 /// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
 async fn given_up(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
-    let before = begin(sandbox, &durable(sandbox)?).await?;
+    let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     let mut pods = sandbox.member_pods("c").await?;
     pods.retain(|pod| pod.metadata.name.as_ref() != Some(&before.survivor));
     testbed.signal_containers(&pods, "SIGSTOP").await?;
-    let told = await_offer(sandbox, &before).await?;
-    let said = text(&told, "/status/waitingFor");
+    let offer = await_offer(sandbox, &before).await?;
+    let message = text(&offer, "/status/waitingFor");
     ensure!(
-        before.victims.iter().all(|victim| said.contains(victim)),
-        "{said}"
+        before.victims.iter().all(|victim| message.contains(victim)),
+        "{message}"
     );
 
     approve(sandbox, &before.cluster_id).await?;
@@ -350,7 +350,7 @@ async fn given_up(sandbox: &Sandbox) -> Result<()> {
 }
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
-    let before = begin(sandbox, &durable(sandbox)?).await?;
+    let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     // Together: an operator that saw volumes alone go would replace their members one by one.
     let both = |kind: &str| -> Vec<String> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));

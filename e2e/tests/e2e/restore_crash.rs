@@ -13,8 +13,8 @@ use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::root;
-use crate::restore_in_place::{Living, await_replaced, over_from};
-use crate::restore_sources::compare;
+use crate::restore_in_place::{RunningCluster, await_replaced, in_place_restore_from};
+use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
@@ -51,7 +51,7 @@ const IN_PLACE: &[&str] = &[
 ];
 
 /// Every write of a restore that fails for good.
-const GIVEN_UP: &[&str] = &[
+const ABANDONED: &[&str] = &[
     "restore-before-abandon",
     "restore-before-discard-seed",
     "restore-before-release-claim",
@@ -70,7 +70,7 @@ const NEW: &[&str] = &[
 ];
 
 /// The operator's pod anew, with another environment. The one before stands at its point and gets no further.
-pub(crate) async fn restart_with(sandbox: &Sandbox, variable: &str) -> Result<()> {
+pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
         .kubectl(&["set", "env", &deployment, variable])
@@ -85,22 +85,25 @@ async fn free_lease(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Waits until the operator has died at that point, and not of something else.
-pub(crate) async fn dies_before(sandbox: &Sandbox, point: &str) -> Result<()> {
+pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
-    let told = format!("FAILPOINTS={point}=panic");
-    let last_words = format!("failpoint {point} panic");
+    let variable = format!("FAILPOINTS={point}=panic");
+    let expected_log = format!("failpoint {point} panic");
     until(
         &format!("the operator dies {point}"),
         DEADLINE,
         async || {
             let pods = sandbox.api::<Pod>().list(&selector).await?;
-            let told: Vec<&Pod> = pods.iter().filter(|pod| is_told(pod, &told)).collect();
-            let mut seen = format!("{} pods of it", told.len());
-            for pod in told.into_iter().filter(|pod| has_died(pod)) {
+            let started: Vec<&Pod> = pods
+                .iter()
+                .filter(|pod| has_variable(pod, &variable))
+                .collect();
+            let mut seen = format!("{} pods of it", started.len());
+            for pod in started.into_iter().filter(|pod| has_died(pod)) {
                 let name = pod.name_any();
                 let log = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
-                if log.contains(&last_words) {
+                if log.contains(&expected_log) {
                     return Ok(Poll::Done(()));
                 }
                 seen = format!("{name} died of something else: {log}");
@@ -111,12 +114,12 @@ pub(crate) async fn dies_before(sandbox: &Sandbox, point: &str) -> Result<()> {
     .await
 }
 
-fn is_told(pod: &Pod, told: &str) -> bool {
+fn has_variable(pod: &Pod, variable: &str) -> bool {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut variables = containers.flat_map(|container| container.env.iter().flatten());
     variables.any(|one| {
         let value = one.value.as_deref().unwrap_or_default();
-        format!("{}={value}", one.name) == told
+        format!("{}={value}", one.name) == variable
     })
 }
 
@@ -175,8 +178,8 @@ pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Replaces the operator by one that dies at this point, and waits until no other process is left.
-pub(crate) async fn will_die_at(sandbox: &Sandbox, point: &str) -> Result<()> {
-    restart_with(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
+pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Result<()> {
+    restart_with_env(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
@@ -186,30 +189,35 @@ pub(crate) async fn will_die_at(sandbox: &Sandbox, point: &str) -> Result<()> {
 
 /// Applies the manifest of an EtcdRestore to an operator that dies at the first of the points, then at the next; the last
 /// process lives.
-async fn dies_at(sandbox: &Sandbox, points: &[&str], restore: &str, manifest: &str) -> Result<()> {
+async fn crash_at_each(
+    sandbox: &Sandbox,
+    points: &[&str],
+    restore: &str,
+    manifest: &str,
+) -> Result<()> {
     for (number, point) in points.iter().enumerate() {
         let variable = format!("FAILPOINTS={point}=panic");
         if number == 0 {
-            will_die_at(sandbox, point).await?;
+            restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
             // A process at the point before would be started again, find another step to do, and do it.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
-            restart_with(sandbox, &variable).await?;
+            restart_with_env(sandbox, &variable).await?;
             start_operator(sandbox).await?;
         } else {
-            restart_with(sandbox, &variable).await?;
+            restart_with_env(sandbox, &variable).await?;
         }
-        dies_before(sandbox, point).await?;
+        await_crash(sandbox, point).await?;
     }
-    restart_with(sandbox, "FAILPOINTS-").await
+    restart_with_env(sandbox, "FAILPOINTS-").await
 }
 
 /// A restore over the running cluster completes after these crashes.
-pub(crate) async fn completes_after(
+pub(crate) async fn completes_after_crashes(
     sandbox: &Sandbox,
-    living: &Living,
+    running: &RunningCluster,
     name: &str,
     crashes: &[&str],
 ) -> Result<()> {
@@ -217,24 +225,24 @@ pub(crate) async fn completes_after(
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
     drop(keys);
-    let manifest = over_from(sandbox, name, &living.bucket, "etcd.backup", "")?;
-    dies_at(sandbox, crashes, name, &manifest).await?;
-    let restored = compare(sandbox, name, "c", &living.picture).await?;
+    let manifest = in_place_restore_from(sandbox, name, &running.bucket, "etcd.backup", "")?;
+    crash_at_each(sandbox, crashes, name, &manifest).await?;
+    let restored = await_equal_restore(sandbox, name, "c", &running.state).await?;
     await_replaced(sandbox, &restored).await?;
     let after = sandbox.await_members("c", 3).await?;
-    is_replaced(sandbox, living, &before, &after).await
+    is_replaced(sandbox, running, &before, &after).await
 }
 
 /// It is the same object with another etcd cluster, in which the keys of the backup are and no newer ones.
 pub(crate) async fn is_replaced(
     sandbox: &Sandbox,
-    living: &Living,
+    running: &RunningCluster,
     before: &DynamicObject,
     after: &DynamicObject,
 ) -> Result<()> {
     ensure!(after.metadata.uid == before.metadata.uid);
     ensure!(field(after, "/status/clusterID") != field(before, "/status/clusterID"));
-    has_the_backup(sandbox, living).await?;
+    has_the_backup(sandbox, running).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.verify("later/", 0)
         .await
@@ -242,10 +250,10 @@ pub(crate) async fn is_replaced(
         .context("keys newer than the backup")
 }
 
-pub(crate) async fn has_the_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
+pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    let is = StoreState::at(&keys, living.picture.revision).await?;
-    living.picture.ensure_same(&is)
+    let is = StoreState::at(&keys, running.state.revision).await?;
+    running.state.ensure_same(&is)
 }
 
 /// The operator's writes are those before which the tests below crash it.
@@ -263,7 +271,7 @@ fn restore_crashes_cover_every_write() {
         });
         points.extend(named.map(str::to_owned));
     }
-    let crashed_at = [IN_PLACE, GIVEN_UP, NEW].concat();
+    let crashed_at = [IN_PLACE, ABANDONED, NEW].concat();
     let crashed_at: BTreeSet<String> = crashed_at.into_iter().map(str::to_owned).collect();
     assert_eq!(points, crashed_at);
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
@@ -277,14 +285,16 @@ mod full {
     use e2e::store_state::StoreState;
     use e2e::{DEADLINE, Keyspace, Sandbox, scenario};
 
-    use super::{GIVEN_UP, IN_PLACE, NEW, completes_after, dies_at};
-    use crate::restore_in_place::{CLAIM, Living, await_gone, living, over};
+    use super::{ABANDONED, IN_PLACE, NEW, completes_after_crashes, crash_at_each};
+    use crate::restore_in_place::{
+        RESTORE_LOCK, RunningCluster, await_gone, cluster_with_backup, in_place_restore,
+    };
 
     #[tokio::test]
     async fn restore_completes_after_crash_before_every_write() {
         scenario("restore_crash_all", async |sandbox| {
-            let living = living(sandbox).await?;
-            completes_after(sandbox, &living, "over", IN_PLACE).await
+            let running = cluster_with_backup(sandbox).await?;
+            completes_after_crashes(sandbox, &running, "over", IN_PLACE).await
         })
         .await;
     }
@@ -292,21 +302,21 @@ mod full {
     #[tokio::test]
     async fn restore_fails_or_makes_new_cluster_after_crashes() {
         scenario("restore_crash_new", async |sandbox| {
-            let living = living(sandbox).await?;
-            gives_up(sandbox, &living).await?;
-            makes_a_new_cluster(sandbox, &living).await
+            let running = cluster_with_backup(sandbox).await?;
+            gives_up(sandbox, &running).await?;
+            makes_a_new_cluster(sandbox, &running).await
         })
         .await;
     }
 
-    async fn gives_up(sandbox: &Sandbox, living: &Living) -> Result<()> {
-        let good = living.bucket.read("etcd.backup").await?;
+    async fn gives_up(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
+        let good = running.bucket.read("etcd.backup").await?;
         let mut bad = good.clone();
         let middle = bad.len() / 2;
         bad[middle] ^= 0xff;
-        living.bucket.write("etcd.backup", bad).await?;
-        let manifest = over(sandbox, &living.bucket, "")?;
-        dies_at(sandbox, GIVEN_UP, "over", &manifest).await?;
+        running.bucket.write("etcd.backup", bad).await?;
+        let manifest = in_place_restore(sandbox, &running.bucket, "")?;
+        crash_at_each(sandbox, ABANDONED, "over", &manifest).await?;
         let restores = sandbox.objects(Kind::EtcdRestore);
         let failed = |object: &_| field(object, "/status/phase") == "Failed";
         let failed =
@@ -314,25 +324,25 @@ mod full {
         let text = conditions_line(&failed);
         ensure!(has_failed_for(&failed, "SnapshotUnreadable"), "{text}");
         let after = sandbox.await_members("c", 3).await?;
-        ensure!(field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID"));
+        ensure!(field(&after, "/status/clusterID") == field(&running.before, "/status/clusterID"));
         let annotations = after.metadata.annotations.unwrap_or_default();
-        ensure!(!annotations.contains_key(CLAIM));
-        living.keys.verify("later/", 50).await?;
-        let is = StoreState::at(&living.keys, living.picture.revision).await?;
-        living.picture.ensure_same(&is)?;
-        living.bucket.write("etcd.backup", good).await
+        ensure!(!annotations.contains_key(RESTORE_LOCK));
+        running.keys.verify("later/", 50).await?;
+        let is = StoreState::at(&running.keys, running.state.revision).await?;
+        running.state.ensure_same(&is)?;
+        running.bucket.write("etcd.backup", good).await
     }
 
-    async fn makes_a_new_cluster(sandbox: &Sandbox, living: &Living) -> Result<()> {
-        let path = format!("{}/etcd.backup", living.bucket.name);
+    async fn makes_a_new_cluster(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
+        let path = format!("{}/etcd.backup", running.bucket.name);
         let more = "  ttlSecondsAfterFinished: 1\n";
         let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, more);
-        dies_at(sandbox, NEW, "new", &manifest).await?;
+        crash_at_each(sandbox, NEW, "new", &manifest).await?;
         await_gone(sandbox, "new").await?;
         let made = sandbox.await_members("d", 3).await?;
         ensure!(has_condition(&made, "Available", "True"));
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
-        let after = StoreState::at(&keys, living.picture.revision).await?;
-        living.picture.ensure_same(&after)
+        let after = StoreState::at(&keys, running.state.revision).await?;
+        running.state.ensure_same(&after)
     }
 }

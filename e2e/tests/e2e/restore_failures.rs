@@ -14,7 +14,10 @@ use kube::api::DeleteParams;
 use tokio::time::timeout;
 
 use crate::all_pods_lost::same_members;
-use crate::restore_in_place::{Living, await_gone, claim, living, over_from, pods_of};
+use crate::restore_in_place::{
+    RunningCluster, await_gone, cluster_with_backup, in_place_restore_from, restarts_of,
+    restore_lock,
+};
 use crate::restore_storage::{
     await_no_seed, new_cluster_without_class, restore_without_class, running_cluster_without_quota,
 };
@@ -25,19 +28,19 @@ type Seen = (String, Option<String>, i32);
 #[tokio::test]
 async fn failed_restores_leave_running_cluster_unchanged() {
     scenario("restore_failures", async |sandbox| {
-        let living = living(sandbox).await?;
-        let pods = pods_of(sandbox).await?;
-        let before = (&living, pods.as_slice());
+        let running = cluster_with_backup(sandbox).await?;
+        let pods = restarts_of(sandbox).await?;
+        let before = (&running, pods.as_slice());
         let writer = Writer::start(sandbox, "c").await?;
-        restore_without_class(sandbox, &living).await?;
+        restore_without_class(sandbox, &running).await?;
 
         let refused = without_overwrite(sandbox);
         unharmed_by("restore without overwrite", refused, sandbox, before).await?;
-        let damaged = of_a_damaged_backup(sandbox, &living);
+        let damaged = of_a_damaged_backup(sandbox, &running);
         unharmed_by("restore a damaged backup", damaged, sandbox, before).await?;
-        let missing = new_cluster_without_class(sandbox, &living);
+        let missing = new_cluster_without_class(sandbox, &running);
         unharmed_by("restore without StorageClass", missing, sandbox, before).await?;
-        let exceeded = running_cluster_without_quota(sandbox, &living);
+        let exceeded = running_cluster_without_quota(sandbox, &running);
         unharmed_by("restore without quota", exceeded, sandbox, before).await?;
 
         writer.await_more(10).await?;
@@ -53,35 +56,35 @@ async fn unharmed_by(
     name: &str,
     work: impl Future<Output = Result<()>>,
     sandbox: &Sandbox,
-    (living, pods): (&Living, &[Seen]),
+    (running, pods): (&RunningCluster, &[Seen]),
 ) -> Result<()> {
     let all = async {
         work.await?;
-        is_unharmed(sandbox, living, pods).await
+        is_unharmed(sandbox, running, pods).await
     };
     step(name, all).await
 }
 
 /// The cluster, its members, their pods and volumes and its keys are the same, and nothing is left of a seed. The cluster
 /// operator manages it again.
-async fn is_unharmed(sandbox: &Sandbox, living: &Living, pods: &[Seen]) -> Result<()> {
+async fn is_unharmed(sandbox: &Sandbox, running: &RunningCluster, pods: &[Seen]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "no restore lock", DEADLINE, |cluster| {
-        claim(cluster).is_none()
+        restore_lock(cluster).is_none()
     })
     .await?;
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
-        after.metadata.uid == living.before.metadata.uid,
+        after.metadata.uid == running.before.metadata.uid,
         "the cluster was replaced"
     );
-    ensure!(field(&after, "/spec") == field(&living.before, "/spec"));
-    same_members(&living.before, &after)?;
-    living.keys.verify("later/", 50).await?;
-    let is = StoreState::at(&living.keys, living.picture.revision).await?;
-    living.picture.ensure_same(&is)?;
+    ensure!(field(&after, "/spec") == field(&running.before, "/spec"));
+    same_members(&running.before, &after)?;
+    running.keys.verify("later/", 50).await?;
+    let is = StoreState::at(&running.keys, running.state.revision).await?;
+    running.state.ensure_same(&is)?;
     await_no_seed(sandbox, "c").await?;
-    let now = pods_of(sandbox).await?;
+    let now = restarts_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
     let volumes = sandbox
         .kubectl(&["get", "pvc", "-l", "etcd_cluster=c", "-o", "name"])
@@ -129,8 +132,8 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Over the running cluster, and into a new one: the damage is found before the data directory is in place.
-async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
-    let bucket = &living.bucket;
+async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
+    let bucket = &running.bucket;
     let mut content = bucket.read("etcd.backup").await?;
     let middle = content.len() / 2;
     content[middle] ^= 0xff;
@@ -138,7 +141,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, living: &Living) -> Result<()> {
     let manifest = bucket.read("etcd.backup.manifest.json").await?;
     bucket.write("damaged.manifest.json", manifest).await?;
     let path = format!("{}/damaged", bucket.name);
-    let over = over_from(sandbox, "damaged-over", bucket, "damaged", "")?;
+    let over = in_place_restore_from(sandbox, "damaged-over", bucket, "damaged", "")?;
     let new = restore_with(sandbox.env.s3()?, "damaged-new", "{name: e}", &path, "");
     sandbox.apply(&[over, new].join("---\n")).await?;
 

@@ -19,26 +19,26 @@ use crate::all_pods_lost::restarts;
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
-use crate::restore_sources::{compare, seconds_between, time};
+use crate::restore_sources::{await_equal_restore, seconds_between, time};
 
 const KEYS: usize = 500;
-pub(crate) const CLAIM: &str = "etcd.database.coreos.com/restore";
+pub(crate) const RESTORE_LOCK: &str = "etcd.database.coreos.com/restore";
 /// For how long old volumes are kept: longer than the new cluster needs to be complete.
-const KEPT: Duration = Duration::from_secs(40);
+const KEEP_OLD_DATA: Duration = Duration::from_secs(40);
 /// Many times what an idle machine needs, so that a busy one passes.
-const DOWNTIME: Duration = Duration::from_mins(2);
+const MAX_DOWNTIME: Duration = Duration::from_mins(2);
 
 /// A cluster with a backup of it, and keys that came after the backup.
-pub(crate) struct Living {
+pub(crate) struct RunningCluster {
     pub(crate) bucket: Bucket,
     pub(crate) before: DynamicObject,
     pub(crate) keys: Keyspace,
     /// What is in the backup.
-    pub(crate) picture: StoreState,
+    pub(crate) state: StoreState,
 }
 
 /// Of three members, with volumes. The backup is `etcd.backup` in the bucket.
-pub(crate) async fn living(sandbox: &Sandbox) -> Result<Living> {
+pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningCluster> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
     sandbox
@@ -48,27 +48,27 @@ pub(crate) async fn living(sandbox: &Sandbox) -> Result<Living> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("kept/", KEYS, |_| ()).await?;
     keys.fill_mixed("mixed/", 40).await?;
-    let picture = StoreState::now(&keys).await?;
+    let state = StoreState::now(&keys).await?;
     sandbox
         .apply(&backup(sandbox, "first", &bucket.name, "etcd.backup")?)
         .await?;
     await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
     keys.fill("later/", 50, |_| ()).await?;
-    Ok(Living {
+    Ok(RunningCluster {
         bucket,
         before,
         keys,
-        picture,
+        state,
     })
 }
 
 /// The manifest of a restore of that backup over that cluster.
-pub(crate) fn over(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
-    over_from(sandbox, "over", bucket, "etcd.backup", more)
+pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
+    in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
 /// The same, with the name of the EtcdRestore and the key of the backup.
-pub(crate) fn over_from(
+pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,
     bucket: &Bucket,
@@ -81,12 +81,12 @@ pub(crate) fn over_from(
     Ok(restore_with(s3, name, "{name: c}", &path, &more))
 }
 
-pub(crate) fn claim(cluster: &DynamicObject) -> Option<&String> {
-    cluster.metadata.annotations.as_ref()?.get(CLAIM)
+pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
+    cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
 /// A cluster of before and the restored one have a token each, which keeps members of one out of the other.
-pub(crate) fn another_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
+pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));
     ensure!(before.is_string() && after.is_string() && before != after);
@@ -100,7 +100,7 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
     let id = field(restored, "/status/clusterID");
     ensure!(id.is_string(), "no cluster ID is recorded");
     await_object(&clusters, "c", "the restored one", DEADLINE, |object| {
-        field(object, "/status/clusterID") == id && claim(object).is_none()
+        field(object, "/status/clusterID") == id && restore_lock(object).is_none()
     })
     .await
     .map(drop)
@@ -119,18 +119,18 @@ pub(crate) async fn await_gone(sandbox: &Sandbox, restore: &str) -> Result<()> {
 }
 
 /// The pods of the members of `c`: the name, the UID and the restarts of each.
-pub(crate) async fn pods_of(sandbox: &Sandbox) -> Result<Vec<(String, Option<String>, i32)>> {
-    pods_of_cluster(sandbox, "c").await
+pub(crate) async fn restarts_of(sandbox: &Sandbox) -> Result<Vec<(String, Option<String>, i32)>> {
+    restarts_of_cluster(sandbox, "c").await
 }
 
 /// The same, of any cluster.
-pub(crate) async fn pods_of_cluster(
+pub(crate) async fn restarts_of_cluster(
     sandbox: &Sandbox,
     cluster: &str,
 ) -> Result<Vec<(String, Option<String>, i32)>> {
     let pods = sandbox.member_pods(cluster).await?;
-    let told = |pod: &Pod| (pod.name_any(), pod.uid(), restarts(pod));
-    Ok(pods.iter().map(told).collect())
+    let describe = |pod: &Pod| (pod.name_any(), pod.uid(), restarts(pod));
+    Ok(pods.iter().map(describe).collect())
 }
 
 async fn service_uids(sandbox: &Sandbox) -> Result<Vec<Option<String>>> {
@@ -164,41 +164,41 @@ async fn await_volumes(sandbox: &Sandbox, count: usize) -> Result<()> {
 #[tokio::test]
 async fn running_cluster_is_restored_in_place() {
     scenario("restore_in_place", async |sandbox| {
-        let living = living(sandbox).await?;
-        let restored = while_clients_write_and_read(sandbox, &living);
+        let running = cluster_with_backup(sandbox).await?;
+        let restored = while_clients_write_and_read(sandbox, &running);
         step("restore while clients write and read", restored).await?;
-        let bumped = with_a_bumped_revision(sandbox, &living);
+        let bumped = with_bumped_revision(sandbox, &running);
         step("restore with a higher revision", bumped).await
     })
     .await;
 }
 
 /// Clients go on at the same address, and never reach both clusters. Old volumes are kept for as long as was asked for.
-async fn while_clients_write_and_read(sandbox: &Sandbox, living: &Living) -> Result<()> {
+async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
     let writer = Writer::start(sandbox, "c").await?;
     let old = volumes(sandbox).await?;
-    let kept = format!("  keepOldData: {}s\n", KEPT.as_secs());
+    let kept = format!("  keepOldData: {}s\n", KEEP_OLD_DATA.as_secs());
     sandbox
-        .apply(&over(sandbox, &living.bucket, &kept)?)
+        .apply(&in_place_restore(sandbox, &running.bucket, &kept)?)
         .await?;
-    let restored = compare(sandbox, "over", "c", &living.picture).await?;
+    let restored = await_equal_restore(sandbox, "over", "c", &running.state).await?;
 
     await_replaced(sandbox, &restored).await?;
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
-        after.metadata.uid == living.before.metadata.uid,
+        after.metadata.uid == running.before.metadata.uid,
         "the EtcdCluster was replaced"
     );
     ensure!(
-        field(&after, "/spec") == field(&living.before, "/spec"),
+        field(&after, "/spec") == field(&running.before, "/spec"),
         "its spec changed"
     );
-    ensure!(claim(&after).is_none(), "the claim is still there");
+    ensure!(restore_lock(&after).is_none(), "the claim is still there");
     ensure!(field(&after, "/status/clusterID") == field(&restored, "/status/clusterID"));
-    ensure!(field(&after, "/status/clusterID") != field(&living.before, "/status/clusterID"));
-    another_token(&living.before, &after)?;
+    ensure!(field(&after, "/status/clusterID") != field(&running.before, "/status/clusterID"));
+    ensure_new_token(&running.before, &after)?;
     ensure!(
         service_uids(sandbox).await? == services,
         "a Service was replaced"
@@ -211,49 +211,52 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, living: &Living) -> Res
         !tally.lost.is_empty(),
         "what was written before the restore is still there"
     );
-    ensure!(tally.gap < DOWNTIME, "{tally}");
+    ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
     // Invariant 17: first the old cluster answered, then the new one, each with every key.
     let readings = reader.finish(KEYS)?;
     ensure!(readings.clusters.len() == 2, "{readings:?}");
-    ensure!(readings.gap < DOWNTIME, "{readings:?}");
+    ensure!(readings.gap < MAX_DOWNTIME, "{readings:?}");
     let answered: Vec<String> = readings
         .clusters
         .iter()
         .map(|id| format!("{id:x}"))
         .collect();
-    ensure!(field(&living.before, "/status/clusterID") == answered[0].as_str());
+    ensure!(field(&running.before, "/status/clusterID") == answered[0].as_str());
     ensure!(field(&after, "/status/clusterID") == answered[1].as_str());
 
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
-    ensure!(keys.verify("kept/", KEYS).await? >= living.picture.revision);
+    ensure!(keys.verify("kept/", KEYS).await? >= running.state.revision);
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
     // The new cluster is complete, and the old volumes have their time.
-    go_when_their_time_is_over(sandbox, &after, old).await?;
+    old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
 /// The volumes of what was replaced stay for as long as was asked for, and then go.
-async fn go_when_their_time_is_over(
+async fn old_volumes_expire(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
     mut old: Vec<String>,
 ) -> Result<()> {
     let until = "/status/replaced/keepDataUntil";
     let kept = seconds_between(cluster, "/status/replaced/time", until)?;
-    ensure!(u64::try_from(kept)? == KEPT.as_secs(), "kept for {kept} s");
+    ensure!(
+        u64::try_from(kept)? == KEEP_OLD_DATA.as_secs(),
+        "kept for {kept} s"
+    );
     let until = time(cluster, until)?;
     let of_cluster = "etcd_cluster=c";
     let claims = sandbox.api::<PersistentVolumeClaim>();
     let there = claims
         .list(&ListParams::default().labels(of_cluster))
         .await?;
-    let looked = Timestamp::now();
+    let observed_at = Timestamp::now();
     let stays = |name: &String| there.iter().any(|claim| claim.name_any() == *name);
     ensure!(
-        old.len() == 3 && (old.iter().all(stays) || looked >= until),
-        "{old:?} were to be kept until {until}, and at {looked} there are {:?}",
+        old.len() == 3 && (old.iter().all(stays) || observed_at >= until),
+        "{old:?} were to be kept until {until}, and at {observed_at} there are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
     // On a machine so slow that their time was over before the new cluster was complete they may be gone.
@@ -282,32 +285,32 @@ async fn go_when_their_time_is_over(
 }
 
 /// Each by itself.
-async fn every_member_has(
+async fn ensure_every_member_has(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
-    picture: &StoreState,
+    state: &StoreState,
 ) -> Result<()> {
     let members = ready_members(cluster);
     ensure!(members.len() == 3, "{members:?}");
     for member in members {
         let keys = Keyspace::of_pod(&sandbox.env, &sandbox.namespace, &member).await?;
-        let is = StoreState::at(&keys, picture.revision).await?;
-        picture.ensure_same(&is).context(member)?;
+        let is = StoreState::at(&keys, state.revision).await?;
+        state.ensure_same(&is).context(member)?;
     }
     Ok(())
 }
 
 /// A client that goes on watching from a revision of the old history learns that it has missed changes.
-async fn with_a_bumped_revision(sandbox: &Sandbox, living: &Living) -> Result<()> {
+async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
     let seen = keys.revision().await?;
-    let backed_up = living.picture.revision;
+    let backed_up = running.state.revision;
     ensure!(seen > backed_up);
     drop(keys);
     let old = volumes(sandbox).await?;
     let bump = "  bumpRevision: 1000000\n  markCompacted: true\n  keepOldData: 24h\n";
-    let manifest = over_from(sandbox, "bump", &living.bucket, "etcd.backup", bump)?;
+    let manifest = in_place_restore_from(sandbox, "bump", &running.bucket, "etcd.backup", bump)?;
     sandbox.apply(&manifest).await?;
     let restored = await_complete(&sandbox.objects(Kind::EtcdRestore), "bump", DEADLINE).await?;
     let revision = field(&restored, "/status/restoredRevision").as_i64();
@@ -328,8 +331,8 @@ async fn with_a_bumped_revision(sandbox: &Sandbox, living: &Living) -> Result<()
     // the history since the compaction, which is thrown away here, and of the record with which etcdutl raises the
     // revision. What is compared instead is that every member has the same.
     let after = StoreState::now(&keys).await?;
-    living.picture.ensure_same_keys(&after)?;
-    every_member_has(sandbox, &is, &after).await?;
+    running.state.ensure_same_keys(&after)?;
+    ensure_every_member_has(sandbox, &is, &after).await?;
     let before = StoreState::at(&keys, backed_up).await;
     let refused = before.err().context("the history is still there")?;
     ensure!(format!("{refused:#}").contains("compacted"), "{refused:#}");

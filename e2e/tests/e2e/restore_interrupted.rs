@@ -14,35 +14,36 @@ use kube::api::{DeleteParams, DynamicObject, ListParams};
 use crate::fixtures::newest_version;
 use crate::member_loss::await_one_volume_per_member;
 use crate::restore_crash::{
-    CRASHES, completes_after, dies_before, has_the_backup, is_replaced, restart_operator,
-    restart_with, will_die_at,
+    CRASHES, await_crash, completes_after_crashes, has_the_backup, is_replaced, restart_operator,
+    restart_with_env, restart_with_failpoint,
 };
 use crate::restore_in_place::{
-    Living, await_gone, await_replaced, claim, living, over, over_from, pods_of,
+    RunningCluster, await_gone, await_replaced, cluster_with_backup, in_place_restore,
+    in_place_restore_from, restarts_of, restore_lock,
 };
-use crate::restore_sources::compare;
+use crate::restore_sources::await_equal_restore;
 
 #[tokio::test]
 async fn interrupted_restores_leave_one_complete_cluster() {
     scenario("restore_crash", async |sandbox| {
-        let living = living(sandbox).await?;
-        let path = format!("{}/etcd.backup", living.bucket.name);
+        let running = cluster_with_backup(sandbox).await?;
+        let path = format!("{}/etcd.backup", running.bucket.name);
         let version = newest_version(&sandbox.env)?;
         let target = format!(
             "{{name: d, template: {{spec: {{size: 1, version: \"{version}\", pod: {{persistentVolumeClaimSpec: \
              {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 64Mi}}}}}}}}}}}}}}"
         );
         let new = restore_with(sandbox.env.s3()?, "new", &target, &path, "");
-        will_die_at(sandbox, "restore-before-record-formed").await?;
-        let deleted = new_cluster_is_deleted(sandbox, &living, &new);
+        restart_with_failpoint(sandbox, "restore-before-record-formed").await?;
+        let deleted = new_cluster_is_deleted(sandbox, &running, &new);
         let first = step("delete the restore of a new cluster", deleted).await?;
-        let unharmed = running_cluster_stays(sandbox, &living);
+        let unharmed = running_cluster_stays(sandbox, &running);
         step("delete a restore before the cutover", unharmed).await?;
-        let restored = restored_cluster_stays(sandbox, &living);
+        let restored = restored_cluster_stays(sandbox, &running);
         step("delete a restore after the cutover", restored).await?;
-        let crashed = completes_after(sandbox, &living, "crash", CRASHES);
+        let crashed = completes_after_crashes(sandbox, &running, "crash", CRASHES);
         step("crash the operator", crashed).await?;
-        let again = new_cluster_is_made_again(sandbox, &living, &new, &first);
+        let again = new_cluster_is_made_again(sandbox, &running, &new, &first);
         step("restore into the new cluster again", again).await
     })
     .await;
@@ -52,11 +53,11 @@ async fn interrupted_restores_leave_one_complete_cluster() {
 /// EtcdCluster.
 async fn new_cluster_is_deleted(
     sandbox: &Sandbox,
-    living: &Living,
+    running: &RunningCluster,
     manifest: &str,
 ) -> Result<DynamicObject> {
     sandbox.apply(manifest).await?;
-    dies_before(sandbox, "restore-before-record-formed").await?;
+    await_crash(sandbox, "restore-before-record-formed").await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let begun = clusters.get("d").await?;
     let there = all_of(sandbox, "d").await?;
@@ -79,19 +80,19 @@ async fn new_cluster_is_deleted(
         })
     })
     .await?;
-    living.keys.verify("later/", 50).await?;
+    running.keys.verify("later/", 50).await?;
     Ok(begun)
 }
 
 /// The same names can be used again. The cluster stays when its EtcdRestore has expired.
 async fn new_cluster_is_made_again(
     sandbox: &Sandbox,
-    living: &Living,
+    running: &RunningCluster,
     manifest: &str,
     first: &DynamicObject,
 ) -> Result<()> {
     sandbox.apply(manifest).await?;
-    compare(sandbox, "new", "d", &living.picture).await?;
+    await_equal_restore(sandbox, "new", "d", &running.state).await?;
     let made = sandbox.await_members("d", 1).await?;
     ensure!(
         made.metadata.uid != first.metadata.uid,
@@ -103,51 +104,53 @@ async fn new_cluster_is_made_again(
     await_gone(sandbox, "new").await?;
     let stays = sandbox.await_members("d", 1).await?;
     ensure!(stays.metadata.uid == made.metadata.uid);
-    has_the_backup(sandbox, living).await
+    has_the_backup(sandbox, running).await
 }
 
 /// Before the cutover over a running cluster, which the operator does not get past: the cluster stays as it was.
-async fn running_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()> {
-    let pods = pods_of(sandbox).await?;
+async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
+    let pods = restarts_of(sandbox).await?;
     let writer = Writer::start(sandbox, "c").await?;
-    sandbox.apply(&over(sandbox, &living.bucket, "")?).await?;
+    sandbox
+        .apply(&in_place_restore(sandbox, &running.bucket, "")?)
+        .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "the claim", DEADLINE, |object| {
-        claim(object).is_some()
+        restore_lock(object).is_some()
     })
     .await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("over", &DeleteParams::default()).await?;
     await_gone(sandbox, "over").await?;
     let after = sandbox.await_members("c", 3).await?;
-    ensure!(claim(&after).is_none(), "the claim is still there");
-    let kept = field(&after, "/status/clusterID") == field(&living.before, "/status/clusterID");
+    ensure!(restore_lock(&after).is_none(), "the claim is still there");
+    let kept = field(&after, "/status/clusterID") == field(&running.before, "/status/clusterID");
     ensure!(kept, "it was deleted before the cutover");
     writer.finish("a restore that was deleted").await?;
-    living.keys.verify("later/", 50).await?;
-    let is = StoreState::at(&living.keys, living.picture.revision).await?;
-    living.picture.ensure_same(&is)?;
-    let now = pods_of(sandbox).await?;
+    running.keys.verify("later/", 50).await?;
+    let is = StoreState::at(&running.keys, running.state.revision).await?;
+    running.state.ensure_same(&is)?;
+    let now = restarts_of(sandbox).await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
 /// After the cutover the restore runs to its end.
-async fn restored_cluster_stays(sandbox: &Sandbox, living: &Living) -> Result<()> {
+async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
-    will_die_at(sandbox, point).await?;
-    let manifest = over_from(sandbox, "late", &living.bucket, "etcd.backup", "")?;
+    restart_with_failpoint(sandbox, point).await?;
+    let manifest = in_place_restore_from(sandbox, "late", &running.bucket, "etcd.backup", "")?;
     sandbox.apply(&manifest).await?;
-    dies_before(sandbox, point).await?;
+    await_crash(sandbox, point).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     let begun = restores.get("late").await?;
     restores.delete("late", &DeleteParams::default()).await?;
-    restart_with(sandbox, "FAILPOINTS-").await?;
+    restart_with_env(sandbox, "FAILPOINTS-").await?;
     await_gone(sandbox, "late").await?;
 
     await_replaced(sandbox, &begun).await?;
     let after = sandbox.await_members("c", 3).await?;
-    is_replaced(sandbox, living, &living.before, &after).await?;
+    is_replaced(sandbox, running, &running.before, &after).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 

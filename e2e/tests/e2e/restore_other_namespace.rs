@@ -7,7 +7,7 @@ use e2e::store_state::StoreState;
 use e2e::{Keyspace, Sandbox};
 use tokio::process::Command;
 
-use crate::restore_sources::{Sources, compare};
+use crate::restore_sources::{Sources, await_equal_restore};
 
 /// A cluster of the same name in another namespace, which has operators of its own. The first cluster is not changed.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
@@ -20,12 +20,12 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
         let late = &sources.late;
         let manifest = restore_with(s3, "back", "{name: c}", &late.path, "");
         other.apply(&manifest).await?;
-        compare(&other, "back", "c", &late.picture).await?;
+        await_equal_restore(&other, "back", "c", &late.state).await?;
         other.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(&other.env, &other.namespace, "c").await?;
         keys.fill("after/", 20, |_| ()).await?;
         let first = StoreState::now(&sources.keys).await?;
-        late.picture
+        late.state
             .ensure_same(&first)
             .context(sandbox.namespace.clone())
     }

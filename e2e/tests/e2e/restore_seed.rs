@@ -10,10 +10,11 @@ use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
 use crate::backup_schedule::suspend;
 use crate::fixtures::cluster;
 use crate::restore_crash::{
-    dies_before, restart_with, seed_fails_for_good, start_operator, stop_operator, will_die_at,
+    await_crash, restart_with_env, restart_with_failpoint, seed_fails_for_good, start_operator,
+    stop_operator,
 };
-use crate::restore_in_place::another_token;
-use crate::restore_sources::{compare, painted};
+use crate::restore_in_place::ensure_new_token;
+use crate::restore_sources::{await_equal_restore, filled_cluster};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 /// When the seed was verified.
@@ -23,10 +24,10 @@ const VERIFIED: &str = "restore-before-record-formed";
 async fn failed_seed_is_restored_from_the_recorded_backup() {
     scenario("restore_seed", async |sandbox| {
         let plain = cluster(&sandbox.env, "c", 1)?;
-        let (bucket, keys) = painted(sandbox, &plain, 1).await?;
-        let newer = not_from_a_newer_backup(sandbox, &bucket, &keys);
+        let (bucket, keys) = filled_cluster(sandbox, &plain, 1).await?;
+        let newer = newer_backup_is_not_used(sandbox, &bucket, &keys);
         step("lose the seed of a new cluster", newer).await?;
-        let beside = beside_the_running_cluster(sandbox, keys);
+        let beside = in_place_restore_loses_seed(sandbox, keys);
         step("lose the seed over a running cluster", beside).await
     })
     .await;
@@ -34,14 +35,14 @@ async fn failed_seed_is_restored_from_the_recorded_backup() {
 
 /// The seed fails for good while no operator runs.
 async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
-    dies_before(sandbox, VERIFIED).await?;
+    await_crash(sandbox, VERIFIED).await?;
     stop_operator(sandbox).await?;
     seed_fails_for_good(sandbox, restore).await
 }
 
 /// The newest backup of an EtcdBackup is recorded when the restore begins. A newer one, complete when the seed is created
 /// again by another process, is not used.
-async fn not_from_a_newer_backup(
+async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
@@ -54,7 +55,7 @@ async fn not_from_a_newer_backup(
     let backups = sandbox.objects(Kind::EtcdBackup);
     await_complete(&backups, "often", DEADLINE).await?;
     suspend(sandbox, "often", true).await?;
-    will_die_at(sandbox, VERIFIED).await?;
+    restart_with_failpoint(sandbox, VERIFIED).await?;
     let manifest = format!(
         "{API}\nkind: EtcdRestore\nmetadata: {{name: back}}\nspec:\n  etcdCluster: {{name: d}}\n  backup: {{name: often}}\n"
     );
@@ -75,9 +76,9 @@ async fn not_from_a_newer_backup(
     })
     .await?;
     suspend(sandbox, "often", true).await?;
-    restart_with(sandbox, "FAILPOINTS-").await?;
+    restart_with_env(sandbox, "FAILPOINTS-").await?;
     start_operator(sandbox).await?;
-    let done = compare(sandbox, "back", "d", &early).await?;
+    let done = await_equal_restore(sandbox, "back", "d", &early).await?;
     ensure!(field(&done, "/status/backup") == field(&begun, "/status/backup"));
     ensure!(field(&done, "/status/backup/etcdBackup") == "often");
     ensure!(field(&done, "/status/backup/etcdRevision").as_i64() == Some(early.revision));
@@ -85,11 +86,11 @@ async fn not_from_a_newer_backup(
 }
 
 /// The cluster that is restored over serves meanwhile.
-async fn beside_the_running_cluster(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
+async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
-    let picture = StoreState::now(&keys).await?;
+    let state = StoreState::now(&keys).await?;
     keys.fill("later/", 50, |_| ()).await?;
-    will_die_at(sandbox, VERIFIED).await?;
+    restart_with_failpoint(sandbox, VERIFIED).await?;
     let manifest = format!(
         "{API}\nkind: EtcdRestore\nmetadata: {{name: over}}\nspec:\n  etcdCluster: {{name: c}}\n  overwrite: true\n  \
          backup: {{name: often}}\n"
@@ -98,15 +99,15 @@ async fn beside_the_running_cluster(sandbox: &Sandbox, keys: Keyspace) -> Result
     lose_seed(sandbox, "over").await?;
     keys.verify("later/", 50).await?;
     drop(keys);
-    restart_with(sandbox, "FAILPOINTS-").await?;
+    restart_with_env(sandbox, "FAILPOINTS-").await?;
     start_operator(sandbox).await?;
-    compare(sandbox, "over", "c", &picture).await?;
+    await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
     // What the seed was started with is recorded for the cluster it became.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
-    another_token(&before, &after)?;
+    ensure_new_token(&before, &after)?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.verify("later/", 0)
         .await

@@ -18,7 +18,7 @@ const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
 
 /// A cluster with something of everything in it, and a bucket.
-pub(crate) async fn painted(
+pub(crate) async fn filled_cluster(
     sandbox: &Sandbox,
     manifest: &str,
     size: usize,
@@ -33,7 +33,7 @@ pub(crate) async fn painted(
 }
 
 /// Waits for the restore `name` of the cluster `cluster`, and compares.
-pub(crate) async fn compare(
+pub(crate) async fn await_equal_restore(
     sandbox: &Sandbox,
     name: &str,
     cluster: &str,
@@ -78,7 +78,7 @@ pub(crate) struct Sources {
 /// A backup: its bucket and key, and what is in it.
 pub(crate) struct Source {
     pub(crate) path: String,
-    pub(crate) picture: StoreState,
+    pub(crate) state: StoreState,
 }
 
 fn path(backup: &DynamicObject) -> Result<String> {
@@ -107,7 +107,7 @@ async fn restores_complete_clusters_from_every_source() {
 
 async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
-    let (bucket, keys) = painted(sandbox, &manifest, 1).await?;
+    let (bucket, keys) = filled_cluster(sandbox, &manifest, 1).await?;
     let early = StoreState::now(&keys).await?;
     let policy = "  backupPolicy: {backupIntervalInSecond: 8, maxBackups: 9}\n";
     let s3 = sandbox.env.s3()?;
@@ -131,11 +131,11 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     Ok(Sources {
         early: Source {
             path: path(&first)?,
-            picture: early,
+            state: early,
         },
         late: Source {
             path: path(&second)?,
-            picture: late,
+            state: late,
         },
         bucket,
         keys,
@@ -171,15 +171,15 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     ];
     sandbox.apply(&all.join("---\n")).await?;
     let made = [
-        ("c", "d", &late.picture),
-        ("newest", "newest", &late.picture),
-        ("before", "before", &early.picture),
-        ("by-hand", "e", &late.picture),
+        ("c", "d", &late.state),
+        ("newest", "newest", &late.state),
+        ("before", "before", &early.state),
+        ("by-hand", "e", &late.state),
     ];
     let mut ids = vec![format!("{:x}", keys.cluster_id().await?)];
     let mut times = Vec::new();
-    for (name, cluster, picture) in made {
-        let done = compare(sandbox, name, cluster, picture).await?;
+    for (name, cluster, state) in made {
+        let done = await_equal_restore(sandbox, name, cluster, state).await?;
         let is = sandbox.await_members(cluster, 1).await?;
         let id = field(&done, "/status/clusterID").as_str();
         let id = id.context("no cluster ID")?;
@@ -205,7 +205,7 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(last <= first, "one after the other: {times:?}");
-    late.picture.ensure_same(&StoreState::now(keys).await?)?;
+    late.state.ensure_same(&StoreState::now(keys).await?)?;
     let delete = ["delete", "etcdcluster", "d", "newest", "before", "e"];
     sandbox
         .kubectl(&[&delete[..], &["--wait=false"]].concat())
@@ -225,7 +225,7 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     ];
     for (old, cluster, version, size) in all {
         let key = format!("{cluster}/etcd.backup_v72_2019-03-01-12:00:00");
-        let backup = old_etcd_made(&format!("etcd-{old}.db"))?;
+        let backup = old_etcd_file(&format!("etcd-{old}.db"))?;
         bucket.write(&key, backup).await?;
         let target = format!(
             "{{name: {cluster}, template: {{spec: {{size: {size}, version: \"{version}\"}}}}}}"
@@ -240,8 +240,8 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let done = await_complete(&restores, cluster, DEADLINE).await?;
         let is = sandbox.await_members(cluster, size).await?;
         ensure!(field(&is, "/status/currentVersion") == version.as_str());
-        let said = old_etcd_said(&format!("etcd-{old}.json"))?;
-        let hashes = old_etcd_said(&format!("etcd-{old}.hash.json"))?;
+        let said = old_etcd_json(&format!("etcd-{old}.json"))?;
+        let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         // What was there, and what was there before that.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
@@ -265,12 +265,12 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     Ok(())
 }
 
-fn old_etcd_said(file: &str) -> Result<serde_json::Value> {
-    serde_json::from_slice(&old_etcd_made(file)?).with_context(|| file.to_owned())
+fn old_etcd_json(file: &str) -> Result<serde_json::Value> {
+    serde_json::from_slice(&old_etcd_file(file)?).with_context(|| file.to_owned())
 }
 
 /// A file that etcd 3.2 or 3.3 made, or told.
-fn old_etcd_made(file: &str) -> Result<Vec<u8>> {
+fn old_etcd_file(file: &str) -> Result<Vec<u8>> {
     let path = root().join("e2e/fixtures/coreos").join(file);
     std::fs::read(&path).with_context(|| format!("read {}", path.display()))
 }

@@ -15,12 +15,14 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fixtures::newest_version;
-use crate::restore_in_place::{CLAIM, Living, await_gone, over_from, pods_of_cluster};
-use crate::restore_sources::compare;
+use crate::restore_in_place::{
+    RESTORE_LOCK, RunningCluster, await_gone, in_place_restore_from, restarts_of_cluster,
+};
+use crate::restore_sources::await_equal_restore;
 use crate::storage_class_change::{claims_with, with_class};
 
 /// The EtcdRestore has failed for want of storage, with these words, and a Warning Event says so too.
-async fn told(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
+async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = format!("StorageMissing with {words:?}");
     await_object(&restores, restore, &what, DEADLINE, |object| {
@@ -44,14 +46,17 @@ async fn told(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
 }
 
 /// Begins to restore the backup into a new cluster `d`, whose StorageClass does not exist. That is reported after a minute.
-pub(crate) async fn restore_without_class(sandbox: &Sandbox, living: &Living) -> Result<()> {
+pub(crate) async fn restore_without_class(
+    sandbox: &Sandbox,
+    running: &RunningCluster,
+) -> Result<()> {
     let spec = claims_with(&class_of(sandbox), "64Mi").replace('\n', "\n      ");
     let version = newest_version(&sandbox.env)?;
     let template = format!(
         "\n    name: d\n    template:\n      spec:\n        size: 1\n        version: \"{version}\"\n      {}",
         spec.trim_end()
     );
-    let path = format!("{}/etcd.backup", living.bucket.name);
+    let path = format!("{}/etcd.backup", running.bucket.name);
     let manifest = restore_with(sandbox.env.s3()?, "late", &template, &path, "");
     sandbox.apply(&manifest).await.map(drop)
 }
@@ -63,11 +68,14 @@ fn class_of(sandbox: &Sandbox) -> String {
 
 /// The restore of [`restore_without_class`] waits for the StorageClass. Afterwards the class is missing for a restore over
 /// the cluster. In the end the cluster is deleted.
-pub(crate) async fn new_cluster_without_class(sandbox: &Sandbox, living: &Living) -> Result<()> {
+pub(crate) async fn new_cluster_without_class(
+    sandbox: &Sandbox,
+    running: &RunningCluster,
+) -> Result<()> {
     let class = class_of(sandbox);
-    let path = format!("{}/etcd.backup", living.bucket.name);
+    let path = format!("{}/etcd.backup", running.bucket.name);
     let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
-    told(sandbox, "late", &[&class, "does not exist", field]).await?;
+    await_storage_missing(sandbox, "late", &[&class, "does not exist", field]).await?;
 
     with_class(sandbox, "late", false, async |made| {
         ensure!(made == class, "{made}");
@@ -76,16 +84,16 @@ pub(crate) async fn new_cluster_without_class(sandbox: &Sandbox, living: &Living
             has_condition(object, "Complete", "True")
         })
         .await?;
-        compare(sandbox, "late", "d", &living.picture).await?;
+        await_equal_restore(sandbox, "late", "d", &running.state).await?;
         sandbox.await_members("d", 1).await.map(drop)
     })
     .await?;
-    over_a_cluster_whose_class_is_gone(sandbox, &path, &class).await?;
+    in_place_restore_without_class(sandbox, &path, &class).await?;
     sandbox.delete_cluster("d").await
 }
 
 /// A cluster that lives on the volume it has: its class is told to be missing, and nothing of it is touched.
-async fn over_a_cluster_whose_class_is_gone(
+async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
     class: &str,
@@ -93,8 +101,8 @@ async fn over_a_cluster_whose_class_is_gone(
     let before = sandbox.await_members("d", 1).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;
     keys.fill_mixed("later/", 20).await?;
-    let (pods, picture) = (
-        pods_of_cluster(sandbox, "d").await?,
+    let (pods, state) = (
+        restarts_of_cluster(sandbox, "d").await?,
         StoreState::now(&keys).await?,
     );
     let s3 = sandbox.env.s3()?;
@@ -102,9 +110,9 @@ async fn over_a_cluster_whose_class_is_gone(
     let manifest = restore_with(s3, "late-over", "{name: d}", backup, overwrite);
     sandbox.apply(&manifest).await?;
     let given_up = "the restore is given up";
-    told(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
+    await_storage_missing(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
     let is = StoreState::now(&keys).await?;
-    picture.ensure_same(&is).context("while it was told")?;
+    state.ensure_same(&is).context("while it was told")?;
     let seed = left(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no seed waits for a volume");
 
@@ -116,24 +124,27 @@ async fn over_a_cluster_whose_class_is_gone(
     await_gone(sandbox, "late-over").await?;
     await_no_seed(sandbox, "d").await?;
     let after = sandbox.await_members("d", 1).await?;
-    ensure!(!after.annotations().contains_key(CLAIM), "it is claimed");
+    ensure!(
+        !after.annotations().contains_key(RESTORE_LOCK),
+        "it is claimed"
+    );
     for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
         ensure!(
             field(&after, part) == field(&before, part),
             "{part} changed"
         );
     }
-    let now = pods_of_cluster(sandbox, "d").await?;
+    let now = restarts_of_cluster(sandbox, "d").await?;
     ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
-    picture.ensure_same(&StoreState::now(&keys).await?)
+    state.ensure_same(&StoreState::now(&keys).await?)
 }
 
 /// What there is of a seed for a cluster, but for what is on its way out.
 pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
-    let of_seed = ListParams::default().labels(CLAIM);
+    let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");
     let of_cluster = ListParams::default().labels(&selector);
-    let members = pods_of_cluster(sandbox, cluster).await?;
+    let members = restarts_of_cluster(sandbox, cluster).await?;
     let members: Vec<String> = members.into_iter().map(|it| it.0).collect();
     let pods = sandbox.api::<Pod>().list(&of_seed).await?;
     let claims = sandbox.api::<PersistentVolumeClaim>();
@@ -162,7 +173,7 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
 /// A quota of the namespace rejects the volume of the seed. The restore is canceled after half a minute.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
-    living: &Living,
+    running: &RunningCluster,
 ) -> Result<()> {
     let quota = json!({ "metadata": { "name": "few" }, "spec": { "hard": { "persistentvolumeclaims": "3" } } });
     let quotas = sandbox.api::<ResourceQuota>();
@@ -183,10 +194,10 @@ pub(crate) async fn running_cluster_without_quota(
     })
     .await?;
 
-    let manifest = over_from(sandbox, "quota", &living.bucket, "etcd.backup", "")?;
+    let manifest = in_place_restore_from(sandbox, "quota", &running.bucket, "etcd.backup", "")?;
     sandbox.apply(&manifest).await?;
     let field_named = "spec.pod.persistentVolumeClaimSpec";
-    told(sandbox, "quota", &["exceeded quota: few", field_named]).await?;
+    await_storage_missing(sandbox, "quota", &["exceeded quota: few", field_named]).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     let failed = await_object(&restores, "quota", "given up", DEADLINE, |object| {
         field(object, "/status/phase") == "Failed" && has_failed_for(object, "StorageMissing")

@@ -13,14 +13,14 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
-use crate::upgrade::EVERY;
+use crate::upgrade::WRITE_INTERVAL;
 
 /// Many times what clients wait when a leader hands over on an idle machine, and less than a member takes that is made
 /// anew while nobody serves.
-pub(crate) const SERVED: Duration = Duration::from_secs(30);
+pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
 /// UID and restarts of every pod, by name.
-pub(crate) async fn lives(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
+pub(crate) async fn restarts_by_pod(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -60,20 +60,23 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
 }
 
 /// Nobody lacks more than one member at a time.
-async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
+async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
-    let (id, before) = (field(&object, "/status/clusterID"), lives(sandbox).await?);
+    let (id, before) = (
+        field(&object, "/status/clusterID"),
+        restarts_by_pod(sandbox).await?,
+    );
     let writer = Writer::start(sandbox, "c").await?;
-    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
+    let check = RollingCheck::start(sandbox, "c", 3).await?;
     patch(sandbox, &json!({ "etcd": { "snapshotCount": 5000 } })).await?;
     await_pods(sandbox, "every member runs with the new flag", |pod| {
         has_flag(pod, "--snapshot-count=5000")
     })
     .await?;
-    let ended = ends.end().await?;
+    let ended = check.finish().await?;
     ensure!(ended == 3, "{ended} pods were ended");
-    let after = lives(sandbox).await?;
+    let after = restarts_by_pod(sandbox).await?;
     let same: Vec<&String> = before
         .keys()
         .filter(|name| after.contains_key(*name))
@@ -96,7 +99,7 @@ async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result
     writer.await_more(10).await?;
     let tally = writer.finish("a changed etcd option").await?;
     // What a client without retries notices is told; a machine that stands still for a while is no fault.
-    ensure!(tally.gap < SERVED, "{tally}");
+    ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }
 
@@ -104,7 +107,7 @@ async fn rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result
 async fn rolling_update_keeps_members_with_volumes() {
     cluster_scenario("rollout_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
-        rolls(sandbox, manifest, true).await
+        option_change_rolls(sandbox, manifest, true).await
     })
     .await;
 }
@@ -113,7 +116,7 @@ async fn rolling_update_keeps_members_with_volumes() {
 async fn rolling_update_replaces_members_without_volumes() {
     cluster_scenario("rollout_empty_dir", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
-        rolls(sandbox, manifest, false).await
+        option_change_rolls(sandbox, manifest, false).await
     })
     .await;
 }
@@ -124,8 +127,8 @@ async fn metadata_change_restarts_nothing() {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let before = lives(sandbox).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let before = restarts_by_pod(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         let set = json!({ "pod": { "labels": { "team": "a" }, "annotations": { "note": "b" } } });
         patch(sandbox, &set).await?;
         await_pods(sandbox, "labels and annotations are set", |pod| {
@@ -149,7 +152,7 @@ async fn metadata_change_restarts_nothing() {
         )
         .await?;
         ensure!(
-            lives(sandbox).await? == before,
+            restarts_by_pod(sandbox).await? == before,
             "no pod and no container is another one"
         );
         writer.await_more(10).await?;
@@ -174,12 +177,12 @@ async fn in_place_resize_restarts_nothing() {
         let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let before = lives(sandbox).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let before = restarts_by_pod(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         let resources = json!({ "requests": { "cpu": "20m", "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| has_resources(pod, "96Mi")).await?;
-        ensure!(lives(sandbox).await? == before, "no pod and no container is another one");
+        ensure!(restarts_by_pod(sandbox).await? == before, "no pod and no container is another one");
         writer.await_more(10).await?;
         let tally = writer.finish("CPU and memory in place").await?;
         ensure!(tally.unknown == 0, "{tally}");
@@ -197,18 +200,18 @@ async fn rejected_resize_triggers_rolling_update() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         sandbox.await_members("c", 3).await?;
-        let before = lives(sandbox).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
-        let ends = RollingCheck::begin(sandbox, "c", 3).await?;
+        let before = restarts_by_pod(sandbox).await?;
+        let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
+        let check = RollingCheck::start(sandbox, "c", 3).await?;
         let resources = json!({ "requests": { "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
         await_pods(sandbox, "every member has its memory", |pod| {
             has_resources(pod, "96Mi")
         })
         .await?;
-        let ended = ends.end().await?;
+        let ended = check.finish().await?;
         ensure!(ended == 3, "{ended} pods were ended");
-        let after = lives(sandbox).await?;
+        let after = restarts_by_pod(sandbox).await?;
         ensure!(before.keys().eq(after.keys()), "the same members");
         ensure!(
             before.iter().all(|(name, life)| after[name].0 != life.0),

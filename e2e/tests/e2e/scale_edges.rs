@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::ListParams;
 
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::operator_crash::is_as_asked_for;
+use crate::operator_crash::await_desired_members;
 
 /// What removed members left is gone: a volume left by a removed member could be taken for a member's.
 async fn await_nothing_left(
@@ -77,7 +77,7 @@ async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
         sandbox.scale("c", next).await?;
         let reached = sandbox.await_members("c", next).await;
         reached.with_context(|| format!("towards {size}, then {next}"))?;
-        is_as_asked_for(sandbox, "c", next).await?;
+        await_desired_members(sandbox, "c", next).await?;
         await_nothing_left(sandbox, "c", next, next + 2).await?;
     }
     Ok(())

@@ -54,7 +54,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
             sandbox.apply(&manifest).await?;
             let before = sandbox.await_members("c", 3).await?;
             let writer = Writer::start(sandbox, "c").await?;
-            let ends = RollingCheck::begin(sandbox, "c", 3).await?;
+            let check = RollingCheck::start(sandbox, "c", 3).await?;
             let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"storageClassName": class}}}});
             let patch = patch.to_string();
             let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
@@ -77,7 +77,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
             })
             .await?;
             let after = sandbox.await_members("c", 3).await?;
-            let ended = ends.end().await?;
+            let ended = check.finish().await?;
             ensure!(ended == 3, "{ended} pods were ended");
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             let (old, new) = (ready_members(&before), ready_members(&after));

@@ -12,7 +12,9 @@ use e2e::{DEADLINE, Keyspace, Sandbox};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::DynamicObject;
 
-use crate::certificates::{STATIC, arguments, await_tls_ready, client, make_secrets, of_pods};
+use crate::certificates::{
+    STATIC, arguments, await_tls_ready, client, make_secrets, pod_dns_names,
+};
 use crate::fixtures::cluster_with;
 use crate::restore_in_place::await_replaced;
 
@@ -103,7 +105,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(s3, "aws")).await?;
-        let authority = make_secrets(sandbox, &of_pods(sandbox, "c"), true).await?;
+        let authority = make_secrets(sandbox, &pod_dns_names(sandbox, "c"), true).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, STATIC)?;
         sandbox.apply(&manifest).await?;
         await_tls_ready(sandbox, "c", "").await?;

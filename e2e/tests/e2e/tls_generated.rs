@@ -12,10 +12,10 @@ use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::certificates::{change_members, client_name, until_read, urls_have_tls};
+use crate::certificates::{change_members, client_name, until_with_reads, urls_have_tls};
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_refused::{authority, rejects_other_authorities};
-use crate::tls_rotation_generated::rotates_authorities;
+use crate::tls_rotation_generated::rotate_authorities;
 
 /// Lines under `spec` for certificates the operator makes.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
@@ -42,7 +42,7 @@ pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity>
 }
 
 /// The pods, and how often their containers were started again.
-pub(crate) async fn lives_of(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
+pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
         let statuses = pod
@@ -100,11 +100,11 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
         step("renew certificates", renews(sandbox, &identity)).await?;
         let changed = members_come_and_leave(sandbox);
         step("lose, add and remove members", changed).await?;
-        let expired = expired_ones_are_replaced(sandbox, &identity);
+        let expired = expired_certificates_are_replaced(sandbox, &identity);
         step("let certificates expire", expired).await?;
         let tally = writer.finish("generated certificates").await?;
         ensure!(tally.acknowledged > 50, "{tally}");
-        let rotated = rotates_authorities(sandbox);
+        let rotated = rotate_authorities(sandbox);
         step("rotate the authorities", rotated).await
     })
     .await;
@@ -133,7 +133,7 @@ async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
 }
 
 async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
-    let before = lives_of(sandbox).await?;
+    let before = restarts_by_uid(sandbox).await?;
     ensure!(!all_serve_as(sandbox, identity, "etcd.example.net").await?);
     let patch = r#"{"spec":{"TLS":{"generated":{"serverNames":["etcd.example.net"]}}}}"#;
     sandbox
@@ -168,7 +168,10 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     )
     .await?;
     sandbox.await_members("c", 3).await?;
-    ensure!(lives_of(sandbox).await? == before, "a member was restarted");
+    ensure!(
+        restarts_by_uid(sandbox).await? == before,
+        "a member was restarted"
+    );
     Ok(())
 }
 
@@ -249,7 +252,7 @@ async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result
 async fn await_expired(sandbox: &Sandbox) -> Result<()> {
     let of_clients = value(sandbox, "c-client-ca", "ca.crt").await?;
     let of_peers = value(sandbox, "c-peer-ca", "ca.crt").await?;
-    until_read(sandbox, "every certificate has expired", async || {
+    until_with_reads(sandbox, "every certificate has expired", async || {
         for pod in sandbox.member_pods("c").await? {
             let pod = pod.name_any();
             for (port, ca) in [(2379, &of_clients), (2380, &of_peers)] {
@@ -265,7 +268,7 @@ async fn await_expired(sandbox: &Sandbox) -> Result<()> {
 
 /// Starts the operator after the certificates have expired, and waits until the members serve.
 async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
-    let before = lives_of(sandbox).await?;
+    let before = restarts_by_uid(sandbox).await?;
     let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
     sandbox.kubectl(&start).await?;
     sandbox.await_operators().await?;
@@ -282,7 +285,10 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
     )
     .await?;
     sandbox.await_members("c", 3).await?;
-    ensure!(lives_of(sandbox).await? == before, "a member was restarted");
+    ensure!(
+        restarts_by_uid(sandbox).await? == before,
+        "a member was restarted"
+    );
     Ok(())
 }
 
@@ -293,7 +299,7 @@ async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 
-async fn expired_ones_are_replaced(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
+async fn expired_certificates_are_replaced(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     stop_operator(sandbox).await?;
     ensure!(all_serve_as(sandbox, identity, &identity.name).await?);
     expire(sandbox).await?;

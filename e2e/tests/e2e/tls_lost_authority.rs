@@ -14,9 +14,9 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::certificates::until_read;
+use crate::certificates::until_with_reads;
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::tls_generated::{GENERATED, client, lives_of, value};
+use crate::tls_generated::{GENERATED, client, restarts_by_uid, value};
 
 /// What happens to a Secret.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +69,11 @@ async fn await_replaced(
     sandbox: &Sandbox,
     kinds: &[&str],
     before: &[BTreeMap<String, String>],
-    lives: &[(String, i32)],
+    restarts: &[(String, i32)],
 ) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the authority is replaced, all members are ready";
-    until_read(sandbox, what, async || {
+    until_with_reads(sandbox, what, async || {
         for (kind, before) in kinds.iter().zip(before) {
             let now = certificates(sandbox, kind).await?;
             let new = |(pod, held): (&String, &String)| {
@@ -88,8 +88,8 @@ async fn await_replaced(
         let pods = sandbox.member_pods("c").await?;
         let object = clusters.get("c").await?;
         let ready = objects::ready_members(&object);
-        let now = lives_of(sandbox).await?;
-        let again = now.iter().all(|life| !lives.contains(life));
+        let now = restarts_by_uid(sandbox).await?;
+        let again = now.iter().all(|life| !restarts.contains(life));
         let whole = pods.iter().all(is_ready) && ready.len() == 3 && again;
         Ok(
             if whole && objects::has_condition(&object, "Available", "True") {
@@ -132,17 +132,17 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     let identity = client(sandbox, "c").await?;
     let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     let before = [certificates(sandbox, kind).await?];
-    let lives = lives_of(sandbox).await?;
-    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
+    let restarts = restarts_by_uid(sandbox).await?;
+    let check = RollingCheck::start(sandbox, "c", 3).await?;
     loss.happen(sandbox, secret).await?;
     if kind == "server" {
         let both = await_bundle(sandbox, &identity).await?;
         writer.finish(&what).await?;
         writer = Writer::start_tls(sandbox, "c", &both).await?;
     }
-    await_replaced(sandbox, &[kind], &before, &lives).await?;
+    await_replaced(sandbox, &[kind], &before, &restarts).await?;
     ensure!(
-        ends.end().await? == 3,
+        check.finish().await? == 3,
         "{what}: every member is restarted once"
     );
     let tally = writer.finish(&what).await?;
@@ -156,7 +156,7 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     let identity = client(sandbox, "c").await?;
     let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     let before = [certificates(sandbox, kind).await?];
-    let lives = lives_of(sandbox).await?;
+    let restarts = restarts_by_uid(sandbox).await?;
     let pods = sandbox.member_pods("c").await?;
     let pod = pods.last().map(ResourceExt::name_any).context("no pod")?;
     let secret = format!("secret/{secret}");
@@ -169,7 +169,7 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
         writer.finish(&what).await?;
         writer = Writer::start_tls(sandbox, "c", &both).await?;
     }
-    await_replaced(sandbox, &[kind], &before, &lives).await?;
+    await_replaced(sandbox, &[kind], &before, &restarts).await?;
     writer.finish(&what).await.map(drop)
 }
 
@@ -182,12 +182,12 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         certificates(sandbox, "peer").await?,
         certificates(sandbox, "server").await?,
     ];
-    let lives = lives_of(sandbox).await?;
+    let restarts = restarts_by_uid(sandbox).await?;
     let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     sandbox
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
-    await_replaced(sandbox, &kinds, &before, &lives).await?;
+    await_replaced(sandbox, &kinds, &before, &restarts).await?;
     // Its certificate is by an authority that is gone; what was acknowledged is read back with the new one.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);

@@ -9,7 +9,7 @@ use e2e::{DEADLINE, Keyspace, Sandbox, step, until};
 use kube::api::DynamicObject;
 
 use crate::auth::secret;
-use crate::certificates::{arguments, client, make_secrets, of_services};
+use crate::certificates::{arguments, client, make_secrets, service_dns_names};
 use crate::fixtures::cluster_with;
 use crate::tls_generated;
 
@@ -81,7 +81,7 @@ async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
 #[tokio::test]
 async fn lost_majority_is_recovered_with_client_tls() {
     cluster_scenario_without_leaks("tls_quorum_loss", async |sandbox| {
-        let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+        let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;
         let manifest = cluster_with(&sandbox.env, "c", 3, FOR_CLIENTS)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
@@ -103,11 +103,11 @@ async fn lost_majority_is_recovered_with_client_tls() {
 const PASSWORD: &str = "correct-horse-battery";
 
 /// A cluster with generated certificates and authentication.
-struct Closed<'a> {
+struct SecuredCluster<'a> {
     sandbox: &'a Sandbox,
 }
 
-impl Closed<'_> {
+impl SecuredCluster<'_> {
     async fn root(&self) -> Result<Keyspace> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let identity = tls_generated::client(self.sandbox, "c").await?;
@@ -130,18 +130,19 @@ impl Closed<'_> {
     }
 
     /// A certificate of a client alone opens nothing.
-    async fn is_closed(&self, member: &str) -> Result<()> {
+    async fn rejects_certificate_alone(&self, member: &str) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let identity = tls_generated::client(self.sandbox, "c").await?;
-        let nobody = Keyspace::of_tls_member(env, namespace, member, &identity).await;
-        ensure!(nobody.is_err(), "a client's certificate is enough");
+        let anonymous = Keyspace::of_tls_member(env, namespace, member, &identity).await;
+        ensure!(anonymous.is_err(), "a client's certificate is enough");
         Ok(())
     }
 
     /// The members are lost in what `lose` does.
     async fn recovers(&self, lose: impl AsyncFnOnce(&DynamicObject) -> Result<()>) -> Result<()> {
         let before = self.sandbox.await_members("c", 3).await?;
-        self.is_closed(&ready_members(&before).remove(0)).await?;
+        self.rejects_certificate_alone(&ready_members(&before).remove(0))
+            .await?;
         lose(&before).await?;
         is_recovered(self.sandbox, &before).await?;
         let arguments = arguments(self.sandbox, "c").await?;
@@ -178,12 +179,12 @@ impl Closed<'_> {
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {
-        let closed = Closed { sandbox };
-        closed.form().await?;
-        closed.root().await?.fill("kept/", KEYS, |_| ()).await?;
-        let running = closed.recovers_with_running_operator();
+        let cluster = SecuredCluster { sandbox };
+        cluster.form().await?;
+        cluster.root().await?.fill("kept/", KEYS, |_| ()).await?;
+        let running = cluster.recovers_with_running_operator();
         step("lose the majority of a logged-in operator", running).await?;
-        let new = closed.recovers_with_new_operator();
+        let new = cluster.recovers_with_new_operator();
         step("lose the majority and start the operator", new).await
     })
     .await;

@@ -18,7 +18,7 @@ use crate::certificates::client_name;
 use crate::tls_generated::{client, value};
 
 /// The length of the random part in the name of an authority.
-const DRAWN: usize = 12;
+const RANDOM_NAME_LENGTH: usize = 12;
 
 /// Certificates of Secrets that others maintain. One authority has signed them for both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
@@ -38,24 +38,24 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
     };
     let expired = authority.identity(Some(&authority.expired_client()?), &name);
     let nothing = authority.identity(None, &name);
-    for (who, identity) in [
+    for (what, identity) in [
         ("no certificate", &nothing),
         ("a foreign authority's certificate", &foreign),
         ("an expired certificate", &expired),
     ] {
         ensure!(
             put(sandbox, &pod, identity).await.is_err(),
-            "{who}: a write was taken"
+            "{what}: a write was taken"
         );
         for port in [2379, 2380] {
             ensure!(
-                !is_let_in(sandbox, &pod, port, identity).await?,
-                "{who}: let in on port {port}"
+                !is_accepted(sandbox, &pod, port, identity).await?,
+                "{what}: let in on port {port}"
             );
         }
     }
     for port in [2379, 2380] {
-        await_let_in(sandbox, &pod, port, &good).await?;
+        await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
     // And a client does not talk to a server of another authority.
@@ -84,9 +84,9 @@ pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let authority_of_clients = authority(sandbox, "c-client-ca", "client").await?;
     let authority_of_peers = authority(sandbox, "c-peer-ca", "peer").await?;
     let asked = (&authority_of_clients, &of_peer);
-    lets_in_alone(sandbox, (&member, 2379), &clients, asked).await?;
+    accepts_only(sandbox, (&member, 2379), &clients, asked).await?;
     let asked = (&authority_of_peers, &of_client);
-    lets_in_alone(sandbox, (&member, 2380), &peers, asked).await?;
+    accepts_only(sandbox, (&member, 2380), &peers, asked).await?;
     serves_no_data(sandbox, &format!("pod/{member}")).await
 }
 
@@ -97,20 +97,20 @@ pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Re
     let text: String = der.iter().map(|byte| char::from(*byte)).collect();
     let begin = format!("etcd {word} authority ");
     let at = text.find(&begin).context("the authority has no name")?;
-    let name = &text[at..at + begin.len() + DRAWN];
+    let name = &text[at..at + begin.len() + RANDOM_NAME_LENGTH];
     let key = value(sandbox, secret, "tls.key").await?;
     Authority::of(name, &certificate, &key)
 }
 
 /// This port accepts the good client, and no other.
-async fn lets_in_alone(
+async fn accepts_only(
     sandbox: &Sandbox,
     (pod, port): (&str, u16),
     good: &Identity,
     (authority, other): (&Authority, &Signed),
 ) -> Result<()> {
     let pod = format!("pod/{pod}");
-    await_let_in(sandbox, &pod, port, good).await?;
+    await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
     // A certificate that the test signs with the authority's key is accepted: so the expired one is rejected for its time.
@@ -119,9 +119,9 @@ async fn lets_in_alone(
         own: own.cloned(),
         ..good.clone()
     };
-    let by_authority = await_let_in(sandbox, &pod, port, &with(Some(&valid))).await;
+    let by_authority = await_accepted(sandbox, &pod, port, &with(Some(&valid))).await;
     by_authority.context("a certificate by the authority")?;
-    for (who, own) in [
+    for (what, own) in [
         ("no certificate", None),
         ("a foreign authority's certificate", Some(&stranger)),
         ("an expired certificate", Some(&expired)),
@@ -131,8 +131,8 @@ async fn lets_in_alone(
         ),
     ] {
         ensure!(
-            !is_let_in(sandbox, &pod, port, &with(own)).await?,
-            "{who}: let in on port {port}"
+            !is_accepted(sandbox, &pod, port, &with(own)).await?,
+            "{what}: let in on port {port}"
         );
     }
     rejects_plain_http(sandbox, &pod, port).await
@@ -199,7 +199,7 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
 }
 
 /// Whether the handshake succeeds: then the server answers, whatever the answer is.
-pub(crate) async fn is_let_in(
+pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,
     port: u16,
@@ -210,7 +210,12 @@ pub(crate) async fn is_let_in(
 }
 
 /// Waits until the handshake succeeds: on a busy machine it may take longer than a client waits.
-async fn await_let_in(sandbox: &Sandbox, pod: &str, port: u16, identity: &Identity) -> Result<()> {
+async fn await_accepted(
+    sandbox: &Sandbox,
+    pod: &str,
+    port: u16,
+    identity: &Identity,
+) -> Result<()> {
     let what = format!("the good client is let in on port {port}");
     until(&what, DEADLINE, async || {
         let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;

@@ -6,7 +6,7 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, Writer, until};
 use kube::ResourceExt;
 
-use crate::operator_crash::Victim;
+use crate::operator_crash::CrashingOperator;
 use crate::tls_generated::{client, value};
 
 /// Every member trusts the next authority, and the one before signs.
@@ -27,10 +27,10 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
 }
 
 /// Waits until clients trust so many authorities, and no further one is waiting.
-async fn await_authorities(sandbox: &Sandbox, what: &str, wanted: usize) -> Result<()> {
+async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
-        Ok(if count == wanted && !waits {
+        Ok(if count == expected && !waits {
             Poll::Done(())
         } else {
             Poll::NotYet(format!("{count} {waits}"))
@@ -71,8 +71,8 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
             for pod in sandbox.member_pods("c").await? {
                 let pod = pod.name_any();
                 let (env, namespace) = (&sandbox.env, &sandbox.namespace);
-                let way = Keyspace::of_tls_member(env, namespace, &pod, &old);
-                if way.await.is_ok() {
+                let access = Keyspace::of_tls_member(env, namespace, &pod, &old);
+                if access.await.is_ok() {
                     return Ok(Poll::NotYet(format!("{pod} accepts it")));
                 }
             }
@@ -84,21 +84,21 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
 
 /// Invariant 20: the certificates of before are valid for months, so clients that have them are rejected for their
 /// authority.
-pub(crate) async fn rotates_authorities(sandbox: &Sandbox) -> Result<()> {
+pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
     sandbox
         .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", SHORT])
         .await?;
-    let mut victim = Victim {
+    let mut victim = CrashingOperator {
         sandbox,
         crashes: 0,
     };
-    let ask = "etcd.database.coreos.com/rotate-authority=once";
+    let annotation = "etcd.database.coreos.com/rotate-authority=once";
     victim
-        .dies_at(CRASH, async |_| {
+        .crash_at_each(CRASH, async |_| {
             sandbox
-                .kubectl(&["annotate", "etcdcluster", "c", ask, "--overwrite"])
+                .kubectl(&["annotate", "etcdcluster", "c", annotation, "--overwrite"])
                 .await
                 .map(drop)
         })
@@ -109,7 +109,7 @@ pub(crate) async fn rotates_authorities(sandbox: &Sandbox) -> Result<()> {
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;
     let writer = Writer::start_tls(sandbox, "c", &both).await?;
-    ensure!(victim.lives_on().await? == CRASH.len());
+    ensure!(victim.run_without_failpoints().await? == CRASH.len());
     await_authorities(sandbox, "the next authority signs", 2).await?;
     let new = await_next_certificate(sandbox, &both).await?;
     writer.finish("certificates by the next authority").await?;

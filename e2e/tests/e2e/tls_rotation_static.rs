@@ -13,10 +13,10 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::backup_restore_s3::backup;
-use crate::certificates::{client, until_read};
+use crate::certificates::{client, until_with_reads};
 use crate::tls_bad_secrets::{await_fault, uids};
-use crate::tls_generated::{all_serve_as, lives_of};
-use crate::tls_refused::is_let_in;
+use crate::tls_generated::{all_serve_as, restarts_by_uid};
+use crate::tls_refused::is_accepted;
 
 const KEYS: usize = 200;
 /// A name that only the new certificates have.
@@ -60,10 +60,10 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
         ..identity.clone()
     };
     let what = format!("every member shows a certificate for {name} on port {port}");
-    until_read(sandbox, &what, async || {
+    until_with_reads(sandbox, &what, async || {
         for pod in sandbox.member_pods("c").await? {
             let pod = format!("pod/{}", pod.name_any());
-            if !is_let_in(sandbox, &pod, port, &identity).await? {
+            if !is_accepted(sandbox, &pod, port, &identity).await? {
                 return Ok(Poll::NotYet(format!("{pod} shows the one before")));
             }
         }
@@ -99,13 +99,13 @@ pub(crate) async fn renews(
     names: &[String],
 ) -> Result<()> {
     let identity = client(authority, sandbox, "c")?;
-    let members = lives_of(sandbox).await?;
+    let members = restarts_by_uid(sandbox).await?;
     let names = [names, &[MORE.to_owned()]].concat();
     put(sandbox, authority, &names, &authority.pem).await?;
     await_name(sandbox, 2379, &identity, MORE).await?;
     await_name(sandbox, 2380, &identity, MORE).await?;
     ensure!(
-        lives_of(sandbox).await? == members,
+        restarts_by_uid(sandbox).await? == members,
         "a member was restarted"
     );
     Ok(())
@@ -117,7 +117,7 @@ async fn replaced_at_once_is_reported(
     (old, new): (&Authority, &Authority),
     names: &[String],
 ) -> Result<()> {
-    let lives = uids(sandbox).await?;
+    let before = uids(sandbox).await?;
     let of_peers = |by: &Authority| -> Result<String> {
         Ok(tls::secret("peer", tls::PEER, &by.sign(names)?, &by.pem))
     };
@@ -129,7 +129,7 @@ async fn replaced_at_once_is_reported(
         &["Secret peer", "peer-ca.crt", "c-"],
     )
     .await?;
-    ensure!(uids(sandbox).await? == lives, "a member was restarted");
+    ensure!(uids(sandbox).await? == before, "a member was restarted");
     sandbox.apply(&of_peers(old)?).await?;
     sandbox.trigger_reconcile("c").await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -137,7 +137,7 @@ async fn replaced_at_once_is_reported(
         has_condition(object, "TLSReady", "True")
     })
     .await?;
-    ensure!(uids(sandbox).await? == lives, "a member was restarted");
+    ensure!(uids(sandbox).await? == before, "a member was restarted");
     Ok(())
 }
 
@@ -178,7 +178,7 @@ pub(crate) async fn replaces_authority(
         ca: new.pem.clone(),
         ..after.clone()
     };
-    until_read(sandbox, "members show the new certificates", async || {
+    until_with_reads(sandbox, "members show the new certificates", async || {
         Ok(if all_serve_as(sandbox, &of_new, &of_new.name).await? {
             Poll::Done(())
         } else {

@@ -9,7 +9,8 @@ use e2e::{Sandbox, Writer, step};
 use kube::ResourceExt;
 
 use crate::certificates::{
-    STATIC, await_tls_ready, change_members, client, of_pods, of_services, urls_have_tls,
+    STATIC, await_tls_ready, change_members, client, pod_dns_names, service_dns_names,
+    urls_have_tls,
 };
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_bad_secrets::{invalid_secrets_start_no_member, lost_secret_stops_changes};
@@ -20,7 +21,7 @@ use crate::tls_rotation_static::{operators, renews, replaces_authority};
 #[tokio::test]
 async fn static_certificates_are_verified_and_rotated() {
     scenario_without_leaks("tls_static", async |sandbox| {
-        let names = of_services(sandbox);
+        let names = service_dns_names(sandbox);
         let manifest = cluster_with(&sandbox.env, "c", 3, &format!("{STATIC}{DURABLE}"))?;
         sandbox.apply(&manifest).await?;
         let rejected = invalid_secrets_start_no_member(sandbox, &names);
@@ -64,7 +65,7 @@ async fn old_tls_example_runs_and_changes_members() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
-        let names = of_pods(sandbox, "example");
+        let names = pod_dns_names(sandbox, "example");
         let authority = Authority::new("the old way")?;
         for (name, keys, signed) in [
             ("etcd-peer-tls", tls::PEER, authority.sign(&names)?),

@@ -16,15 +16,15 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use crate::backup_restore_s3::backup;
-use crate::certificates::{arguments, make_secrets, of_services};
+use crate::certificates::{arguments, make_secrets, service_dns_names};
 use crate::fixtures::{DURABLE, cluster_with};
-use crate::operator_crash::{Victim, is_as_asked_for};
-use crate::restore_in_place::{CLAIM, over};
-use crate::rollout::SERVED;
+use crate::operator_crash::{CrashingOperator, await_desired_members};
+use crate::restore_in_place::{RESTORE_LOCK, in_place_restore};
+use crate::rollout::MAX_WRITE_GAP;
 use crate::tls_generated::client as generated_client;
 
 /// Three times around three members, and where they have no volumes each is followed by another.
-const SWITCHED: Duration = Duration::from_mins(10);
+const SWITCH_TIMEOUT: Duration = Duration::from_mins(10);
 const KEYS: usize = 50;
 
 /// The writes of a switch.
@@ -43,16 +43,16 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
 
 /// Three members, every one of which talks as `spec.TLS` says.
 async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
-    talks(sandbox, peers, accepts).await?;
+    await_tls_mode(sandbox, peers, accepts).await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
 
 /// Waits until every member talks as `spec.TLS` says, as a user does: `TLSReady` of this generation is true, or there is
 /// no TLS.
-async fn talks(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
+async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("members are at {peers}, plain text taken: {accepts}");
-    await_object(&clusters, "c", &what, SWITCHED, |object| {
+    await_object(&clusters, "c", &what, SWITCH_TIMEOUT, |object| {
         let seen =
             field(object, "/status/observedGeneration").as_i64() == object.metadata.generation;
         let ready = match condition(object, "TLSReady") {
@@ -70,25 +70,25 @@ async fn talks(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     .map(drop)
 }
 
-async fn served(writer: Writer, what: &str) -> Result<()> {
+async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
     // A client's connection to a member ends with it, and a leader hands over.
-    ensure!(tally.gap < SERVED, "{what}: {tally}");
+    ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
 
 /// Sets `spec.TLS` to this and waits until members are there; they are ended one by one.
-async fn goes(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
-    let ends = RollingCheck::begin(sandbox, "c", 3).await?;
+async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
+    let check = RollingCheck::start(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
     switched(sandbox, peers, accepts).await?;
-    let ended = ends.end().await.context("TLS was switched")?;
+    let ended = check.finish().await.context("TLS was switched")?;
     ensure!(ended >= 3, "{ended} pods were ended");
     Ok(())
 }
 
 /// A client writes while `spec.TLS` is set to this, until members are there; then it is changed, and another follows.
-async fn goes_under_load(
+async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
     tls: &str,
@@ -98,12 +98,12 @@ async fn goes_under_load(
         Some(identity) => Writer::start_tls(sandbox, "c", identity).await?,
         None => Writer::start(sandbox, "c").await?,
     };
-    goes(sandbox, tls, there).await?;
-    served(writer, what).await
+    switch(sandbox, tls, there).await?;
+    finish_with_short_gap(writer, what).await
 }
 
 /// Every member lets this one in.
-async fn all_let_in(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
+async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let pod = pod.name_any();
         let identity = Identity {
@@ -124,21 +124,21 @@ async fn all_let_in(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 }
 
 /// From plain text to TLS and nothing else: who writes without TLS is changed between the two steps.
-async fn on(
+async fn switch_on(
     sandbox: &Sandbox,
     tls: &str,
     identity: impl AsyncFn() -> Result<Identity>,
 ) -> Result<()> {
     let plain = Writer::start(sandbox, "c").await?;
     let both = format!(r#"{tls}"acceptPlaintext":true}}"#);
-    goes(sandbox, &both, ("Tls", true)).await?;
+    switch(sandbox, &both, ("Tls", true)).await?;
     plain.await_more(1).await?;
     let identity = identity().await?;
-    all_let_in(sandbox, &identity).await?;
-    served(plain, "without TLS, while it is switched on").await?;
+    await_tls_accepted(sandbox, &identity).await?;
+    finish_with_short_gap(plain, "without TLS, while it is switched on").await?;
     let encrypted = (Some(&identity), "with TLS, when plain text is over");
     let alone = format!(r#"{tls}"acceptPlaintext":null}}"#);
-    goes_under_load(sandbox, encrypted, &alone, ("Tls", false)).await?;
+    switch_under_load(sandbox, encrypted, &alone, ("Tls", false)).await?;
     for argument in arguments(sandbox, "c").await? {
         let listens = argument.starts_with("--listen-") && argument.contains("http://");
         ensure!(
@@ -150,11 +150,11 @@ async fn on(
 }
 
 /// From TLS to plain text and nothing else.
-async fn off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
+async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     let encrypted = (Some(identity), "with TLS, when both are taken");
-    goes_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
+    switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
     let plain = (None, "without TLS, while it is switched off");
-    goes_under_load(sandbox, plain, "null", ("Plain", false)).await?;
+    switch_under_load(sandbox, plain, "null", ("Plain", false)).await?;
     for argument in arguments(sandbox, "c").await? {
         ensure!(!argument.contains("https://"), "{argument}");
     }
@@ -208,14 +208,14 @@ async fn tls_is_switched_on_and_off_under_load() {
         let before = names(sandbox).await?;
         let rejected = rejects_switch_at_once(sandbox);
         step("ask for TLS without acceptPlaintext", rejected).await?;
-        let on = on(sandbox, GENERATED, async || {
+        let switch_on = switch_on(sandbox, GENERATED, async || {
             generated_client(sandbox, "c").await
         });
-        step("switch TLS on", on).await?;
+        step("switch TLS on", switch_on).await?;
         // Without TLS, there may be no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
-        step("switch TLS off", off(sandbox, &identity)).await?;
+        step("switch TLS off", switch_off(sandbox, &identity)).await?;
         ensure!(names(sandbox).await? == before, "members were replaced");
         Ok(())
     })
@@ -225,7 +225,7 @@ async fn tls_is_switched_on_and_off_under_load() {
 async fn hibernates(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     merge(sandbox, r#"{"spec":{"hibernate":true}}"#).await?;
-    await_object(&clusters, "c", "it hibernates", SWITCHED, |object| {
+    await_object(&clusters, "c", "it hibernates", SWITCH_TIMEOUT, |object| {
         field(object, "/status/phase") == "Hibernated"
     })
     .await
@@ -240,7 +240,7 @@ async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
 /// The members start without TLS, as they were recorded, and are switched then. The operator crashes before each kind of
 /// write of the switch.
 async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
-    let mut victim = Victim {
+    let mut victim = CrashingOperator {
         sandbox,
         crashes: 0,
     };
@@ -250,14 +250,14 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
         merge(sandbox, &patch).await
     };
     let (record, change) = CRASHES.split_at(1);
-    victim.dies_at(record, wake).await?;
+    victim.crash_at_each(record, wake).await?;
     let started = arguments(sandbox, "c").await?;
     let has_tls = started.iter().any(|argument| argument.contains("https://"));
     ensure!(!started.is_empty() && !has_tls, "{started:?}");
-    victim.dies_at(change, wake).await?;
-    ensure!(victim.lives_on().await? == CRASHES.len());
+    victim.crash_at_each(change, wake).await?;
+    ensure!(victim.run_without_failpoints().await? == CRASHES.len());
     switched(sandbox, "Tls", false).await?;
-    is_as_asked_for(sandbox, "c", 3).await?;
+    await_desired_members(sandbox, "c", 3).await?;
     let arguments = arguments(sandbox, "c").await?;
     let has = |text: &str| arguments.iter().any(|argument| argument.starts_with(text));
     ensure!(has("--listen-peer-urls=https://") && !has("--listen-peer-urls=http://"));
@@ -269,7 +269,7 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
     cluster_scenario_without_leaks("tls_switch_hibernated", async |sandbox| {
-        make_secrets(sandbox, &of_services(sandbox), false).await?;
+        make_secrets(sandbox, &service_dns_names(sandbox), false).await?;
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
             .await?;
@@ -298,7 +298,7 @@ async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 1, &spec)?)
             .await?;
-        talks(sandbox, "Tls", false).await?;
+        await_tls_mode(sandbox, "Tls", false).await?;
         let (env, namespace) = (&sandbox.env, &sandbox.namespace);
         let identity = generated_client(sandbox, "c").await?;
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
@@ -310,9 +310,11 @@ async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
             .await?;
         await_complete(&backups, "first", DEADLINE).await?;
 
-        sandbox.apply(&over(sandbox, &bucket, "")?).await?;
+        sandbox
+            .apply(&in_place_restore(sandbox, &bucket, "")?)
+            .await?;
         let pods = sandbox.api::<Pod>();
-        let seeds = ListParams::default().labels(CLAIM);
+        let seeds = ListParams::default().labels(RESTORE_LOCK);
         until("the seed's pod", DEADLINE, async || {
             Ok(match pods.list(&seeds).await?.items.first() {
                 Some(_) => Poll::Done(()),
@@ -326,7 +328,7 @@ async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
             .apply(&backup(sandbox, "second", &bucket.name, "second.backup")?)
             .await?;
         await_complete(&backups, "second", DEADLINE).await?;
-        talks(sandbox, "Tls", true).await?;
+        await_tls_mode(sandbox, "Tls", true).await?;
         sandbox.await_members("c", 1).await?;
         let keys = Keyspace::of_cluster(env, namespace, "c").await?;
         keys.verify("kept/", KEYS).await.map(drop)
@@ -342,12 +344,12 @@ mod full {
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
         cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
-            let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+            let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;
             sandbox
                 .apply(&cluster_with(&sandbox.env, "c", 3, STATIC)?)
                 .await?;
             sandbox.await_members("c", 3).await?;
-            off(sandbox, &client(&authority, sandbox, "c")?).await
+            switch_off(sandbox, &client(&authority, sandbox, "c")?).await
         })
         .await;
     }
@@ -356,7 +358,7 @@ mod full {
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {
-            let authority = make_secrets(sandbox, &of_services(sandbox), false).await?;
+            let authority = make_secrets(sandbox, &service_dns_names(sandbox), false).await?;
             let tls = format!("{STATIC}{DURABLE}");
             sandbox
                 .apply(&cluster_with(&sandbox.env, "c", 3, &tls)?)
@@ -367,8 +369,8 @@ mod full {
                 Some(&identity),
                 "with static certificates, when both are taken",
             );
-            goes_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
-            on(sandbox, GENERATED, async || {
+            switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
+            switch_on(sandbox, GENERATED, async || {
                 generated_client(sandbox, "c").await
             })
             .await

@@ -99,7 +99,7 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
 }
 
 /// Nothing of anybody else is left: as many pods and volumes as members, and their Services.
-async fn await_tidy(sandbox: &Sandbox, members: usize) -> Result<()> {
+async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("nothing is left over", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
@@ -145,7 +145,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 async fn concurrent_operators_and_failover_keep_cluster_safe() {
     cluster_scenario("two_operators", async |sandbox| {
         let writer = step("act at the same time", both_act(sandbox)).await?;
-        step("take over from each other", a_standby_takes_over(sandbox)).await?;
+        step("take over from each other", standby_takes_over(sandbox)).await?;
         writer.await_more(10).await?;
         writer.finish("operators that take over").await?;
         step("replace the operator", restarts_no_member(sandbox)).await
@@ -154,7 +154,7 @@ async fn concurrent_operators_and_failover_keep_cluster_safe() {
 }
 
 /// A crash in the middle of a change, and an orderly end.
-async fn a_standby_takes_over(sandbox: &Sandbox) -> Result<()> {
+async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
         "crds.install=false",
@@ -205,7 +205,7 @@ async fn a_standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_another(sandbox, &second, "an orderly end").await?;
     sandbox.scale("c", 3).await?;
     sandbox.await_members("c", 3).await?;
-    await_tidy(sandbox, 3).await
+    await_no_leftovers(sandbox, 3).await
 }
 
 /// The operator's Deployment once more, with a lease of its own: both lead, as two do for a moment when a process
@@ -270,7 +270,7 @@ async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
         let after = sandbox.await_members("c", size).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
     }
-    await_tidy(sandbox, 3).await?;
+    await_no_leftovers(sandbox, 3).await?;
     sandbox
         .kubectl(&["delete", "deployment", "another"])
         .await?;

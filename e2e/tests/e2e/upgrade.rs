@@ -15,7 +15,7 @@ use crate::fixtures::DURABLE;
 use crate::old_etcd::one_learner_at_a_time;
 
 /// From one write of the client to the next.
-pub(crate) const EVERY: Duration = Duration::from_millis(50);
+pub(crate) const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
     format!(
@@ -107,7 +107,7 @@ fn in_place(
 
 /// The restarts of the members' containers do not overlap: when each ended and when it ran again. A kubelet may have
 /// counted a restart and told of a container that is made, but not yet that it runs.
-async fn one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
+async fn ensure_one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
     let what = "each member was started again and runs";
     let mut restarts = until(what, DEADLINE, async || {
         let pods = sandbox.member_pods(name).await?.into_iter();
@@ -161,7 +161,7 @@ async fn every_minor_is_upgraded_in_place_under_load() {
         .await?;
 
         let before = sandbox.await_members("c", 3).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &second);
         step("upgrade to 3.5", upgraded).await?;
         let versions = [
@@ -195,7 +195,7 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
         step("change the patch release", patched).await?;
 
         await_version(sandbox, "c", 3, &old).await?;
-        let writer = Writer::start_retrying(sandbox, "c", EVERY).await?;
+        let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
         // For the downgrade.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
@@ -211,7 +211,7 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
 /// the next minor release, which is rejected.
 async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> Result<()> {
     sandbox.await_members("patch", 3).await?;
-    let writer = Writer::start_retrying(sandbox, "patch", EVERY).await?;
+    let writer = Writer::start_retrying(sandbox, "patch", WRITE_INTERVAL).await?;
     let refused = [(next, "3.5.26 or a later 3.5")];
     are_refused(sandbox, "patch", older, &refused).await?;
     for version in [newer, older] {
@@ -236,7 +236,7 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     change(sandbox, name, json!({ "version": version })).await?;
     await_version(sandbox, name, 3, version).await?;
     await_in_place(sandbox, name, &pods_before).await?;
-    one_by_one(sandbox, name).await?;
+    ensure_one_by_one(sandbox, name).await?;
     let after = sandbox.await_members(name, 3).await?;
     ensure!(members(&after) == members(&before), "other members");
     Ok(())
@@ -305,7 +305,7 @@ async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
 async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let plain = sandbox.await_members("plain", 3).await?;
-    let writer = Writer::start_retrying(sandbox, "plain", EVERY).await?;
+    let writer = Writer::start_retrying(sandbox, "plain", WRITE_INTERVAL).await?;
     for name in ["c", "plain"] {
         change(sandbox, name, json!({ "version": version })).await?;
     }

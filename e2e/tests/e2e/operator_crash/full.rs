@@ -7,7 +7,7 @@ use e2e::objects::{field, leader, ready_members};
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Writer, cluster_scenario, until};
 
-use super::{Victim, is_as_asked_for};
+use super::{CrashingOperator, await_desired_members};
 use crate::all_pods_lost::same_members;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::nospace::await_writable;
@@ -30,7 +30,7 @@ const BOOTSTRAP: &[&str] = &[
     "before-apply-client",
 ];
 /// One member more.
-const GROWTH: &[&str] = &[
+const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
     "before-promote-member",
@@ -38,7 +38,7 @@ const GROWTH: &[&str] = &[
 /// The leader's volume is to be another.
 const HANDOVER: &[&str] = &["before-move-leader"];
 /// One member less.
-const SHRINKING: &[&str] = &[
+const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
     "before-delete-pod",
@@ -65,32 +65,41 @@ const NO_SPACE: &[&str] = &[
     "before-disarm",
 ];
 /// A larger volume is asked for.
-const LARGER: &[&str] = &["before-grow-disk"];
+const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
 /// All of them.
 pub(super) const POINTS: [&[&str]; 10] = [
-    BOOTSTRAP, GROWTH, HANDOVER, SHRINKING, REPAIR, SETTINGS, NO_BUDGET, VERSIONS, NO_SPACE, LARGER,
+    BOOTSTRAP,
+    GROW,
+    HANDOVER,
+    SHRINK,
+    REPAIR,
+    SETTINGS,
+    NO_BUDGET,
+    VERSIONS,
+    NO_SPACE,
+    LARGER_VOLUME,
 ];
 
 #[tokio::test]
 async fn one_cluster_forms_after_crash_before_every_write() {
     cluster_scenario("crash_bootstrap", async |sandbox| {
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let made = RefCell::new(Vec::new());
         victim
-            .dies_at(BOOTSTRAP, async |number| {
+            .crash_at_each(BOOTSTRAP, async |number| {
                 let name = format!("c{number}");
                 let manifest = cluster_with(&sandbox.env, &name, 3, DURABLE)?;
                 made.borrow_mut().push(name);
                 sandbox.apply(&manifest).await.map(drop)
             })
             .await?;
-        ensure!(victim.lives_on().await? == BOOTSTRAP.len());
+        ensure!(victim.run_without_failpoints().await? == BOOTSTRAP.len());
         for name in made.into_inner() {
-            is_as_asked_for(sandbox, &name, 3).await?;
+            await_desired_members(sandbox, &name, 3).await?;
             let writer = Writer::start(sandbox, &name).await?;
             writer.finish("a bootstrap with crashes").await?;
         }
@@ -107,33 +116,33 @@ async fn members_change_after_crash_before_every_write() {
             .await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let size = Cell::new(3);
         victim
-            .dies_at(GROWTH, async |_| {
+            .crash_at_each(GROW, async |_| {
                 size.set(size.get() + 1);
                 sandbox.scale("c", size.get()).await
             })
             .await?;
         victim
-            .dies_at(HANDOVER, async |_| {
+            .crash_at_each(HANDOVER, async |_| {
                 let leader = leader(&sandbox.await_members("c", size.get()).await?)?;
                 let delete = ["delete", "pvc", &leader, "--wait=false"];
                 sandbox.kubectl(&delete).await.map(drop)
             })
             .await?;
         victim
-            .dies_at(SHRINKING, async |_| {
+            .crash_at_each(SHRINK, async |_| {
                 size.set(size.get() - 1);
                 sandbox.scale("c", size.get()).await
             })
             .await?;
-        let points = GROWTH.len() + HANDOVER.len() + SHRINKING.len();
-        ensure!(victim.lives_on().await? == points);
-        is_as_asked_for(sandbox, "c", size.get()).await?;
+        let points = GROW.len() + HANDOVER.len() + SHRINK.len();
+        ensure!(victim.run_without_failpoints().await? == points);
+        await_desired_members(sandbox, "c", size.get()).await?;
         let after = sandbox.await_members("c", size.get()).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         writer.await_more(10).await?;
@@ -154,12 +163,12 @@ async fn repairs_resume_after_crash_before_every_write() {
         sandbox.apply(&durable).await?;
         let before = sandbox.await_members("d", 3).await?;
         let writer = Writer::start(sandbox, "d").await?;
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         victim
-            .dies_at(REPAIR, async |_| {
+            .crash_at_each(REPAIR, async |_| {
                 let patch = r#"{"spec":{"publishNotReadyAddresses":false}}"#;
                 let member = ready_members(&before).remove(0);
                 sandbox
@@ -169,7 +178,7 @@ async fn repairs_resume_after_crash_before_every_write() {
             })
             .await?;
         victim
-            .dies_at(SETTINGS, async |times| {
+            .crash_at_each(SETTINGS, async |times| {
                 let (round, cpu) = (times.to_string(), format!("{}m", 20 + times));
                 let pod = serde_json::json!({ "labels": { "round": round }, "resources": { "requests": { "cpu": cpu } } });
                 let patch = serde_json::json!({ "spec": { "pod": pod } }).to_string();
@@ -178,15 +187,15 @@ async fn repairs_resume_after_crash_before_every_write() {
             })
             .await?;
         victim
-            .dies_at(NO_BUDGET, async |_| {
+            .crash_at_each(NO_BUDGET, async |_| {
                 let patch = r#"{"spec":{"podDisruptionBudget":{"enabled":false}}}"#;
                 let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", patch];
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;
         let points = REPAIR.len() + SETTINGS.len() + NO_BUDGET.len();
-        ensure!(victim.lives_on().await? == points);
-        is_as_asked_for(sandbox, "d", 3).await?;
+        ensure!(victim.run_without_failpoints().await? == points);
+        await_desired_members(sandbox, "d", 3).await?;
         let after = sandbox.await_members("d", 3).await?;
         same_members(&before, &after)?;
         writer.await_more(10).await?;
@@ -202,22 +211,22 @@ async fn version_changes_resume_after_crash_before_every_write() {
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
-        let wanted = Cell::new(&old);
+        let desired = Cell::new(&old);
         victim
-            .dies_at(VERSIONS, async |times| {
-                wanted.set(if times % 2 == 0 { &new } else { &old });
-                let spec = serde_json::json!({ "version": wanted.get() });
+            .crash_at_each(VERSIONS, async |times| {
+                desired.set(if times % 2 == 0 { &new } else { &old });
+                let spec = serde_json::json!({ "version": desired.get() });
                 change(sandbox, "c", spec).await
             })
             .await?;
-        ensure!(victim.lives_on().await? == VERSIONS.len());
-        let after = await_version(sandbox, "c", 3, wanted.get()).await?;
+        ensure!(victim.run_without_failpoints().await? == VERSIONS.len());
+        let after = await_version(sandbox, "c", 3, desired.get()).await?;
         same_members(&before, &after)?;
-        is_as_asked_for(sandbox, "c", 3).await?;
+        await_desired_members(sandbox, "c", 3).await?;
         writer.await_more(10).await?;
         writer
             .finish("crashes while versions change")
@@ -238,12 +247,12 @@ async fn full_database_recovers_after_crash_before_every_write() {
         let before = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
-        let mut victim = Victim {
+        let mut victim = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         victim
-            .dies_at(NO_SPACE, async |times| {
+            .crash_at_each(NO_SPACE, async |times| {
                 let mut number = 0;
                 while let Ok(()) = keys
                     .write(&format!("big/{times}/{number}"), vec![7; 1 << 20])
@@ -254,7 +263,7 @@ async fn full_database_recovers_after_crash_before_every_write() {
                 keys.delete("big/").await.map(drop)
             })
             .await?;
-        ensure!(victim.lives_on().await? == NO_SPACE.len());
+        ensure!(victim.run_without_failpoints().await? == NO_SPACE.len());
         await_writable(&keys).await?;
         keys.verify("kept/", 100).await?;
         same_members(&before, &sandbox.await_members("c", 3).await?)
@@ -269,14 +278,14 @@ async fn volume_growth_resumes_after_crash() {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
             sandbox.apply(&manifest).await?;
             sandbox.await_members("c", 1).await?;
-            let mut victim = Victim {
+            let mut victim = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
             victim
-                .dies_at(LARGER, async |_| ask_for(sandbox, "128Mi").await)
+                .crash_at_each(LARGER_VOLUME, async |_| ask_for(sandbox, "128Mi").await)
                 .await?;
-            ensure!(victim.lives_on().await? == LARGER.len());
+            ensure!(victim.run_without_failpoints().await? == LARGER_VOLUME.len());
             until("a larger volume is asked for", DEADLINE, async || {
                 let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
                 Ok(if asked == ["128Mi"] {
