@@ -1,4 +1,4 @@
-//! The bucket as its owner sees it, beside what the operators say of it.
+//! Direct access to an S3 bucket, independent of the operators.
 
 use std::fs::File;
 use std::io::{Read, Write as _};
@@ -11,18 +11,18 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 
 use crate::env::S3;
 
-/// A bucket on the S3 server of the run.
+/// A bucket on the S3 server of the test run.
 pub struct Bucket {
     client: Client,
-    /// Its name.
+    /// The name of the bucket.
     pub name: String,
 }
 
 impl Bucket {
-    /// Makes the bucket, or takes the one that is there.
+    /// Creates the bucket, or uses it if it exists.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server rejects a request.
     pub async fn create(s3: &S3, name: &str) -> Result<Self> {
         let config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -52,10 +52,10 @@ impl Bucket {
         })
     }
 
-    /// The keys in the bucket, sorted (first page: tests keep few).
+    /// The keys in the bucket, sorted. Only the first page of the listing, because tests store few objects.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server rejects the request.
     pub async fn keys(&self) -> Result<Vec<String>> {
         let page = self
             .client
@@ -71,10 +71,10 @@ impl Bucket {
             .collect())
     }
 
-    /// The uploads that were begun and neither finished nor aborted.
+    /// The number of multipart uploads that were started and neither completed nor aborted.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server rejects the request.
     pub async fn unfinished_uploads(&self) -> Result<usize> {
         let page = self
             .client
@@ -86,10 +86,10 @@ impl Bucket {
         Ok(page.uploads().len())
     }
 
-    /// An object's content.
+    /// The content of an object.
     ///
     /// # Errors
-    /// When it is not there.
+    /// If the object does not exist.
     pub async fn read(&self, key: &str) -> Result<Vec<u8>> {
         let object = self
             .client
@@ -102,15 +102,15 @@ impl Bucket {
         Ok(object.body.collect().await?.to_vec())
     }
 
-    /// Writes a file as an object, part after part.
+    /// Uploads a file as an object, in parts.
     ///
     /// # Errors
-    /// When the file cannot be read, or the server refuses.
+    /// If the file cannot be read, or the server rejects a request.
     pub async fn upload(&self, key: &str, from: &Path) -> Result<()> {
         const PART: u64 = 64 << 20;
         let (bucket, client) = (&self.name, &self.client);
         let begun = client.create_multipart_upload().bucket(bucket).key(key);
-        let begun = begun.send().await.context("begin an upload")?;
+        let begun = begun.send().await.context("start the upload")?;
         let id = begun.upload_id().context("no upload ID")?;
         let mut file = File::open(from).with_context(|| from.display().to_string())?;
         let mut parts = CompletedMultipartUpload::builder();
@@ -130,19 +130,19 @@ impl Bucket {
         }
         let ended = client.complete_multipart_upload().bucket(bucket).key(key);
         let ended = ended.upload_id(id).multipart_upload(parts.build());
-        ended.send().await.context("end the upload").map(drop)
+        ended.send().await.context("complete the upload").map(drop)
     }
 
-    /// Writes an object's content to a file, as it comes.
+    /// Streams an object to a file.
     ///
     /// # Errors
-    /// When it is not there, or the file cannot be written.
+    /// If the object does not exist, or the file cannot be written.
     pub async fn download(&self, key: &str, to: &Path) -> Result<()> {
         let object = self.client.get_object().bucket(&self.name).key(key);
         let mut body = object.send().await.context("get object")?.body;
         let mut file = File::create(to).with_context(|| to.display().to_string())?;
         while let Some(chunk) = body.next().await {
-            file.write_all(&chunk.context("the object breaks off")?)?;
+            file.write_all(&chunk.context("the download of the object was interrupted")?)?;
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Bucket {
     /// Writes an object.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server rejects the request.
     pub async fn write(&self, key: &str, content: Vec<u8>) -> Result<()> {
         self.client
             .put_object()

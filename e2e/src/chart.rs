@@ -1,4 +1,4 @@
-//! Installing the chart as a user does, with Helm.
+//! Installs the chart with Helm, as a user does.
 
 use std::process::Stdio;
 
@@ -8,11 +8,10 @@ use tokio::process::Command;
 use crate::retry::{is_transient, retry_transient};
 use crate::{Env, kubectl};
 
-/// Runs `helm` and returns what it printed. What installs, upgrades or uninstalls is done is_retry when the API server had
-/// no time.
+/// Runs `helm` and returns its output. `upgrade` and `uninstall` are retried after transient errors of the API server.
 ///
 /// # Errors
-/// With its whole error output when it fails.
+/// If Helm fails; with its complete error output.
 pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     let verb = args.first().copied().unwrap_or_default();
     retry_transient(
@@ -22,7 +21,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // The first time did it.
+                // The first attempt uninstalled the release.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -37,7 +36,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     .await
 }
 
-/// Helm takes a release that was begun and not ended for one that somebody else works on.
+/// Deletes the records of unfinished releases. Helm treats such a release as an operation of another process and
+/// refuses to continue.
 async fn delete_unfinished_releases(env: &Env, args: &[&str]) -> Result<()> {
     let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
     let Some(namespace) = words.next() else {
@@ -58,7 +58,7 @@ async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
         .stdin(Stdio::null())
         .output()
         .await
-        .context("helm cannot be started: is it on PATH? (`cargo xtask testbed env` puts the testbed's there)")?;
+        .context("helm cannot be started: is it on PATH? (`cargo xtask testbed env` adds the helm of the testbed)")?;
     if !output.status.success() {
         bail!(
             "helm {}: {}",
@@ -72,7 +72,7 @@ async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
 /// Installs or upgrades the chart as `release` in `namespace`.
 ///
 /// # Errors
-/// With what Helm says.
+/// If Helm fails; with its error output.
 pub async fn install(
     env: &Env,
     release: &str,
@@ -93,7 +93,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // A tag of digits alone would be a number.
+        // `--set` would parse a tag of digits as a number.
         "--set-string",
         &tag,
         "--set",

@@ -1,4 +1,4 @@
-//! What the surroundings hand to the tests: `cargo xtask test`, `demo` and `bench` set these variables.
+//! Environment variables of the tests. `cargo xtask test`, `demo` and `bench` set them.
 
 use std::path::PathBuf;
 
@@ -9,48 +9,48 @@ use tower::retry::RetryLayer;
 
 use crate::retry::RetryPolicy;
 
-/// The surroundings of a run.
+/// The environment of a run.
 #[derive(Clone, Debug)]
 pub struct Env {
-    /// The operators' image, as `repository:tag`, present on every node of the cluster.
+    /// The image of the operators as `repository:tag`. Every node has this image.
     pub image: String,
-    /// The chart's directory.
+    /// The directory of the chart.
     pub chart: PathBuf,
-    /// The kubeconfig context, where it is not the current one.
+    /// The kubeconfig context, if it is not the current one.
     pub context: Option<String>,
-    /// The S3 server pods and tests use.
+    /// The S3 server for pods and tests.
     pub s3: Option<S3>,
-    /// etcd versions whose images the nodes hold, oldest first, without the leading `v`.
+    /// etcd versions whose images the nodes have, oldest first, without the leading `v`.
     pub etcd_versions: Vec<String>,
-    /// The `xtask` executable that brought the testbed up; absent on a cluster of the user's own.
+    /// The `xtask` executable that started the testbed. `None` on a user-provided cluster.
     pub xtask: Option<PathBuf>,
-    /// The testbed's nodes.
+    /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
 }
 
-/// An S3 server with full access to it.
+/// An S3 server with credentials for full access.
 #[derive(Clone, Debug)]
 pub struct S3 {
-    /// Its URL, reachable from pods and from here.
+    /// Its URL, reachable from pods and from the tests.
     pub endpoint: String,
     /// Access key ID.
     pub access_key: String,
     /// Secret access key.
     pub secret_key: String,
-    /// Region to sign for.
+    /// The region for request signatures.
     pub region: String,
 }
 
 impl Env {
-    /// Reads the environment.
+    /// Reads the environment variables.
     ///
     /// # Errors
-    /// Names the variable that is missing and how it is usually set.
+    /// If a variable is missing; names the variable and how to set it.
     pub fn from_vars() -> Result<Self> {
         let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let need = |name: &str| {
             var(name).with_context(|| {
-                format!("{name} is not set: run the tests with `cargo xtask test`, or set it as CONTRIBUTING.md says")
+                format!("{name} is not set: run the tests with `cargo xtask test`, or set it as CONTRIBUTING.md describes")
             })
         };
         let list = |name: &str| -> Vec<String> {
@@ -73,7 +73,7 @@ impl Env {
             }),
             (None, None, None) => None,
             _ => bail!(
-                "E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY go together: set all three or none"
+                "E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY belong together: set all three or none"
             ),
         };
         Ok(Self {
@@ -90,31 +90,31 @@ impl Env {
     /// The S3 server.
     ///
     /// # Errors
-    /// Says how to name one.
+    /// If no server is configured; names the variables to set.
     pub fn s3(&self) -> Result<&S3> {
         self.s3.as_ref().context(
-            "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them itself)",
+            "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them)",
         )
     }
 
-    /// The newest release of a minor one (`3.5`) that the nodes hold the image of.
+    /// The newest release of a minor version (`3.5`) whose image the nodes have.
     ///
     /// # Errors
-    /// When they hold none.
+    /// If the nodes have no such image.
     pub fn newest_of(&self, minor: &str) -> Result<String> {
         let newest = self.of_minor(minor).next_back();
-        newest.with_context(|| format!("the nodes hold no image of etcd {minor}"))
+        newest.with_context(|| format!("no node has an image of etcd {minor}"))
     }
 
-    /// Two releases of a minor one (`3.5`) that the nodes hold the images of: the oldest and the newest.
+    /// The oldest and the newest release of a minor version (`3.5`) whose images the nodes have.
     ///
     /// # Errors
-    /// When they hold fewer than two.
+    /// If the nodes have fewer than two such images.
     pub fn oldest_and_newest_of(&self, minor: &str) -> Result<(String, String)> {
         let mut known = self.of_minor(minor);
         let both = known.next().zip(known.next_back());
         both.with_context(|| {
-            format!("the nodes hold no two releases of etcd {minor}: name both in E2E_ETCD_VERSIONS, oldest first")
+            format!("the nodes do not have two releases of etcd {minor}: list both in E2E_ETCD_VERSIONS, oldest first")
         })
     }
 
@@ -124,7 +124,7 @@ impl Env {
         known.filter(move |version| version.starts_with(&prefix))
     }
 
-    /// `(repository, tag)` of the operators' image.
+    /// `(repository, tag)` of the image of the operators.
     #[must_use]
     pub fn image_parts(&self) -> (&str, &str) {
         self.image
@@ -132,10 +132,10 @@ impl Env {
             .unwrap_or((&self.image, "latest"))
     }
 
-    /// A client for the cluster under test.
+    /// A client for the Kubernetes cluster under test.
     ///
     /// # Errors
-    /// When the kubeconfig or its context cannot be used.
+    /// If the kubeconfig or its context cannot be used.
     pub async fn client(&self) -> Result<kube::Client> {
         let options = kube::config::KubeConfigOptions {
             context: self.context.clone(),
@@ -144,9 +144,9 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // A watch that idles is closed by the server before this; anything else should answer at once.
+        // The API server closes idle watches before this timeout. Other requests are answered sooner.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The queue is what makes the way to the API server one that can be gone twice.
+        // The retry layer needs a service that can be cloned; the buffer provides one.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

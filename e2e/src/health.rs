@@ -1,5 +1,5 @@
-//! What members say of their health (`grpc.health.v1`), heard the way clients with health checking hear it: a stream
-//! that tells each change.
+//! Watches the health of members (`grpc.health.v1`) as clients with health checks do: one stream that reports each
+//! change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,23 +14,23 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
-/// How soon a member that does not answer is asked again.
+/// The pause before a new connection to a member that does not answer.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Listens to one member until it is dropped.
+/// Watches one member until it is dropped.
 pub(crate) struct MemberHealth {
     serves: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
 impl MemberHealth {
-    /// Begins to listen; nobody serves before he has serving so.
+    /// Starts the watch. The member counts as unhealthy until it reports otherwise.
     pub(crate) fn watch(url: &str) -> Self {
         let serves = Arc::new(AtomicBool::new(false));
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // Why it does not answer is of no interest: it does not serve.
+                // The cause does not matter: a member without a stream counts as unhealthy.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -39,7 +39,7 @@ impl MemberHealth {
         Self { serves, task }
     }
 
-    /// What it serving last.
+    /// The last reported state.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }
@@ -70,11 +70,11 @@ async fn listen(url: &str, serves: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// The two messages: a question about all services is empty, an answer is one number.
+/// Codec of the two messages. The request for all services is empty; the response has one number.
 #[derive(Clone, Copy)]
 struct HealthCodec;
 
-/// Field 1, a number.
+/// Field 1, a varint.
 const STATUS: u8 = 0x08;
 /// `HealthCheckResponse.SERVING`.
 const SERVING: u8 = 1;

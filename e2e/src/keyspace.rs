@@ -1,4 +1,4 @@
-//! A client's view of a cluster: keys written before, read after, revisions compared.
+//! A client's view of an etcd cluster: write keys, read them back, compare revisions.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use crate::retry::retry_transient;
 use crate::tls::Identity;
 use crate::wait::{Poll, until};
 
-/// Writes in flight at a time.
+/// Concurrent writes.
 const IN_FLIGHT: usize = 64;
-/// How long a client Service may take to lead to a pod.
+/// How long a client Service may take to get a ready endpoint.
 const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A connection to a cluster, through a forwarded port.
+/// A connection to an etcd cluster through a forwarded port.
 pub struct Keyspace {
     pub(crate) client: Client,
     _forward: PortForward,
 }
 
 impl Keyspace {
-    /// Connects to the cluster through its client Service.
+    /// Connects through the client Service of the cluster.
     ///
     /// # Errors
-    /// When the Service has no ready pod.
+    /// If the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // kubectl reads the Service once, and it may lead nowhere until the cluster's ID is recorded.
+        // kubectl reads the Service once. The Service has no endpoints until the operator records the cluster ID.
         until(
-            "the client Service leads to a pod",
+            "the client Service reaches a pod",
             SERVICE_TIMEOUT,
             async || {
                 let keys = Self::connect(env, namespace, &service).await?;
@@ -45,10 +45,10 @@ impl Keyspace {
         .await
     }
 
-    /// As [`Self::of_cluster`], to a cluster that asks for TLS.
+    /// Like [`Self::of_cluster`], for a cluster with TLS.
     ///
     /// # Errors
-    /// When the Service has no ready pod, or the identity is refused.
+    /// If the Service has no ready pod, or etcd rejects the identity.
     pub async fn of_tls_cluster(
         env: &Env,
         namespace: &str,
@@ -58,10 +58,10 @@ impl Keyspace {
         Self::of_tls(env, namespace, cluster, identity.options()).await
     }
 
-    /// As [`Self::of_tls_cluster`], as a user of etcd's own authentication.
+    /// Like [`Self::of_tls_cluster`], with a user of etcd's authentication.
     ///
     /// # Errors
-    /// When the Service has no ready pod, or the identity or the user is refused.
+    /// If the Service has no ready pod, or etcd rejects the identity or the user.
     pub async fn of_tls_cluster_as(
         env: &Env,
         namespace: &str,
@@ -82,7 +82,7 @@ impl Keyspace {
     ) -> Result<Self> {
         let target = format!("service/{cluster}-client");
         until(
-            "the client Service leads to a pod",
+            "the client Service reaches a pod",
             SERVICE_TIMEOUT,
             async || {
                 let forward = PortForward::open(env, namespace, &target, 2379).await?;
@@ -95,10 +95,10 @@ impl Keyspace {
         .await
     }
 
-    /// As [`Self::of_cluster`], as a user of etcd's own authentication.
+    /// Like [`Self::of_cluster`], with a user of etcd's authentication.
     ///
     /// # Errors
-    /// When the Service has no ready pod, or etcd does not let the user in.
+    /// If the Service has no ready pod, or etcd rejects the user.
     pub async fn of_cluster_as(
         env: &Env,
         namespace: &str,
@@ -107,7 +107,7 @@ impl Keyspace {
     ) -> Result<Self> {
         let target = format!("service/{cluster}-client");
         until(
-            "the client Service leads to a pod that lets the user in",
+            "the client Service reaches a pod that accepts the user",
             SERVICE_TIMEOUT,
             async || {
                 let forward = PortForward::open(env, namespace, &target, 2379).await?;
@@ -122,10 +122,10 @@ impl Keyspace {
         .await
     }
 
-    /// Whether etcd lets this user in with this password.
+    /// True if etcd accepts this user with this password.
     ///
     /// # Errors
-    /// When the Service leads nowhere.
+    /// If the Service has no endpoints.
     pub async fn accepts_login(
         env: &Env,
         namespace: &str,
@@ -133,25 +133,30 @@ impl Keyspace {
         (user, password): (&str, &str),
     ) -> Result<bool> {
         let target = format!("service/{cluster}-client");
-        until("etcd says who gets in", SERVICE_TIMEOUT, async || {
-            let keys = Self::connect(env, namespace, &target).await?;
-            let mut auth = keys.client.auth_client();
-            let answer = auth
-                .authenticate(user.to_owned(), password.to_owned())
-                .await;
-            Ok(match answer.map_err(anyhow::Error::from) {
-                Ok(_) => Poll::Done(true),
-                Err(error) if is_transient(&error) => Poll::NotYet(format!("{error:#}")),
-                Err(_) => Poll::Done(false),
-            })
-        })
+        until(
+            "etcd accepts or rejects the login",
+            SERVICE_TIMEOUT,
+            async || {
+                let keys = Self::connect(env, namespace, &target).await?;
+                let mut auth = keys.client.auth_client();
+                let answer = auth
+                    .authenticate(user.to_owned(), password.to_owned())
+                    .await;
+                Ok(match answer.map_err(anyhow::Error::from) {
+                    Ok(_) => Poll::Done(true),
+                    Err(error) if is_transient(&error) => Poll::NotYet(format!("{error:#}")),
+                    Err(_) => Poll::Done(false),
+                })
+            },
+        )
         .await
     }
 
-    /// Turns authentication on as a user does: root with this password and the role root, then the switch.
+    /// Enables authentication as a user does: creates the user root with this password, grants the role root, enables
+    /// auth.
     ///
     /// # Errors
-    /// When etcd refuses.
+    /// If etcd rejects a request.
     pub async fn enable_auth(&self, password: &str) -> Result<()> {
         let auth = || self.client.auth_client();
         retry_transient(is_transient, async |is_retry| {
@@ -175,8 +180,9 @@ impl Keyspace {
         .await
     }
 
-    /// As [`accept_if_done`], of what changes who gets in: when it was accept_if_done, whoever asks for it once more is nobody, or has a login
-    /// of before. It was accept_if_done if root gets in with this password.
+    /// Like [`accept_if_done`], for a request that changes the login itself. After such a request succeeded, a retry
+    /// fails because the client is anonymous or has an outdated token. The request succeeded if root can log in with
+    /// this password.
     async fn ensure_root_login(
         &self,
         is_retry: bool,
@@ -206,7 +212,7 @@ impl Keyspace {
     /// Sets root's password as a user does.
     ///
     /// # Errors
-    /// When etcd refuses.
+    /// If etcd rejects the request.
     pub async fn change_password(&self, password: &str) -> Result<()> {
         retry_transient(is_transient, async |is_retry| {
             let mut auth = self.client.auth_client();
@@ -217,10 +223,10 @@ impl Keyspace {
         .await
     }
 
-    /// Connects once to the pod of a member that asks for TLS, and reads from it.
+    /// Connects once to the pod of a member with TLS and reads from it.
     ///
     /// # Errors
-    /// When it cannot be reached, or the identity is refused.
+    /// If the member cannot be reached, or rejects the identity.
     pub async fn of_tls_member(
         env: &Env,
         namespace: &str,
@@ -235,10 +241,10 @@ impl Keyspace {
         Ok(keys)
     }
 
-    /// Connects to one member's pod.
+    /// Connects to the pod of one member.
     ///
     /// # Errors
-    /// When the pod is not running.
+    /// If the pod is not running.
     pub async fn of_pod(env: &Env, namespace: &str, pod: &str) -> Result<Self> {
         Self::connect(env, namespace, &format!("pod/{pod}")).await
     }
@@ -267,13 +273,12 @@ impl Keyspace {
         })
     }
 
-    /// Writes `count` keys under `prefix`, each with a value that follows from its name; returns the store's
-    /// revision afterwards.
+    /// Writes `count` keys under `prefix`. Each value is derived from its key. Returns the store's revision afterwards.
     ///
-    /// A write that is not acknowledged because the members are electing a leader is made is_retry, as clients do.
+    /// Like other clients, this one retries a write that fails during a leader election.
     ///
     /// # Errors
-    /// With the first write that is not acknowledged for longer than an election may take.
+    /// If a write is not acknowledged for longer than an election may take.
     pub async fn fill(&self, prefix: &str, count: usize, progress: impl Fn(usize)) -> Result<i64> {
         let mut done = 0;
         let mut writes = stream::iter(0..count)
@@ -294,10 +299,10 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
-    /// Reads every key under `prefix` back and compares it; returns the store's revision.
+    /// Reads every key under `prefix` and compares its value. Returns the store's revision.
     ///
     /// # Errors
-    /// Names the first key that is missing or differs.
+    /// If a key is missing or differs; names the first one.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
         let response = retry_transient(is_transient, async |_| {
             let options = GetOptions::new().with_prefix();
@@ -328,7 +333,7 @@ impl Keyspace {
     /// Writes one key.
     ///
     /// # Errors
-    /// When etcd refuses it.
+    /// If etcd rejects the write.
     pub async fn write(&self, key: &str, value: Vec<u8>) -> Result<()> {
         let put = retry_transient(is_transient, async |_| {
             let mut kv = self.client.kv_client();
@@ -337,7 +342,7 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("write {key}"))
     }
 
-    /// Deletes every key under `prefix`; returns the store's revision afterwards.
+    /// Deletes every key under `prefix`. Returns the store's revision afterwards.
     ///
     /// # Errors
     /// Without a quorum.
@@ -353,22 +358,22 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// Raises the alarm CORRUPT for a member, as etcd does that finds its data to differ.
+    /// Raises the alarm CORRUPT for a member, as etcd does when it detects different data.
     ///
     /// # Errors
     /// Without a quorum.
     pub async fn raise_corrupt(&self, member: u64) -> Result<()> {
         let raised = retry_transient(is_transient, async |_| {
-            let mut whose = AlarmOptions::new();
-            whose.with_member(member);
+            let mut options = AlarmOptions::new();
+            options.with_member(member);
             let mut client = self.client.maintenance_client();
-            let answer = client.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(whose));
+            let answer = client.alarm(AlarmAction::Activate, AlarmType::Corrupt, Some(options));
             Ok(answer.await?)
         });
         raised.await.map(drop).context("raise the alarm")
     }
 
-    /// Forgets what was before a revision.
+    /// Compacts the history before a revision.
     ///
     /// # Errors
     /// Without a quorum.
@@ -384,7 +389,7 @@ impl Keyspace {
         compacted.await.context("compact")
     }
 
-    /// The store's revision, read linearizably.
+    /// The store's revision, from a linearizable read.
     ///
     /// # Errors
     /// Without a quorum.
@@ -392,7 +397,7 @@ impl Keyspace {
         retry_transient(is_transient, async |_| self.read().await).await
     }
 
-    /// As [`Self::revision`], asked once: whoever is refused is refused at once.
+    /// Like [`Self::revision`], without retries, so that a rejection is reported immediately.
     async fn read(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
         Ok(response
@@ -400,24 +405,28 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// A snapshot as `etcdctl snapshot save` stores it: the database with its checksum behind it.
+    /// A snapshot in the format of `etcdctl snapshot save`: the database followed by its checksum.
     ///
     /// # Errors
-    /// When the member does not send it whole.
+    /// If the member does not send the complete snapshot.
     pub async fn snapshot(&self) -> Result<Vec<u8>> {
         let mut stream = self.client.maintenance_client().snapshot().await?;
         let mut content = Vec::new();
-        while let Some(part) = stream.message().await.context("the snapshot breaks off")? {
+        while let Some(part) = stream
+            .message()
+            .await
+            .context("the snapshot stream was interrupted")?
+        {
             content.extend_from_slice(part.blob());
         }
         Ok(content)
     }
 
-    /// Watches a key from a revision on, as a client that has seen everything before it, and returns the revision up
-    /// to which etcd says that nothing can be told any more; 0 when the watch is served.
+    /// Watches a key from a revision, like a client that has seen all earlier changes. Returns the compact revision if
+    /// etcd cancels the watch because the revision is compacted, and 0 if the watch is served.
     ///
     /// # Errors
-    /// When etcd does not answer.
+    /// If etcd does not answer.
     pub async fn watch_from(&self, key: &str, revision: i64) -> Result<i64> {
         let options = WatchOptions::new().with_start_revision(revision);
         let mut watch = self.client.watch_client();
@@ -426,7 +435,7 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // The first answer says that the watch is made; what it is worth says the next.
+        // The first response only confirms the watch. A cancellation follows in the next one.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
@@ -450,10 +459,10 @@ impl Keyspace {
             .collect())
     }
 
-    /// The cluster's ID.
+    /// The cluster ID.
     ///
     /// # Errors
-    /// When the member does not answer.
+    /// If the member does not answer.
     pub async fn cluster_id(&self) -> Result<u64> {
         let response = retry_transient(is_transient, async |_| {
             Ok(self.client.maintenance_client().status().await?)
@@ -473,14 +482,14 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// The second time, what the first one has accept_if_done without an answer is refused.
+/// Accepts the error of a retry whose unacknowledged first attempt succeeded.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))
             if is_retry
                 && ["already exists", "has been compacted"]
                     .iter()
-                    .any(|said| status.message().contains(said)) =>
+                    .any(|text| status.message().contains(text)) =>
         {
             Ok(())
         }
@@ -488,10 +497,10 @@ fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Re
     }
 }
 
-/// Whether etcd or the way to it is only unavailable for the moment.
+/// True if etcd or the connection is only temporarily unavailable.
 pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
-    // tonic's codes: 14 is Unavailable, 4 is DeadlineExceeded, 2 is Unknown, which etcd says of a proposal that its leader
-    // has dropped.
+    // gRPC codes: 14 is Unavailable, 4 is DeadlineExceeded, 2 is Unknown. etcd returns Unknown for a proposal that its
+    // leader dropped.
     error.chain().any(|cause| {
         let error = cause.downcast_ref::<etcd_client::Error>();
         matches!(error, Some(etcd_client::Error::GRpcStatus(status)) if matches!(status.code() as i32, 2 | 4 | 14))

@@ -1,4 +1,4 @@
-//! `kubectl` as a user runs it: apply, exec, port-forward.
+//! Runs `kubectl` as a user does: apply, exec, port-forward.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use crate::Env;
 use crate::retry::{is_transient, retry_transient};
 
-/// What may be done idempotent.
+/// Verbs that may be repeated.
 const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
 ];
 
-/// How long a port may take to be forwarded.
+/// How long kubectl may take to forward a port.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A `kubectl` command for the cluster under test.
@@ -31,18 +31,19 @@ pub fn command(env: &Env) -> Command {
     command
 }
 
-/// Runs `kubectl` and returns what it printed.
+/// Runs `kubectl` and returns its output.
 ///
 /// # Errors
-/// With its whole error output when it fails.
+/// If kubectl fails; with its complete error output.
 pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
 
-/// Runs `kubectl` with something on its standard input. What may be done idempotent is, when the API server had no time.
+/// Runs `kubectl` with a text on its standard input. Idempotent commands are retried after transient errors of the API
+/// server.
 ///
 /// # Errors
-/// With its whole error output when it fails.
+/// If kubectl fails; with its complete error output.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let verb = verb(args);
     let idempotent = verb.is_some_and(|verb| IDEMPOTENT_VERBS.contains(&verb));
@@ -58,7 +59,7 @@ pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Re
     .await
 }
 
-/// What `kubectl` is to do: its first word that is neither a flag nor the namespace's name.
+/// The verb of the command: the first word that is neither a flag nor the namespace.
 fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     let after_namespace = |index: usize| index > 0 && args[index - 1] == "-n";
     let mut words = args.iter().enumerate();
@@ -66,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// Whether the second time only fails because the first one, which was not answered, was carried out.
+/// True if the retry failed only because the unacknowledged first attempt succeeded.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
@@ -105,7 +106,7 @@ async fn run_once(env: &Env, args: &[&str], input: Option<&str>) -> Result<Strin
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A port of a pod or Service, forwarded to this machine for as long as the value lives.
+/// A port of a pod or Service, forwarded to this machine until the value is dropped.
 pub struct PortForward {
     _child: Child,
     /// The local port, on 127.0.0.1.
@@ -116,7 +117,7 @@ impl PortForward {
     /// Forwards `port` of `target` (`pod/name`, `service/name`) to a free local port.
     ///
     /// # Errors
-    /// When kubectl ends before it forwards, with its error output.
+    /// If kubectl exits before it forwards the port; with its error output.
     pub async fn open(env: &Env, namespace: &str, target: &str, port: u16) -> Result<Self> {
         let mut child = command(env)
             .args([
@@ -135,7 +136,8 @@ impl PortForward {
         let mut lines = BufReader::new(stdout).lines();
         let local = loop {
             let line = timeout(FORWARD_TIMEOUT, lines.next_line()).await;
-            let line = line.with_context(|| format!("{target} is not forwarded"))??;
+            let line =
+                line.with_context(|| format!("kubectl did not forward a port of {target}"))??;
             let Some(line) = line else {
                 let output = child.wait_with_output().await?;
                 bail!(
@@ -147,7 +149,7 @@ impl PortForward {
                 break local;
             }
         };
-        // Its later lines are read away, or it would block on a full pipe.
+        // Drains the remaining output. Otherwise kubectl blocks on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
@@ -159,7 +161,7 @@ impl PortForward {
     }
 }
 
-/// The local port in a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
+/// The local port of a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, rest) = line.split_once("127.0.0.1:")?;
     rest.split(' ').next()?.parse().ok()
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn finds_verb_after_flags() {
         assert_eq!(
-            verb(&["-n", "ns", "--as=somebody", "get", "pods"]),
+            verb(&["-n", "ns", "--as=alice", "get", "pods"]),
             Some("get")
         );
         assert_eq!(verb(&["apply", "--server-side", "-f", "-"]), Some("apply"));

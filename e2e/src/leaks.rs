@@ -1,5 +1,5 @@
-//! Looks for what must not be seen (invariant 14): the content of every Secret of a namespace, and etcd's tokens, in
-//! logs, events, objects, metrics, process arguments and environments.
+//! Searches for leaked secrets (invariant 14). No content of a Secret of the namespace and no etcd token may appear in
+//! logs, Events, objects, metrics, process arguments or environments.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,23 +13,24 @@ use kube::api::ListParams;
 use crate::metrics::Page;
 use crate::{Sandbox, cluster_scenario, scenario};
 
-/// Shorter texts are leaks by chance.
+/// Shorter texts match by chance.
 const MIN_LENGTH: usize = 8;
-/// Keys of Secrets that hold nothing secret: names, certificates, places.
+/// Keys of Secrets with public content: user names, configuration, locations. Certificates are recognized by their file
+/// extension.
 const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
-/// The length of the random part of etcd's simple tokens, before a dot and a number.
+/// The length of the random part of etcd's simple tokens. A dot and a number follow.
 const TOKEN_LENGTH: usize = 16;
 
-/// A text that must not be seen, and where it stands.
+/// A text that must not appear anywhere, and where it comes from.
 struct SecretValue {
     of: String,
     text: String,
 }
 
-/// Runs a test as [`scenario`] does, and searches at its end for everything that must not be seen.
+/// Runs a test like [`scenario`] and searches for leaked secrets at its end.
 ///
 /// # Panics
-/// When the test fails, or something is leaks.
+/// If the test fails, or a secret is found.
 pub async fn scenario_without_leaks(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     scenario(name, async move |sandbox: &Sandbox| {
         body(sandbox).await?;
@@ -38,10 +39,10 @@ pub async fn scenario_without_leaks(name: &str, body: impl AsyncFnOnce(&Sandbox)
     .await;
 }
 
-/// As [`scenario_without_leaks`], with the cluster operator alone.
+/// Like [`scenario_without_leaks`], with the cluster operator alone.
 ///
 /// # Panics
-/// When the test fails, or something is leaks.
+/// If the test fails, or a secret is found.
 pub async fn cluster_scenario_without_leaks(
     name: &str,
     body: impl AsyncFnOnce(&Sandbox) -> Result<()>,
@@ -53,35 +54,38 @@ pub async fn cluster_scenario_without_leaks(
     .await;
 }
 
-/// Searches everything that belongs to the namespace for everything that is secret in it.
+/// Searches everything that belongs to the namespace for the content of its Secrets.
 ///
 /// # Errors
-/// When something is leaks: where, and of which Secret and key; or when something cannot be read.
+/// If a secret is found, with the place, the Secret and its key; or if a place cannot be read.
 pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     let secret_values = secret_values(sandbox).await?;
-    ensure!(!secret_values.is_empty(), "there is no Secret to look for");
+    ensure!(
+        !secret_values.is_empty(),
+        "the namespace has no Secret to search for"
+    );
     let mut places = visible(sandbox).await?;
     places.extend(processes());
     let mut leaks = Vec::new();
     for (place, text) in &places {
         for one in secret_values.iter().filter(|one| text.contains(&one.text)) {
-            leaks.push(format!("{} stands in {place}", one.of));
+            leaks.push(format!("{} appears in {place}", one.of));
         }
         let is_log = place.starts_with("the log");
         if is_log && text.split(is_separator).any(is_token) {
-            leaks.push(format!("a token of etcd stands in {place}"));
+            leaks.push(format!("an etcd token appears in {place}"));
         }
     }
     ensure!(leaks.is_empty(), "{}", leaks.join("; "));
     Ok(())
 }
 
-/// What is secret: the values of all Secrets, line by line, without what everybody may know.
+/// The secret values of all Secrets, line by line, without public content.
 async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // Helm's record of the release is the chart, which everybody has.
+        // Helm's release record contains only the chart, which is public.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -102,7 +106,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     Ok(secret_values)
 }
 
-/// The parts of a value that are secret by themselves.
+/// The parts of a value that are secret on their own.
 fn parts(value: &str) -> Vec<String> {
     if let Ok(list) = serde_json::from_str::<Vec<String>>(value) {
         return list;
@@ -110,7 +114,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // As in credentials files; the key's ID is no secret, its owner is is_content by it.
+        // A line of an AWS credentials file. The access key ID is not secret.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
@@ -122,7 +126,7 @@ fn parts(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// What people and programs get to see of the namespace, by place.
+/// Everything of the namespace that users and programs can read, by place.
 async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     let mut visible = BTreeMap::new();
     for kinds in [
@@ -143,7 +147,7 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // One that was never started, or never before, has none.
+                // A container that never started, or never restarted, has no such log.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -157,12 +161,12 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // At least those of the operators were to be had.
+    // Ensures that at least the metrics of the operator could be read.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }
 
-/// Arguments and environments of all processes of ours on the nodes, which run on this machine.
+/// Arguments and environments of all etcd and operator processes. The nodes run on this machine, so `/proc` lists them.
 fn processes() -> BTreeMap<String, String> {
     let mut visible = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -186,7 +190,7 @@ fn is_separator(letter: char) -> bool {
     !letter.is_ascii_alphanumeric() && letter != '.'
 }
 
-/// Whether a word looks like a simple token: sixteen letters, a dot, a number.
+/// True if a word has the form of a simple token: sixteen letters, a dot, a number.
 fn is_token(word: &str) -> bool {
     word.split_once('.').is_some_and(|(letters, number)| {
         letters.len() == TOKEN_LENGTH

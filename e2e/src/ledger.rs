@@ -1,4 +1,5 @@
-//! What a writer knows: which writes were acknowledged to it, and how long it waited for one. It may not ask anybody.
+//! The record of a writer: acknowledged writes and the gaps between them. The record uses only the responses to the
+//! writer, and no other source.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,15 +10,15 @@ use anyhow::Result;
 /// An acknowledged write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcknowledgedWrite {
-    /// The revision etcd said.
+    /// The revision in etcd's response.
     pub(crate) revision: i64,
-    /// It was sent more than once.
+    /// True if the write was sent more than once.
     pub(crate) retried: bool,
 }
 
 impl AcknowledgedWrite {
-    /// Whether it is what was found under its key, at which revision. An attempt whose answer was lost may be carried
-    /// out after the one that was acknowledged: the same value is written once more then.
+    /// True if the stored value and revision match this write. An unacknowledged attempt may still be applied after the
+    /// acknowledged one. It writes the same value at a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -25,25 +26,25 @@ impl AcknowledgedWrite {
     }
 }
 
-/// An acknowledged write that cannot be read back as it was acknowledged.
+/// An acknowledged write that is missing or was changed.
 #[derive(Clone, Debug)]
 pub struct Lost {
-    /// Its key.
+    /// The key of the write.
     pub key: String,
-    /// The revision it was acknowledged at.
+    /// The revision of the acknowledgment.
     pub revision: i64,
-    /// The revision at which something is found under its key.
+    /// The revision of the value that is stored instead, if any.
     pub found: Option<i64>,
 }
 
-/// What became of each write.
+/// The outcome of each write.
 pub(crate) struct Ledger {
-    /// Where its keys begin.
+    /// The prefix of all keys.
     prefix: &'static str,
     begun: Instant,
-    /// Number of the key, and the store's revision when its write was acknowledged.
+    /// The acknowledged writes, by the number of their key.
     acknowledged: BTreeMap<u64, AcknowledgedWrite>,
-    /// Numbers of the keys whose writes were not answered, or refused.
+    /// The numbers of the keys whose writes were rejected or not answered.
     unknown: Vec<u64>,
     last: Instant,
     gap: Duration,
@@ -51,20 +52,20 @@ pub(crate) struct Ledger {
     last_error: String,
 }
 
-/// What became of the writes.
+/// The summary of all writes.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Writes etcd acknowledged.
+    /// Writes that etcd acknowledged.
     pub acknowledged: usize,
-    /// Writes etcd refused or did not answer in time; they may have been done.
+    /// Writes that etcd rejected or did not answer in time. They may have been applied.
     pub unknown: usize,
-    /// Acknowledged writes that are not there, or differ: their keys, with the revision they were acknowledged at.
+    /// Acknowledged writes that are missing or differ.
     pub lost: Vec<Lost>,
     /// The longest time between two acknowledged writes.
     pub gap: Duration,
-    /// When that began, from the writer's beginning on.
+    /// The start of that gap, relative to the start of the writer.
     pub gap_begun: Duration,
-    /// The last error a write ended with.
+    /// The error of the last failed write.
     pub last_error: String,
 }
 
@@ -86,18 +87,16 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The key of a write.
 pub(crate) fn key(prefix: &str, number: u64) -> String {
     format!("{prefix}{number:08}")
 }
 
-/// What is written under it.
 pub(crate) fn value(prefix: &str, number: u64) -> String {
     format!("the value of {}", key(prefix, number))
 }
 
 impl Ledger {
-    /// Nothing has been written.
+    /// An empty ledger.
     pub(crate) const fn new(prefix: &'static str, begun: Instant) -> Self {
         Self {
             prefix,
@@ -111,7 +110,7 @@ impl Ledger {
         }
     }
 
-    /// Takes down what became of a write.
+    /// Records the outcome of a write.
     pub(crate) fn record(&mut self, number: u64, outcome: Result<AcknowledgedWrite>) {
         match outcome {
             Ok(written) => {
@@ -130,23 +129,22 @@ impl Ledger {
         }
     }
 
-    /// How many writes were acknowledged.
     pub(crate) fn acknowledged(&self) -> usize {
         self.acknowledged.len()
     }
 
-    /// How long ago the last one was.
+    /// The time since the last acknowledged write.
     pub(crate) fn silence(&self) -> Duration {
         self.last.elapsed()
     }
 
-    /// The last error a write ended with.
+    /// The error of the last failed write.
     pub(crate) fn last_error(&self) -> &str {
         &self.last_error
     }
 
-    /// Compares what was acknowledged with what was read back: by key, the value and its revision. The silence at the end
-    /// counts as a gap, too.
+    /// Compares the acknowledged writes with the stored values and revisions. `silence`, the time since the last
+    /// acknowledged write, counts as a gap.
     pub(crate) fn tally(
         &self,
         found: &BTreeMap<String, (String, i64)>,
@@ -216,7 +214,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // Before the first there is no gap: the cluster was not there yet.
+        // The time before the first write is not a gap, because the cluster did not exist yet.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -253,7 +251,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // Another value, another revision, and nothing at all.
+        // A different value, a different revision, and a missing key.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

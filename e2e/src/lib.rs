@@ -1,7 +1,7 @@
-//! The vocabulary of the end-to-end tests: a namespace with operators in it, typed waits, a client's view of etcd.
+//! The library of the end-to-end tests: a namespace with operators, typed waits, and a client's view of etcd.
 //!
-//! It sees the product as a user does: the chart, custom resources, `kubectl`, etcd's own API. Of the product's
-//! crates it knows `api` alone.
+//! The library sees the product as a user does: the chart, custom resources, `kubectl`, and etcd's API. Of the
+//! product's crates it uses `api` alone.
 
 pub mod bucket;
 pub mod chart;
@@ -38,18 +38,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How long a test waits for something that takes seconds on an idle machine, and minutes on one that does much else. A
-/// test never waits this long unless it is about to fail: waits end with their condition.
+/// The deadline of a wait. A condition that holds within seconds on an idle machine may take minutes on a busy one. A
+/// wait ends when its condition holds, so only a failing test waits this long.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Runs one step of a test, and prints its name and how long it took.
+/// Runs one step of a test. Prints its name and duration.
 ///
 /// # Errors
-/// With the name of the step if the step fails.
+/// If the step fails; with the name of the step.
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // Boxed: the steps of a test together would be more than the stack of its thread.
+    // Boxed, because all steps of a test together would exceed the stack of its thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
     outcome.with_context(|| format!("step: {name}"))

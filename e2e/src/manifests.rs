@@ -1,8 +1,8 @@
-//! Manifests that the demo and the tests apply alike.
+//! Manifests for the demo and the tests.
 
 use crate::env::S3;
 
-/// The Secret the S3 examples name, in the form of v1beta2.
+/// The Secret of the S3 examples, in the format of v1beta2.
 #[must_use]
 pub fn aws_secret(s3: &S3, name: &str) -> String {
     format!(
@@ -12,13 +12,13 @@ pub fn aws_secret(s3: &S3, name: &str) -> String {
     )
 }
 
-/// A one-shot EtcdBackup of a cluster to `path`, with the Secret `aws`.
+/// An EtcdBackup that runs once, from a cluster to `path`, with the Secret `aws`.
 #[must_use]
 pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     backup_with(s3, name, cluster, path, "")
 }
 
-/// As [`backup`], with further lines under `spec`, each indented by two spaces.
+/// Like [`backup`], with additional lines under `spec`, each indented by two spaces.
 #[must_use]
 pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);
@@ -34,7 +34,7 @@ pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     restore_with(s3, name, &format!("{{name: {cluster}}}"), path, "")
 }
 
-/// As [`restore`], with the whole of `etcdCluster`, and further lines under `spec`, each indented by two spaces.
+/// Like [`restore`], with a complete `etcdCluster` and additional lines under `spec`, each indented by two spaces.
 #[must_use]
 pub fn restore_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);

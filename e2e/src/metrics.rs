@@ -1,4 +1,4 @@
-//! What the operators' own metrics say, asked for as a monitoring system does.
+//! Reads metrics as a monitoring system does.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use kube::api::ListParams;
 use crate::Sandbox;
 use crate::wait::{Poll, until};
 
-/// How long a process may take to tell: the way to it leads over the API server and a kubelet.
+/// How long a metrics endpoint may take to answer. Requests pass through the API server and a kubelet.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// One reading of an operator's `/metrics`.
+/// One response of `/metrics`.
 pub struct Page(String);
 
 impl Page {
-    /// Reads the page of one pod.
+    /// Reads the metrics of one operator pod.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the pod does not answer.
     pub async fn of_pod(sandbox: &Sandbox, pod: &str) -> Result<Self> {
         Self::of_port(sandbox, pod, 8080).await
     }
 
-    /// Reads what a member's etcd says.
+    /// Reads the metrics of a member's etcd.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If etcd does not answer.
     pub async fn of_member(sandbox: &Sandbox, pod: &str) -> Result<Self> {
         Self::of_port(sandbox, pod, 2381).await
     }
@@ -36,24 +36,28 @@ impl Page {
     async fn of_port(sandbox: &Sandbox, pod: &str, port: u16) -> Result<Self> {
         let namespace = &sandbox.namespace;
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
-        until("the metrics are told", METRICS_TIMEOUT, async || {
-            let page = sandbox.kubectl(&["get", "--raw", &path]).await?;
-            Ok(Poll::Done(Self(page)))
-        })
+        until(
+            "the metrics endpoint answers",
+            METRICS_TIMEOUT,
+            async || {
+                let page = sandbox.kubectl(&["get", "--raw", &path]).await?;
+                Ok(Poll::Done(Self(page)))
+            },
+        )
         .await
     }
 
-    /// Reads the page of the only pod of an operator, such as `etcd-operator`.
+    /// Reads the metrics of the only pod of an operator, such as `etcd-operator`.
     ///
     /// # Errors
-    /// When there is none, or it does not answer.
+    /// If the operator has no pod, or the pod does not answer.
     pub async fn of_operator(sandbox: &Sandbox, operator: &str) -> Result<Self> {
         let pods = operator_pods(sandbox, operator).await?;
         let pod = pods.first().context("the operator has no pod")?;
         Self::of_pod(sandbox, &pod.name_any()).await
     }
 
-    /// The sum of all series of a name whose labels contain this text.
+    /// The sum of all series with this name whose labels contain this text.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &str) -> f64 {
         let values = self.0.lines().filter_map(|line| {
@@ -69,7 +73,7 @@ impl Page {
 /// The pods of an operator that are not being deleted.
 ///
 /// # Errors
-/// When the API server does not answer.
+/// If the API server does not answer.
 pub async fn operator_pods(sandbox: &Sandbox, operator: &str) -> Result<Vec<Pod>> {
     let selector = format!("app.kubernetes.io/component={operator}");
     let pods: kube::Api<Pod> = sandbox.api();

@@ -1,4 +1,4 @@
-//! The custom resources as JSON, by the names a user sees: a renamed field breaks a test here, not only a type.
+//! The custom resources as JSON. Tests read fields by the names that users see, so a renamed field fails a test.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// How kube addresses it.
+    /// The resource for kube's dynamic API.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let kind = format!("{self:?}");
@@ -33,26 +33,26 @@ impl Kind {
         ))
     }
 
-    /// Its objects in one namespace.
+    /// The API for the objects of one namespace.
     #[must_use]
     pub fn api(self, client: kube::Client, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(client, namespace, &self.resource())
     }
 }
 
-/// A field by JSON pointer, `Null` when it is not there.
+/// The field at a JSON pointer. `Null` if the field does not exist.
 #[must_use]
 pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
     object.data.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Whether the object has the condition with this status (`True`, `False`, `Unknown`).
+/// True if the object has the condition with this status (`True`, `False`, `Unknown`).
 #[must_use]
 pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     condition(object, kind).is_some_and(|found| found["status"] == status)
 }
 
-/// A condition by its type.
+/// The condition of a type.
 #[must_use]
 pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value> {
     field(object, "/status/conditions")
@@ -61,7 +61,7 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
-/// Whether the object has failed, and for this reason.
+/// True if the object has failed for this reason.
 #[must_use]
 pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
     condition(object, "Failed")
@@ -86,10 +86,10 @@ pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The name of the member that leads.
+/// The name of the leader.
 ///
 /// # Errors
-/// When the status names none.
+/// If the status names no leader.
 pub fn leader(object: &DynamicObject) -> Result<String> {
     let leader = field(object, "/status/leader")
         .as_str()
@@ -98,22 +98,22 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
         .into_iter()
         .find(|(name, id)| name == leader || id == leader)
         .map(|(name, _)| name)
-        .with_context(|| format!("{leader} is no member"))
+        .with_context(|| format!("{leader} is not a member"))
 }
 
-/// The name of a member that does not lead.
+/// The name of a member that is not the leader.
 ///
 /// # Errors
-/// When the status names no leader, or no other member.
+/// If the status names no leader, or no other member.
 pub fn follower(object: &DynamicObject) -> Result<String> {
     let leader = leader(object)?;
     ready_members(object)
         .into_iter()
         .find(|name| *name != leader)
-        .context("no member but the leader is ready")
+        .context("only the leader is ready")
 }
 
-/// Whether the kubelet says that a pod is ready.
+/// True if the pod has the condition Ready.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
@@ -122,7 +122,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|found| found.type_ == "Ready" && found.status == "True")
 }
 
-/// The node a pod runs on.
+/// The node of a pod.
 #[must_use]
 pub fn node_of(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();
@@ -172,7 +172,7 @@ pub fn conditions_line(object: &DynamicObject) -> String {
     line
 }
 
-/// Waits until an object satisfies `holds`, and returns it.
+/// Waits until an object satisfies `holds`, and returns the object.
 ///
 /// # Errors
 /// After `within`, with the object's conditions.
@@ -194,16 +194,16 @@ pub async fn await_object(
     .await
 }
 
-/// Waits for a backup or restore to end.
+/// Waits until a backup or restore has completed.
 ///
 /// # Errors
-/// With its conditions when it failed or does not end.
+/// If the object fails or does not complete in time; with its conditions.
 pub async fn await_complete(
     api: &Api<DynamicObject>,
     name: &str,
     within: Duration,
 ) -> Result<DynamicObject> {
-    let object = await_object(api, name, "its end", within, |object| {
+    let object = await_object(api, name, "completion or failure", within, |object| {
         has_condition(object, "Complete", "True") || has_condition(object, "Failed", "True")
     })
     .await?;

@@ -1,5 +1,5 @@
-//! A client that reads all along, over connections old and new, and notes which cluster answered: clients may be kept
-//! waiting, and may never have two clusters to choose from.
+//! A client that reads continuously, over existing and new connections, and records which cluster answered. Clients may
+//! have to wait, but must never reach two clusters at the same time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::writer::{Access, Connection, Route};
 use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
-/// From one read to the next.
+/// The time between two reads.
 const READ_INTERVAL: Duration = Duration::from_millis(60);
-/// A read that takes longer is given up.
+/// The deadline of a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// Every so many reads go over a new connection.
+/// One of this many reads uses a new connection.
 const READS_PER_CONNECTION: u64 = 5;
 
 /// A client that reads in the background until [`Reader::finish`].
@@ -25,32 +25,32 @@ pub struct Reader {
     answers: Arc<Mutex<Vec<Answer>>>,
 }
 
-/// One read that was answered.
+/// An answered read.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     begun: Instant,
     ended: Instant,
     cluster_id: u64,
-    /// How many keys there were.
+    /// The number of keys in the answer.
     keys: i64,
 }
 
-/// What the reads told.
+/// The summary of all reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadSummary {
-    /// The clusters that answered, in the order in which they did.
+    /// The cluster IDs, in the order of their first answers.
     pub clusters: Vec<u64>,
-    /// How many reads were answered.
+    /// The number of answered reads.
     pub answered: usize,
     /// The longest time between two answers.
     pub gap: Duration,
 }
 
 impl Reader {
-    /// Begins to count the keys with a prefix, through the client Service; returns when the first read is answered.
+    /// Starts to count the keys with a prefix, through the client Service. Returns after the first answered read.
     ///
     /// # Errors
-    /// When none is.
+    /// If no read is answered.
     pub async fn start(sandbox: &Sandbox, cluster: &str, prefix: &str) -> Result<Self> {
         let access = Access {
             route: Route::to(sandbox, cluster).await?,
@@ -63,10 +63,10 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Waits until so many more reads are answered.
+    /// Waits until this many more reads are answered.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the reads are not answered in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.answers().len();
         until(&format!("{count} more reads"), DEADLINE, async || {
@@ -80,10 +80,10 @@ impl Reader {
         .await
     }
 
-    /// Ends the reading, and says what was read.
+    /// Stops reading and returns the summary.
     ///
     /// # Errors
-    /// When a cluster answered a read that began after another cluster had answered, or keys were missing.
+    /// If a replaced cluster answered a read that started after its successor had answered, or if keys were missing.
     pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
         summarize(&self.answers(), keys)
@@ -106,19 +106,19 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
     for answer in answers {
         ensure!(
             usize::try_from(answer.keys).is_ok_and(|found| found == keys),
-            "cluster {:016x} showed {} of {keys} keys",
+            "cluster {:016x} returned {} of {keys} keys",
             answer.cluster_id,
             answer.keys
         );
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // Reads over two connections may end in another order than they began.
+        // Reads over two connections may complete in a different order than they started.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
             !clusters.contains(&answer.cluster_id) || answers.iter().find(later).is_none(),
-            "cluster {:016x} answers again after another one has",
+            "cluster {:016x} answered after its successor had answered",
             answer.cluster_id
         );
         if !clusters.contains(&answer.cluster_id) {
@@ -158,7 +158,7 @@ async fn read(access: Access, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) 
     }
 }
 
-/// One read, which a quorum confirms, over the connection there is or a new one.
+/// One linearizable read, over the existing connection or a new one.
 async fn read_once(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -175,7 +175,7 @@ async fn read_once(
         let begun = Instant::now();
         let options = GetOptions::new().with_prefix().with_count_only();
         let answer = client.get(prefix, Some(options)).await?;
-        let header = answer.header().context("an answer without a header")?;
+        let header = answer.header().context("the response has no header")?;
         Ok(Answer {
             begun,
             ended: Instant::now(),
@@ -213,7 +213,7 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // It was asked before the other one had answered.
+        // This read started before the other cluster answered.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

@@ -1,7 +1,7 @@
-//! What fails for a moment on a busy machine is asked for is_retry: a test is about the operators, and not about one request
-//! of its own that the API server had no time for.
+//! Retries requests that fail temporarily on a busy machine. A test checks the operators, and must not fail because the
+//! API server timed out on a request of the test itself.
 //!
-//! Only what may be done twice is done is_retry, and only after an answer that says nothing of what was asked.
+//! Only idempotent requests are retried, and only after errors that do not reveal the outcome of the request.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 use tower::retry::Policy;
 
-/// How long something is asked for is_retry.
+/// How long a request is retried.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// From one time to the next.
+/// The pause between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What `kubectl` and Helm print when the API server, or the way to it, was away for a moment.
+/// Messages of `kubectl` and Helm when the API server, or the connection to it, is temporarily unavailable.
 const TRANSIENT: [&str; 20] = [
     "unable to return a response in the time allotted",
     "Handler timeout",
@@ -40,24 +40,24 @@ const TRANSIENT: [&str; 20] = [
     "Client.Timeout exceeded",
     "the object has been modified",
 ];
-/// What is said of something else than the API server.
+/// The API server reports this about another server, not about itself.
 const PROXY_ERROR: &str = "error trying to reach service";
 
-/// Whether this text tells of nothing but a moment in which the API server had no time.
+/// True if the text reports only a temporary failure of the API server.
 pub(crate) fn is_transient(text: &str) -> bool {
     !text.contains(PROXY_ERROR) && TRANSIENT.iter().any(|words| text.contains(words))
 }
 
-/// Tries is_retry while the error is a passing one; `attempt` is told whether it was tried before.
+/// Retries while the error is transient. The argument of `attempt` is true for a retry.
 pub(crate) async fn retry_transient<T>(
-    passes: impl Fn(&Error) -> bool,
+    is_transient: impl Fn(&Error) -> bool,
     mut attempt: impl AsyncFnMut(bool) -> Result<T>,
 ) -> Result<T> {
     let begun = Instant::now();
     let mut is_retry = false;
     loop {
         match attempt(is_retry).await {
-            Err(error) if begun.elapsed() < RETRY_TIMEOUT && passes(&error) => {
+            Err(error) if begun.elapsed() < RETRY_TIMEOUT && is_transient(&error) => {
                 sleep(RETRY_INTERVAL).await
             }
             outcome => return outcome,
@@ -66,8 +66,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// As kube's own policy, which asks is_retry after 429, 503 and 504: for what may be done twice, also after 500 and after a
-/// connection that breaks.
+/// Complements kube's own policy, which retries after 429, 503 and 504. This policy also retries idempotent requests
+/// after 500 and after a broken connection.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,
@@ -90,7 +90,7 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        // A second DELETE may meet an object that was made anew.
+        // A repeated DELETE could delete an object that was created again in the meantime.
         if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }

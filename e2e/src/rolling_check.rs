@@ -1,5 +1,5 @@
-//! Whether members are terminated one by one: each only when all were ready again after the one before. It goes by the pods'
-//! own changes in the order in which the API server took them, and by no clock.
+//! Checks that members are terminated one by one: each only after all members were ready again. The check uses the
+//! order in which the API server accepted the changes of the pods, and no clock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::wait::{Poll, until};
 use crate::watch::watch_until;
 use crate::{DEADLINE, Sandbox};
 
-/// Sees every change of a cluster's pods from [`RollingCheck::start`] on.
+/// Observes every change of a cluster's pods after [`RollingCheck::start`].
 pub struct RollingCheck {
     pods: Api<Pod>,
     selector: String,
@@ -23,31 +23,31 @@ pub struct RollingCheck {
     task: JoinHandle<Result<()>>,
 }
 
-/// What has been seen.
+/// The observed state.
 struct PodHistory {
-    /// So many members have to be ready between two ends.
+    /// The number of members that must be ready between two terminations.
     size: usize,
-    /// The pods that are there, by UID.
+    /// The existing pods, by UID.
     pods: BTreeMap<String, PodState>,
-    /// Those that were terminated, in this order.
+    /// The names of the terminated pods, in order.
     terminated: Vec<String>,
-    /// All were ready since the last one was terminated.
+    /// True if all members were ready after the last termination.
     all_ready: bool,
-    /// Those that were terminated too overlapping, each with the one before.
+    /// Pods that were terminated too early, each with the pod before it.
     overlapping: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct PodState {
     ready: bool,
-    ends: bool,
+    terminating: bool,
 }
 
 impl RollingCheck {
-    /// Begins to look at a cluster with this many members, all of which are ready.
+    /// Starts to observe a cluster with this many members, all of which are ready.
     ///
     /// # Errors
-    /// When they are not.
+    /// If not all members are ready.
     pub async fn start(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
         let pods = sandbox.api::<Pod>();
         let selector = format!("app=etcd,etcd_cluster={cluster}");
@@ -56,13 +56,13 @@ impl RollingCheck {
         let seen = PodHistory::of(size, list.items);
         ensure!(
             seen.all_ready,
-            "{cluster} has not {size} members that are ready"
+            "{cluster} does not have {size} ready members"
         );
         let seen = Arc::new(Mutex::new(seen));
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // Until it is aborted.
+            // Runs until the task is aborted.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -80,15 +80,15 @@ impl RollingCheck {
         })
     }
 
-    /// Says how many members were terminated since.
+    /// Returns the number of terminated members.
     ///
     /// # Errors
-    /// When one was terminated before all were ready again, and when not all was seen.
+    /// If a member was terminated before all were ready again, or if changes were missed.
     pub async fn finish(mut self) -> Result<usize> {
-        // What the caller has seen may be newer than what the watch has history.
+        // The caller may have seen newer changes than the watch has delivered.
         let of = ListParams::default().labels(&self.selector);
         until(
-            "the watch has history of all that is there",
+            "the watch has delivered all changes",
             DEADLINE,
             async || {
                 let list = self.pods.list(&of).await?.items;
@@ -104,12 +104,12 @@ impl RollingCheck {
         if self.task.is_finished() {
             (&mut self.task)
                 .await?
-                .context("not every change was seen")?;
+                .context("the watch missed changes")?;
         }
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         ensure!(
             seen.overlapping.is_empty(),
-            "members were terminated before all were ready again after the one before: {:?}; all that were terminated: {:?}",
+            "members were terminated before all were ready again: {:?}; all terminations: {:?}",
             seen.overlapping,
             seen.terminated
         );
@@ -135,48 +135,51 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // What was terminated before is nobody's business here.
+        // Terminations before the start do not count.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
     }
 
     fn take(&mut self, change: WatchEvent<Pod>) {
-        let (pod, gone) = match change {
+        let (pod, deleted) = match change {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
             WatchEvent::Deleted(pod) => (pod, true),
             WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
         };
         let uid = pod.uid().unwrap_or_default();
         let before = self.pods.get(&uid).copied().unwrap_or_default();
-        let ends = gone || pod.metadata.deletion_timestamp.is_some();
-        if ends && !before.ends {
+        let terminating = deleted || pod.metadata.deletion_timestamp.is_some();
+        if terminating && !before.terminating {
             if let Some(last) = self.terminated.last().filter(|_| !self.all_ready) {
                 self.overlapping.push((last.clone(), pod.name_any()));
             }
             self.terminated.push(pod.name_any());
             self.all_ready = false;
         }
-        if gone {
+        if deleted {
             self.pods.remove(&uid);
         } else {
             let ready = is_ready(&pod);
-            self.pods.insert(uid, PodState { ready, ends });
+            self.pods.insert(uid, PodState { ready, terminating });
         }
         self.all_ready |= self.are_all_ready();
     }
 
-    /// Whether these are the pods that were history of last, and the same of them end.
+    /// True if the history has exactly these pods, with the same ones terminating.
     fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
                 let one = self.pods.get(&pod.uid().unwrap_or_default());
-                one.is_some_and(|one| one.ends == pod.metadata.deletion_timestamp.is_some())
+                one.is_some_and(|one| one.terminating == pod.metadata.deletion_timestamp.is_some())
             })
     }
 
     fn are_all_ready(&self) -> bool {
-        let ready = self.pods.values().filter(|one| one.ready && !one.ends);
+        let ready = self
+            .pods
+            .values()
+            .filter(|one| one.ready && !one.terminating);
         ready.count() >= self.size
     }
 }
@@ -187,14 +190,14 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, uid: &str, ready: bool, ends: bool) -> Pod {
+    fn pod(name: &str, uid: &str, ready: bool, terminating: bool) -> Pod {
         let mut pod = json!({
             "metadata": { "name": name, "uid": uid },
             "status": { "conditions": [
                 { "type": "Ready", "status": if ready { "True" } else { "False" } }
             ] },
         });
-        if ends {
+        if terminating {
             pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
         serde_json::from_value(pod).unwrap()
@@ -205,7 +208,7 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// A pod is terminated, goes, and comes back under its name.
+    /// A pod is terminated, deleted, and created again under its name.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));
@@ -234,7 +237,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Both at once, and without a word before.
+        // Two at the same time, the first deleted without a grace period.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));
@@ -244,8 +247,11 @@ mod tests {
     #[test]
     fn detects_watch_behind_list() {
         let mut seen = three();
-        let now = |ends| {
-            let (a, b) = (pod("a", "a+", true, false), pod("b", "b", true, ends));
+        let now = |terminating| {
+            let (a, b) = (
+                pod("a", "a+", true, false),
+                pod("b", "b", true, terminating),
+            );
             [a, b, pod("c", "c", true, false)]
         };
         assert!(!seen.matches(&now(false)));

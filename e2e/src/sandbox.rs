@@ -1,4 +1,4 @@
-//! A namespace of a test's own, with the operators installed in it by the chart, under the chart's own RBAC.
+//! The namespace of a test. The chart installs the operators in it, with the chart's RBAC.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -18,29 +18,30 @@ use crate::wait::{Poll, until};
 use crate::watch::watch_until;
 use crate::{DEADLINE, Env, chart, kubectl};
 
-/// Names a file that is empty when a run of `cargo xtask test` begins; each test of the run is a process of its own.
+/// The variable names a file that is empty at the start of a run of `cargo xtask test`. Each test of a run is a
+/// process.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
-/// The CRDs are the cluster's, not a namespace's: installed once for all tests of a process, and of a run.
+/// CRDs are cluster-scoped: installed once for all tests of a process, and of a run.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
-/// The release name in every test's namespace.
+/// The Helm release in the namespace of every test.
 pub const RELEASE: &str = "etcd-operator";
 
-/// A test's namespace and what it needs to work there.
+/// The namespace of a test, with its environment and client.
 pub struct Sandbox {
-    /// The surroundings.
+    /// The environment of the run.
     pub env: Env,
-    /// A client with the rights of the cluster's administrator: the test is the user, not the operator.
+    /// A client with the rights of a cluster administrator, because the test acts as the user and not as the operator.
     pub client: kube::Client,
-    /// The namespace.
+    /// The name of the namespace.
     pub namespace: String,
 }
 
-/// Runs a test in a namespace of its own with the operators installed. When it fails, what a person would look at is
-/// printed: objects, events, logs.
+/// Runs a test in a new namespace with all operators. If the test fails, the objects, Events and logs of the namespace
+/// are printed.
 ///
 /// # Panics
-/// When the test fails.
+/// If the test fails.
 pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     bare_scenario(name, async |sandbox| {
         sandbox.install_operators().await?;
@@ -49,10 +50,10 @@ pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>
     .await;
 }
 
-/// As [`scenario`], with the cluster operator alone: the others' pods take the machine's time and have nothing to do.
+/// Like [`scenario`], with the cluster operator alone. The other operators would only use CPU time.
 ///
 /// # Panics
-/// When the test fails.
+/// If the test fails.
 pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     const ALONE: [&str; 4] = [
         "--set",
@@ -67,10 +68,10 @@ pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
     .await;
 }
 
-/// As [`scenario`], in a namespace without operators.
+/// Like [`scenario`], in a namespace without operators.
 ///
 /// # Panics
-/// When the test fails.
+/// If the test fails.
 pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
@@ -91,10 +92,10 @@ pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Resul
 }
 
 impl Sandbox {
-    /// Makes the namespace, in which the API server enforces the restricted pod security profile.
+    /// Creates the namespace. The API server enforces the restricted pod security profile in it.
     ///
     /// # Errors
-    /// When the surroundings are not there.
+    /// If the environment is incomplete, or the API server does not answer.
     pub async fn create(name: &str) -> Result<Self> {
         let env = Env::from_vars()?;
         let client = env.client().await?;
@@ -111,9 +112,9 @@ impl Sandbox {
             }},
         }))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
-        until("the namespace is made", DEADLINE, async || {
+        until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // Of an attempt that was not answered: its name is nobody else's.
+                // Created by an earlier attempt that was not answered: no other test uses this name.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
@@ -126,7 +127,7 @@ impl Sandbox {
         })
     }
 
-    /// Installs the CRDs, once per run, without operators.
+    /// Installs the CRDs once per run, without operators.
     ///
     /// # Errors
     /// If Helm or kubectl fails.
@@ -136,18 +137,18 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Installs the CRDs (once) and the three operators, and waits until they are ready.
+    /// Installs the CRDs (once) and the three operators, and waits until the operators are ready.
     ///
     /// # Errors
-    /// When Helm fails or a Deployment does not become available.
+    /// If Helm fails or a Deployment does not become available.
     pub async fn install_operators(&self) -> Result<()> {
         self.install_operators_with(&[]).await
     }
 
-    /// As [`Self::install_operators`], with further Helm arguments.
+    /// Like [`Self::install_operators`], with additional Helm arguments.
     ///
     /// # Errors
-    /// When Helm fails or a Deployment does not become available.
+    /// If Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
         self.install_crds().await?;
         let mut all = vec!["--set", "crds.install=false"];
@@ -156,10 +157,10 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all Deployments, which are the operators', are available.
+    /// Waits until all Deployments are available. Only operators have Deployments here.
     ///
     /// # Errors
-    /// When they do not become available.
+    /// If a Deployment does not become available.
     pub async fn await_operators(&self) -> Result<()> {
         let deployments: Api<Deployment> = self.api();
         until("all operators are available", DEADLINE, async || {
@@ -186,7 +187,7 @@ impl Sandbox {
         .await
     }
 
-    /// Typed objects in this namespace.
+    /// The API for a built-in kind in this namespace.
     #[must_use]
     pub fn api<K>(&self) -> Api<K>
     where
@@ -195,16 +196,16 @@ impl Sandbox {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The project's own kinds in this namespace.
+    /// The API for a kind of the project in this namespace.
     #[must_use]
     pub fn objects(&self, kind: Kind) -> Api<DynamicObject> {
         kind.api(self.client.clone(), &self.namespace)
     }
 
-    /// `kubectl apply -f -` in this namespace.
+    /// Runs `kubectl apply -f -` in this namespace.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn apply(&self, manifest: &str) -> Result<String> {
         kubectl::run_with_input(
             &self.env,
@@ -214,10 +215,11 @@ impl Sandbox {
         .await
     }
 
-    /// `kubectl apply --dry-run=server -f -` in this namespace: whether the API server would take it.
+    /// Runs `kubectl apply --dry-run=server -f -` in this namespace: checks whether the API server accepts the
+    /// manifest.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn dry_run(&self, manifest: &str) -> Result<String> {
         let words = [
             "-n",
@@ -230,23 +232,23 @@ impl Sandbox {
         kubectl::run_with_input(&self.env, &words, Some(manifest)).await
     }
 
-    /// `kubectl` in this namespace.
+    /// Runs `kubectl` in this namespace.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut all = vec!["-n", &self.namespace];
         all.extend_from_slice(args);
         kubectl::run(&self.env, &all).await
     }
 
-    /// Waits until the cluster reports this many ready members, as many voters in etcd, a leader among them, and nothing
-    /// left to do.
+    /// Waits until the cluster reports this many ready members, the same number of voters, a leader, and no pending
+    /// work.
     ///
     /// # Errors
-    /// With the conditions last seen.
+    /// If the wait times out; with the last conditions.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
-        let what = format!("{count} ready members, all voters, nothing in progress");
+        let what = format!("{count} ready voters and no pending work");
         objects::await_object(
             &self.objects(Kind::EtcdCluster),
             cluster,
@@ -275,7 +277,7 @@ impl Sandbox {
     /// The pods of a cluster that are not being deleted, sorted by name.
     ///
     /// # Errors
-    /// When the API server does not answer.
+    /// If the API server does not answer.
     pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = self.api();
         let list = pods
@@ -288,10 +290,10 @@ impl Sandbox {
             .collect())
     }
 
-    /// `kubectl scale`.
+    /// Runs `kubectl scale`.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
         let (cluster, size) = (
             format!("etcdcluster/{cluster}"),
@@ -300,46 +302,46 @@ impl Sandbox {
         self.kubectl(&["scale", &cluster, &size]).await.map(drop)
     }
 
-    /// Has the operator look at a cluster now: Secrets are not watched, and at rest they are read once a minute. Who uses
-    /// it does not test that minute.
+    /// Triggers a reconcile of a cluster, so that the operator reads its Secrets now. The operator does not watch
+    /// Secrets, and reads those of an idle cluster once a minute. A test of that interval must not call this.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
-        let look = format!("look=at-{now}");
-        let words = ["annotate", "etcdcluster", cluster, &look, "--overwrite"];
+        let trigger = format!("e2e-trigger=at-{now}");
+        let words = ["annotate", "etcdcluster", cluster, &trigger, "--overwrite"];
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Has the kubelets look at a cluster's pods now, and so at their Secrets: by themselves they do once a minute.
+    /// Triggers a sync of a cluster's pods, so that the kubelets read their Secrets now. Kubelets sync once a minute.
     ///
     /// # Errors
-    /// With what kubectl says.
+    /// If kubectl fails; with its error output.
     pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
-        let (members, look) = (
+        let (members, trigger) = (
             format!("--selector=app=etcd,etcd_cluster={cluster}"),
-            format!("look=at-{now}"),
+            format!("e2e-trigger=at-{now}"),
         );
-        let words = ["annotate", "pods", &members, &look, "--overwrite"];
+        let words = ["annotate", "pods", &members, &trigger, "--overwrite"];
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Deletes a member's pod at once and waits until the operator has seen the loss: until then, the old status
-    /// still holds.
+    /// Deletes a member's pod and waits until the operator reports the loss. Until then, the status still shows the old
+    /// state.
     ///
     /// # Errors
-    /// When the loss is not reported.
+    /// If the loss is not reported.
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // The operator is faster where something else has lost the member already.
+        // The operator may delete the pod first, if the member was already lost for another reason.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        // One that comes back on its volume may be ready again before a busy machine looks: so every status is looked at
-        // that there was.
+        // A member that restarts on its volume may be ready again before the next poll. The watch shows every status in
+        // between.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
         let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
@@ -359,12 +361,12 @@ impl Sandbox {
     /// Waits until a member is not reported as ready.
     ///
     /// # Errors
-    /// When it is reported as ready all along.
+    /// If the member stays ready.
     pub async fn await_unready(&self, cluster: &str, member: &str) -> Result<()> {
         objects::await_object(
             &self.objects(Kind::EtcdCluster),
             cluster,
-            &format!("the loss of {member} is seen"),
+            &format!("{member} is not ready"),
             DEADLINE,
             |object| {
                 !objects::ready_members(object)
@@ -376,16 +378,16 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Waits until a member is reported as one whose etcd does not serve. Its kubelet may be dead: etcd is asked.
+    /// Waits until a member is reported as unhealthy. The operator asks etcd, so this works with a dead kubelet.
     ///
     /// # Errors
-    /// When it is reported as healthy all along.
+    /// If the member stays healthy.
     pub async fn await_unhealthy(&self, cluster: &str, member: &str) -> Result<()> {
         let is_member = |one: &serde_json::Value| one["name"] == member && one["healthy"] == false;
         objects::await_object(
             &self.objects(Kind::EtcdCluster),
             cluster,
-            &format!("{member} is seen to be down"),
+            &format!("{member} is unhealthy"),
             DEADLINE,
             |object| {
                 let details = objects::field(object, "/status/memberDetails").as_array();
@@ -396,21 +398,21 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Deletes a cluster and waits until its pods and volumes are gone.
+    /// Deletes a cluster and waits until its pods and volumes are deleted.
     ///
     /// # Errors
-    /// With what is left.
+    /// If some remain; with their number.
     pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
         self.kubectl(&["delete", "etcdcluster", cluster]).await?;
         await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await
     }
 
-    /// Waits until so many pods of an operator are left: one that is ending still works for a moment.
+    /// Waits until an operator has this many pods. A terminating pod counts, because it may still act.
     ///
     /// # Errors
-    /// When there are others in the end.
+    /// If the number differs at the deadline.
     pub async fn await_operator_pods(&self, operator: &str, count: usize) -> Result<()> {
-        let what = format!("{count} pods of {operator} are left");
+        let what = format!("{operator} has {count} pods");
         let selector = format!("app.kubernetes.io/component={operator}");
         let selector = ListParams::default().labels(&selector);
         until(&what, DEADLINE, async || {
@@ -425,13 +427,13 @@ impl Sandbox {
         .await
     }
 
-    /// Waits for an Event about an object whose `type reason: message` has all these words. Events are told beside the
-    /// status, and may be there a moment later.
+    /// Waits for an Event about an object whose `type reason: message` contains all these words. Events and status are
+    /// separate writes, so the Event may follow the status.
     ///
     /// # Errors
-    /// When there is none in time, with those there are.
+    /// If there is no such Event in time; with the existing Events.
     pub async fn await_event(&self, kind: Kind, name: &str, words: &[&str]) -> Result<()> {
-        let what = format!("an Event of {name} with {words:?}");
+        let what = format!("an Event about {name} with {words:?}");
         until(&what, DEADLINE, async || {
             let events = self.events(kind, name).await?;
             let says = |event: &String| words.iter().all(|word| event.contains(word));
@@ -444,10 +446,10 @@ impl Sandbox {
         .await
     }
 
-    /// The Events about an object, as `type reason: message` lines.
+    /// The Events about an object, as lines of `type reason: message`.
     ///
     /// # Errors
-    /// When the API server does not answer.
+    /// If the API server does not answer.
     pub async fn events(&self, kind: Kind, name: &str) -> Result<Vec<String>> {
         use k8s_openapi::api::events::v1::Event;
         let events: Api<Event> = self.api();
@@ -471,21 +473,21 @@ impl Sandbox {
             .collect())
     }
 
-    /// Asks for the namespace's deletion; that it ends is Kubernetes' business.
+    /// Requests the deletion of the namespace, and does not wait for it.
     pub async fn delete(&self) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         if let Err(error) = namespaces
             .delete(&self.namespace, &DeleteParams::default())
             .await
         {
-            eprintln!("namespace {} is left behind: {error}", self.namespace);
+            eprintln!("namespace {} could not be deleted: {error}", self.namespace);
         }
     }
 
-    /// Prints what a person would look at.
+    /// Prints objects, Events and logs for the analysis of a failure.
     pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
-        let looks: [&[&str]; 7] = [
+        let commands: [&[&str]; 7] = [
             &["get", "etcdclusters,etcdbackups,etcdrestores", "-o", "yaml"],
             &["get", "pods,services,pvc,endpointslices", "-o", "wide"],
             &["describe", "pods"],
@@ -498,9 +500,10 @@ impl Sandbox {
             &["logs", "deployment/etcd-backup-operator", "--tail=60"],
             &["logs", "deployment/etcd-restore-operator", "--tail=60"],
         ];
-        for look in looks {
-            eprintln!("--- kubectl {}", look.join(" "));
-            let bounded = tokio::time::timeout(Duration::from_secs(30), self.kubectl(look)).await;
+        for command in commands {
+            eprintln!("--- kubectl {}", command.join(" "));
+            let bounded =
+                tokio::time::timeout(Duration::from_secs(30), self.kubectl(command)).await;
             match bounded {
                 Ok(Ok(text)) => eprintln!("{text}"),
                 Ok(Err(error)) => eprintln!("{error:#}"),
@@ -510,10 +513,10 @@ impl Sandbox {
     }
 }
 
-/// Waits until no pod and no volume of a cluster is left.
+/// Waits until a cluster has no pods and no volumes.
 ///
 /// # Errors
-/// With what is left.
+/// If some remain; with their number.
 pub async fn await_no_data(
     client: &kube::Client,
     namespace: &str,
@@ -524,7 +527,7 @@ pub async fn await_no_data(
     let volumes: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
     until(
-        "pods and volumes of the cluster are gone",
+        "pods and volumes of the cluster are deleted",
         within,
         async || {
             let pods = pods.list(&selector).await?.items.len();
@@ -539,7 +542,7 @@ pub async fn await_no_data(
     .await
 }
 
-/// Installs the CRDs unless a test of the same run has.
+/// Installs the CRDs, unless another test of the same run already has.
 async fn install_crds_once(env: &Env) -> Result<()> {
     let Ok(path) = std::env::var(RUN_LOCK) else {
         return install_crds(env).await;
@@ -559,10 +562,10 @@ async fn install_crds_once(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Renders the CRDs out of the chart and applies them, as an administrator may do who installs them apart.
+/// Renders the CRDs from the chart and applies them, like an administrator who installs them separately.
 ///
 /// # Errors
-/// With what Helm or kubectl say.
+/// If Helm or kubectl fails.
 async fn install_crds(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(

@@ -1,5 +1,5 @@
-//! Everything a client can see of a store at one revision, to be compared with another one: every key with its value,
-//! its revisions and its lease, the leases, and etcd's own hash.
+//! The state of a store at one revision, for comparison: every key with its value, revisions and lease, all leases, and
+//! etcd's hash.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::Keyspace;
 use crate::keyspace::is_transient;
 use crate::retry::retry_transient;
 
-/// How long a lease of a picture lasts: longer than any test.
+/// The TTL of the leases. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
-/// A key as it is stored.
+/// A stored key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
     value: Vec<u8>,
@@ -25,32 +25,32 @@ pub struct StoredKey {
     lease: i64,
 }
 
-/// A store at one revision.
+/// The state of a store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreState {
     /// The revision.
     pub revision: i64,
-    /// `HashKV` at that revision: the hash, and the revision it was compacted at.
+    /// `HashKV` at that revision: the hash and the compact revision.
     pub hash: (u32, i64),
     keys: BTreeMap<Vec<u8>, StoredKey>,
-    /// The leases, and the time each was granted for.
+    /// The leases and their granted TTLs.
     leases: BTreeMap<i64, i64>,
 }
 
 impl StoreState {
-    /// Of what is there now. Nobody may write meanwhile.
+    /// The current state. No client may write in the meantime.
     ///
     /// # Errors
-    /// When etcd does not answer.
+    /// If etcd does not answer.
     pub async fn now(keys: &Keyspace) -> Result<Self> {
         let revision = keys.revision().await?;
         Self::at(keys, revision).await
     }
 
-    /// Of what was there at a revision; the leases are those of now.
+    /// The state at a revision. The leases are the current ones.
     ///
     /// # Errors
-    /// When etcd does not answer, or has compacted that revision.
+    /// If etcd does not answer, or has compacted that revision.
     pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
         let hash = retry_transient(is_transient, async |_| {
             let mut client = keys.client.maintenance_client();
@@ -65,11 +65,11 @@ impl StoreState {
         })
     }
 
-    /// As an etcd from_etcdctl of it whose `etcdctl get` and `etcdctl lease timetolive` printed this (`-w json`). The hash they do
-    /// not tell: it is compared by keys and leases.
+    /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` (`-w json`). The output has no hash, so
+    /// compare the result with [`Self::ensure_same_keys`].
     ///
     /// # Errors
-    /// When something is missing in it.
+    /// If a field is missing.
     pub fn from_etcdctl(answer: &Value, leases: &Value) -> Result<Self> {
         let revision = answer["header"]["revision"].as_i64();
         let pairs = answer["kvs"].as_array().context("no keys")?;
@@ -88,42 +88,42 @@ impl StoreState {
         })
     }
 
-    /// Compares with what was restored.
+    /// Compares this state with a restored one.
     ///
     /// # Errors
-    /// Names the first difference.
+    /// If the states differ; names the first difference.
     pub fn ensure_same(&self, restored: &Self) -> Result<()> {
         ensure!(self.revision == restored.revision);
         self.ensure_same_keys(restored)?;
         ensure!(
             self.hash == restored.hash,
-            "hash {:?}, and it was {:?}",
+            "hash {:?}, before {:?}",
             restored.hash,
             self.hash
         );
         Ok(())
     }
 
-    /// Compares keys and leases alone, where the revision was raised.
+    /// Compares keys and leases alone, for a restore with a higher revision.
     ///
     /// # Errors
-    /// Names the first difference.
+    /// If the states differ; names the first difference.
     pub fn ensure_same_keys(&self, restored: &Self) -> Result<()> {
         for (key, before) in &self.keys {
             let after = restored.keys.get(key);
             let name = String::from_utf8_lossy(key);
             ensure!(
                 after == Some(before),
-                "{name}: {after:?}, and it was {before:?}"
+                "{name}: {after:?}, before {before:?}"
             );
         }
         ensure!(
             self.keys.len() == restored.keys.len(),
-            "there are keys that were not"
+            "there are additional keys"
         );
         ensure!(
             self.leases == restored.leases,
-            "leases {:?}, and there were {:?}",
+            "leases {:?}, before {:?}",
             restored.leases,
             self.leases
         );
@@ -131,7 +131,7 @@ impl StoreState {
     }
 }
 
-/// What is empty is not printed.
+/// Empty fields are missing in the output.
 fn etcdctl_key(pair: &Value) -> Result<(Vec<u8>, StoredKey)> {
     let bytes = |field: &str| {
         let text = pair.get(field).cloned();
@@ -154,8 +154,8 @@ async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stor
         let options = GetOptions::new().with_all_keys().with_revision(revision);
         Ok(keys.client.kv_client().get("", Some(options)).await?)
     });
-    let pairs = answer.await.context("read everything")?.take_kvs();
-    let described = pairs.into_iter().map(|pair| {
+    let pairs = answer.await.context("read all keys")?.take_kvs();
+    let stored = pairs.into_iter().map(|pair| {
         let stored = StoredKey {
             created: pair.create_revision(),
             modified: pair.mod_revision(),
@@ -165,7 +165,7 @@ async fn stored(keys: &Keyspace, revision: i64) -> Result<BTreeMap<Vec<u8>, Stor
         };
         (pair.key().to_vec(), stored)
     });
-    Ok(described.collect())
+    Ok(stored.collect())
 }
 
 async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
@@ -182,10 +182,10 @@ async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
 }
 
 impl Keyspace {
-    /// Writes what a picture can tell apart: keys with several versions, deleted ones, some with leases.
+    /// Writes data that exercises the comparison: keys with several versions, deleted keys, and keys with leases.
     ///
     /// # Errors
-    /// When etcd refuses a write.
+    /// If etcd rejects a write.
     pub async fn paint(&self, prefix: &str, count: usize) -> Result<()> {
         let grant = async |seconds| {
             let granted = retry_transient(is_transient, async |_| {

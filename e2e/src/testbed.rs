@@ -1,6 +1,6 @@
-//! Breaking things on the testbed: nodes, daemons of the control plane, DNS, files on volumes.
+//! Injects faults into the testbed: nodes, control plane daemons, DNS, files on volumes.
 //!
-//! Only tests in a module `alone` do this to what others use.
+//! Only tests in a module `alone` break components that other tests use.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,30 +13,31 @@ use crate::objects::node_of;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
-/// The testbed a test runs on.
+/// The testbed of a test.
 pub struct Testbed<'a> {
     sandbox: &'a Sandbox,
     xtask: &'a Path,
 }
 
 impl<'a> Testbed<'a> {
-    /// The testbed below the sandbox.
+    /// The testbed of a sandbox.
     ///
     /// # Errors
-    /// On a cluster of the user's own, where nothing is broken.
+    /// On a user-provided cluster, where faults are not allowed.
     pub fn of(sandbox: &'a Sandbox) -> Result<Self> {
         let xtask = sandbox
             .env
             .xtask
             .as_deref()
-            .context("E2E_XTASK is not set: things can only be broken on the testbed")?;
+            .context("E2E_XTASK is not set: faults can be injected only on the testbed")?;
         Ok(Self { sandbox, xtask })
     }
 
-    /// Runs a test's body that breaks things, and starts everything again that it left broken, also when it failed.
+    /// Runs a test body that injects faults. Afterwards, restarts everything that is still stopped, even if the body
+    /// failed.
     ///
     /// # Errors
-    /// With the body's, or when something does not start again.
+    /// If the body fails, or a component does not start again.
     pub async fn with_faults(
         sandbox: &'a Sandbox,
         body: impl AsyncFnOnce(&Self) -> Result<()>,
@@ -44,18 +45,18 @@ impl<'a> Testbed<'a> {
         let testbed = Self::of(sandbox)?;
         let outcome = body(&testbed).await;
         if outcome.is_err() {
-            // While it is still as it failed.
+            // Prints the state before the repair changes it.
             sandbox.print_state().await;
         }
-        let mended = testbed.mend().await;
-        outcome.and(mended)
+        let repaired = testbed.repair().await;
+        outcome.and(repaired)
     }
 
-    /// Starts every node and daemon that does not run, with DNS as most tests want it, and lets pods onto all nodes.
+    /// Starts every stopped node and daemon, resets DNS to its default configuration, and uncordons all nodes.
     ///
     /// # Errors
-    /// When something does not start.
-    pub async fn mend(&self) -> Result<()> {
+    /// If a component does not start.
+    pub async fn repair(&self) -> Result<()> {
         self.run(&["mend"]).await?;
         for node in self.nodes() {
             self.sandbox.kubectl(&["uncordon", &node]).await?;
@@ -63,32 +64,32 @@ impl<'a> Testbed<'a> {
         Ok(())
     }
 
-    /// The nodes' names.
+    /// The names of the nodes.
     #[must_use]
     pub fn nodes(&self) -> Vec<String> {
         self.sandbox.env.nodes.clone()
     }
 
-    /// Loses a node as if its power went.
+    /// Stops a node like a power failure.
     ///
     /// # Errors
-    /// When it is no node.
+    /// If there is no such node.
     pub async fn kill_node(&self, node: &str) -> Result<()> {
         self.run(&["node", "kill", node]).await.map(drop)
     }
 
-    /// Starts a lost node and waits until it is ready.
+    /// Starts a stopped node and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not become ready.
+    /// If the node does not become ready.
     pub async fn start_node(&self, node: &str) -> Result<()> {
         self.run(&["node", "start", node]).await.map(drop)
     }
 
-    /// Stops a node's kubelet alone; [`Self::start_node`] starts it again.
+    /// Stops only the kubelet of a node. [`Self::start_node`] starts it again.
     ///
     /// # Errors
-    /// When it is no node.
+    /// If there is no such node.
     pub async fn stop_kubelet(&self, node: &str) -> Result<()> {
         self.run(&["node", "stop-kubelet", node]).await.map(drop)
     }
@@ -96,32 +97,32 @@ impl<'a> Testbed<'a> {
     /// Stops a daemon of the control plane, such as `kube-apiserver` or `coredns`.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// If there is no such daemon.
     pub async fn stop_daemon(&self, name: &str) -> Result<()> {
         self.run(&["daemon", "stop", name]).await.map(drop)
     }
 
-    /// Starts a daemon again and waits until it answers.
+    /// Starts a daemon and waits until it answers.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the daemon does not answer.
     pub async fn start_daemon(&self, name: &str) -> Result<()> {
         self.run(&["daemon", "start", name]).await.map(drop)
     }
 
-    /// Changes how DNS caches: `nocache` or `cache30`.
+    /// Configures the cache of DNS: `nocache` or `cache30`.
     ///
     /// # Errors
-    /// When DNS does not start.
+    /// If DNS does not start.
     pub async fn dns(&self, mode: &str) -> Result<()> {
         self.run(&["dns", mode]).await.map(drop)
     }
 
-    /// Waits until a pod's containers do not run any more, as the container runtime says: the API server need not
-    /// answer.
+    /// Waits until the containers of a pod have stopped. Asks the container runtime, because the API server may be
+    /// down.
     ///
     /// # Errors
-    /// When they still run.
+    /// If the containers still run at the deadline.
     pub async fn await_containers_stopped(&self, pod: &Pod) -> Result<()> {
         let node = node_of(pod);
         let status = pod.status.as_ref();
@@ -133,34 +134,38 @@ impl<'a> Testbed<'a> {
             .map(|id| id.trim_start_matches("containerd://").to_owned())
             .collect();
         ensure!(!ids.is_empty(), "the pod had no containers");
-        until("the pod's containers have ended", DEADLINE, async || {
-            let list = format!("ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls");
-            let list = self.script(&list).await?;
-            let running = list
-                .lines()
-                .filter(|line| line.contains("RUNNING"))
-                .any(|line| ids.iter().any(|id| line.starts_with(id.as_str())));
-            Ok(if running {
-                Poll::NotYet("still running".to_owned())
-            } else {
-                Poll::Done(())
-            })
-        })
+        until(
+            "the containers of the pod have stopped",
+            DEADLINE,
+            async || {
+                let list = format!("ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls");
+                let list = self.script(&list).await?;
+                let running = list
+                    .lines()
+                    .filter(|line| line.contains("RUNNING"))
+                    .any(|line| ids.iter().any(|id| line.starts_with(id.as_str())));
+                Ok(if running {
+                    Poll::NotYet("still running".to_owned())
+                } else {
+                    Poll::Done(())
+                })
+            },
+        )
         .await
     }
 
-    /// Kills the containers of pods, all at once, as the kernel does when they take too much memory.
+    /// Kills the containers of all pods at the same time, like the kernel when memory runs out.
     ///
     /// # Errors
-    /// When one of them does not run.
+    /// If one of the containers is not running.
     pub async fn kill_containers(&self, pods: &[Pod]) -> Result<()> {
         self.signal_containers(pods, "SIGKILL").await
     }
 
-    /// Sends a signal to the first process of every container of the pods: `SIGSTOP` makes them hang.
+    /// Sends a signal to the first process of every container of the pods. `SIGSTOP` makes them hang.
     ///
     /// # Errors
-    /// When one of them does not run.
+    /// If one of the containers is not running.
     pub async fn signal_containers(&self, pods: &[Pod], signal: &str) -> Result<()> {
         let mut script = String::new();
         for pod in pods {
@@ -171,7 +176,7 @@ impl<'a> Testbed<'a> {
             for container in containers.into_iter().flatten() {
                 let id = container.container_id.as_deref().unwrap_or_default();
                 let id = id.strip_prefix("containerd://");
-                let id = id.with_context(|| format!("{name} does not run"))?;
+                let id = id.with_context(|| format!("{name} is not running"))?;
                 let _ = writeln!(
                     script,
                     "ctr -a /run/{node}/containerd.sock -n k8s.io tasks kill -s {signal} {id} &"
@@ -182,10 +187,11 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
-    /// Runs a shell script in the testbed's namespaces, where nodes' processes and volumes are; returns its output.
+    /// Runs a shell script in the testbed's namespaces, which contain the nodes' processes and volumes. Returns its
+    /// output.
     ///
     /// # Errors
-    /// With what the script said.
+    /// If the script fails; with its error output.
     pub async fn script(&self, script: &str) -> Result<String> {
         self.run(&["exec", "--", "sh", "-euc", script]).await
     }

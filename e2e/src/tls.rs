@@ -1,6 +1,6 @@
-//! Certificates the tests make, the Secrets that hold them, and clients that show them.
+//! Certificates for the tests, the Secrets that contain them, and TLS clients.
 //!
-//! They are made anew for each test and are worth nothing outside of it.
+//! Each test creates its own certificates.
 
 use std::time::Duration;
 
@@ -19,41 +19,41 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// The keys of Secrets as v1beta2 names them: certificate, private key, authorities.
+/// The keys of a peer Secret in v1beta2: certificate, private key, CA certificates.
 pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
-/// As [`PEER`], towards clients.
+/// Like [`PEER`], of a server Secret.
 pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
-/// As [`PEER`], of the operator as a client.
+/// Like [`PEER`], of the operator's client Secret.
 pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
-/// The keys as cert-manager names them.
+/// The keys of Secrets from cert-manager.
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// A year from now, and an hour ago.
+/// Valid since an hour ago, for a year from now. In seconds relative to now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
-/// Over since an hour.
+/// Expired an hour ago.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
-/// An authority that signs certificates.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Its own certificate.
+    /// The CA certificate.
     pub pem: String,
 }
 
 /// A certificate and its private key.
 #[derive(Clone, Debug)]
 pub struct Signed {
-    /// The certificate.
+    /// The certificate, in PEM.
     pub certificate: String,
-    /// Its key.
+    /// The private key, in PEM.
     pub key: String,
 }
 
 impl Authority {
-    /// A new authority.
+    /// Creates an authority.
     ///
     /// # Errors
-    /// When there is no randomness.
+    /// If no random numbers are available.
     pub fn new(name: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name.push(DnType::CommonName, name);
@@ -67,10 +67,10 @@ impl Authority {
         })
     }
 
-    /// An authority whose certificate and key somebody else has made, by its common name.
+    /// An existing authority, from its common name, certificate and private key.
     ///
     /// # Errors
-    /// When the key is none.
+    /// If the key is invalid.
     pub fn of(name: &str, certificate: &str, key: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name = DistinguishedName::new();
@@ -82,16 +82,16 @@ impl Authority {
         })
     }
 
-    /// Its private key, in PEM.
+    /// The private key of the authority, in PEM.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for servers and clients of these names.
+    /// Issues a certificate for servers and clients with these DNS names.
     ///
     /// # Errors
-    /// When a name is none.
+    /// If a name is invalid.
     pub fn sign(&self, names: &[String]) -> Result<Signed> {
         self.signed(
             names,
@@ -103,35 +103,35 @@ impl Authority {
         )
     }
 
-    /// A client's certificate.
+    /// Issues a client certificate.
     ///
     /// # Errors
-    /// When there is no randomness.
+    /// If no random numbers are available.
     pub fn client(&self) -> Result<Signed> {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], VALID)
     }
 
-    /// A client's certificate that is valid for this long.
+    /// Issues a client certificate that is valid for this long.
     ///
     /// # Errors
-    /// When there is no randomness.
+    /// If no random numbers are available.
     pub fn client_for(&self, life: Duration) -> Result<Signed> {
         let end = i64::try_from(life.as_secs())?;
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], (-3_600, end))
     }
 
-    /// A client's certificate that has expired.
+    /// Issues an expired client certificate.
     ///
     /// # Errors
-    /// When there is no randomness.
+    /// If no random numbers are available.
     pub fn expired_client(&self) -> Result<Signed> {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], EXPIRED)
     }
 
-    /// A certificate for servers and clients of these names that has expired.
+    /// Issues an expired certificate for servers and clients with these DNS names.
     ///
     /// # Errors
-    /// When a name is none.
+    /// If a name is invalid.
     pub fn sign_expired(&self, names: &[String]) -> Result<Signed> {
         self.signed(
             names,
@@ -168,7 +168,7 @@ impl Authority {
         })
     }
 
-    /// What a client shows and trusts that has this certificate.
+    /// The identity of a client with this certificate, which trusts this authority.
     #[must_use]
     pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
         Identity {
@@ -179,7 +179,7 @@ impl Authority {
     }
 }
 
-/// A Secret as a manifest; `keys` as in [`PEER`].
+/// The manifest of a Secret. `keys` as in [`PEER`].
 #[must_use]
 pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
     json!({
@@ -191,22 +191,23 @@ pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String 
     .to_string()
 }
 
-/// What a client shows, and whom it trusts.
+/// The client certificate and the trusted authorities of a client.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The authority it trusts.
+    /// The trusted CA certificates, in PEM.
     pub ca: String,
-    /// What it shows; nothing when it has nothing.
+    /// The client certificate, if any.
     pub own: Option<Signed>,
-    /// The name it expects in the certificate of whom it talks to.
+    /// The expected name in the server certificate.
     pub name: String,
 }
 
 impl Identity {
-    /// The answer to a plain HTTP request over TLS, at an address. Whoever is let in gets one, whatever it says.
+    /// Sends a plain HTTP request over TLS and returns the response. Every accepted client gets a response, whatever
+    /// its status.
     ///
     /// # Errors
-    /// When either side refuses the other's certificate.
+    /// If either side rejects the other's certificate.
     pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -237,12 +238,15 @@ impl Identity {
         };
         let answer = timeout(Duration::from_secs(20), asked)
             .await
-            .context("no answer")??;
-        ensure!(answer.starts_with("HTTP/1."), "no answer: {answer:?}");
+            .context("no answer in time")??;
+        ensure!(
+            answer.starts_with("HTTP/1."),
+            "not an HTTP response: {answer:?}"
+        );
         Ok(answer)
     }
 
-    /// The options of a connection.
+    /// The options of an etcd connection.
     #[must_use]
     pub fn options(&self) -> ConnectOptions {
         let mut tls = TlsOptions::new()

@@ -1,23 +1,23 @@
-//! Waiting for conditions, not for seconds.
+//! Waits for conditions instead of fixed times.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
-/// How often a condition is looked at that no watch covers.
+/// The pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// A poll that takes longer hangs, and is given up for the next one.
+/// The deadline of a single poll. The next poll may succeed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(90);
-/// What `kubectl` prints when it is refused.
-const REFUSED: [&str; 3] = [
+/// Messages of `kubectl` when the API server denies a request.
+const DENIED: [&str; 3] = [
     "Error from server (Forbidden)",
     "Error from server (Unauthorized)",
     "error: You must be logged in to the server",
 ];
 
-/// What the API server says beside a refusal that passes: a quota that is in use or not counted yet, a namespace that
-/// goes, and one that is so new that it has no ServiceAccount.
+/// Messages of denials that are temporary: a quota that is exceeded or not counted yet, a terminating namespace, and a
+/// new namespace without a ServiceAccount.
 const TEMPORARY: [&str; 5] = [
     "exceeded quota",
     "status unknown for quota",
@@ -26,33 +26,33 @@ const TEMPORARY: [&str; 5] = [
     "serviceaccount \"default\" not found",
 ];
 
-/// What one poll at the world found.
+/// The result of one poll.
 pub enum Poll<T> {
     /// The condition holds.
     Done(T),
-    /// It does not hold yet; the text says what was seen instead.
+    /// The condition does not hold yet. The text describes the current state.
     NotYet(String),
 }
 
-/// Looks again and again until the condition holds.
+/// Polls until the condition holds.
 ///
-/// An error of a single poll counts as not yet: what is being waited for is often the end of such errors. Being refused
-/// by the API server is none of them: nobody gets rights by waiting. What it refuses for now is waited for.
+/// An error of a single poll counts as [`Poll::NotYet`], because errors often end while the test waits. A denial by the
+/// API server ends the wait, because waiting grants no rights. Temporary denials do not end the wait.
 ///
 /// # Errors
-/// After `within`, with what was seen last; at once, when the API server refuses what is asked of it.
+/// After `within`, with the last state; immediately, if the API server denies a request.
 pub async fn until<T>(
     what: &str,
     within: Duration,
     poll: impl AsyncFnMut() -> Result<Poll<T>>,
 ) -> Result<T> {
-    poll_until(what, within, poll, is_refusal).await
+    poll_until(what, within, poll, is_denial).await
 }
 
-/// As [`until`], where the rights are waited for, too: being refused counts as not yet.
+/// Like [`until`], but also waits for rights: a denial counts as [`Poll::NotYet`].
 ///
 /// # Errors
-/// After `within`, with what was seen last.
+/// After `within`, with the last state.
 pub async fn until_allowed<T>(
     what: &str,
     within: Duration,
@@ -61,16 +61,16 @@ pub async fn until_allowed<T>(
     poll_until(what, within, poll, |_| false).await
 }
 
-/// Whether the API server has refused something: to this client, or to a `kubectl`.
-fn is_refusal(error: &Error) -> bool {
+/// True if the API server denied a request of this client or of `kubectl`.
+fn is_denial(error: &Error) -> bool {
     let has = |text: &str, words: &[&str]| words.iter().any(|words| text.contains(words));
     error.chain().any(|cause| {
         let text = cause.to_string();
-        let refused = match cause.downcast_ref() {
+        let denied = match cause.downcast_ref() {
             Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
-            _ => has(&text, &REFUSED),
+            _ => has(&text, &DENIED),
         };
-        refused && !has(&text, &TEMPORARY)
+        denied && !has(&text, &TEMPORARY)
     })
 }
 
@@ -86,7 +86,7 @@ async fn poll_until<T>(
             Ok(Ok(Poll::Done(value))) => return Ok(value),
             Ok(Ok(Poll::NotYet(seen))) => seen,
             Ok(Err(error)) if ends(&error) => {
-                return Err(error.context(format!("refused while waiting for: {what}")));
+                return Err(error.context(format!("denied while waiting for: {what}")));
             }
             Ok(Err(error)) => format!("{error:#}"),
             Err(_) => format!("no answer in {} s", POLL_TIMEOUT.as_secs()),

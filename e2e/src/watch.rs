@@ -1,4 +1,4 @@
-//! Every change params some objects, one by one: for what is over before a busy machine looks again.
+//! Observes every change of objects, including states that end before the next poll.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use kube::api::{Api, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
-/// From one watch to the next.
+/// The pause before a new watch.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shows every change that was made after a version, until `check` has found enough. An API server closes watches when it
-/// likes: the next one begins where the last one ended.
+/// Passes every change after a resource version to `check` until `check` returns a value. The API server may close a
+/// watch at any time; the next watch continues at the last version.
 ///
 /// # Errors
-/// After `within`; and when the API server does not know the version any more.
+/// After `within`, or if the API server no longer has the changes since that version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,
@@ -31,7 +31,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // One that cannot be begun is begun again: what was missed comes with the next one.
+            // A failed watch is started again and delivers the missed changes.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {
@@ -41,7 +41,9 @@ where
                         | WatchEvent::Deleted(object) => object.resource_version(),
                         WatchEvent::Bookmark(mark) => Some(mark.metadata.resource_version.clone()),
                         WatchEvent::Error(status) if status.code == 410 => {
-                            bail!("changes since {since} are not known any more: {status:?}")
+                            bail!(
+                                "the API server no longer has the changes since {since}: {status:?}"
+                            )
                         }
                         WatchEvent::Error(_) => break,
                     };
@@ -54,7 +56,10 @@ where
             sleep(RECONNECT_INTERVAL).await;
         }
     };
-    timeout(within, found)
-        .await
-        .with_context(|| format!("not found in {} s", within.as_secs()))?
+    timeout(within, found).await.with_context(|| {
+        format!(
+            "the expected change was not observed within {} s",
+            within.as_secs()
+        )
+    })?
 }

@@ -1,7 +1,7 @@
-//! A client that writes all along: what was acknowledged to it has to be there at the end, whatever happened.
+//! A client that writes continuously. Every acknowledged write must exist at the end, whatever happened in between.
 //!
-//! It goes the access applications go: to the client Service, with a connection it makes anew when it breaks and a
-//! deadline for each write. Every key is written once, so a key says by itself whether it was lost.
+//! The client behaves like an application: it uses the client Service, reconnects after errors, and sets a deadline for
+//! each write. Every key is written once, so a missing key proves a lost write.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -22,22 +22,21 @@ use crate::tls::Identity;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
-/// Where its keys begin.
+/// The prefix of the keys.
 const PREFIX: &str = "written/";
-/// Those of a client that listens to the members' health: it writes beside the other.
+/// The prefix of a health-aware client, which writes concurrently with the other client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
-/// From one write to the next: cheap enough to run in every test.
+/// The time between two writes. The load is small enough for every test.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
-/// A write that takes longer is given up; whether it was done is unknown then.
+/// The deadline of a write. The outcome of a later write is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a client with ordinary retries goes on with one write: longer than an election and a machine that stands
-/// still for a while.
+/// How long a retrying client repeats one write. This covers an election and a short freeze of the machine.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How soon such a client tries again.
+/// The pause between two attempts of a retrying client.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a client writes, and how long it goes on with one write.
+/// How often a client writes, and how long it repeats one write.
 #[derive(Clone, Copy)]
 struct WritePattern {
     every: Duration,
@@ -53,26 +52,26 @@ pub struct Writer {
     prefix: &'static str,
 }
 
-/// How the cluster is reached, and what is shown there.
+/// The address of the cluster and the identity of the client.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) route: Route,
     pub(crate) identity: Option<Identity>,
 }
 
-/// Where the cluster is reached.
+/// The address of the cluster.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// The client Service's own address: the machine reaches the testbed's Services.
+    /// The address of the client Service, which this machine can reach on the testbed.
     Service {
         services: Box<Api<Service>>,
         name: String,
-        /// Its address at first: what DNS servers would still answer while the API server is away.
+        /// The first known address. It replaces a lookup while the API server is down, like a cached DNS record.
         first: String,
     },
-    /// The members' own Services, each with what the member says of its health.
+    /// The Services of all members, each with the member's health.
     Members(Arc<Vec<(String, MemberHealth)>>),
-    /// A forwarded port: a cluster of the user's own is reached like this only.
+    /// A forwarded port, the only way to a user-provided cluster.
     Forward {
         env: Box<crate::Env>,
         namespace: String,
@@ -80,19 +79,19 @@ pub(crate) enum Route {
     },
 }
 
-/// A connection; a forwarded port lives as long as it does.
+/// A connection. The forwarded port is closed with it.
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    /// The member, where it leads to one.
+    /// The index of the member, for a connection to one member.
     member: Option<usize>,
     _forward: Option<PortForward>,
 }
 
 impl Writer {
-    /// Begins to write to the cluster; returns when the first write is acknowledged.
+    /// Starts to write. Returns after the first acknowledged write.
     ///
     /// # Errors
-    /// When no write is acknowledged.
+    /// If no write is acknowledged.
     pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -102,10 +101,10 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// As [`Self::start`], to a cluster that asks for TLS.
+    /// Like [`Self::start`], for a cluster with TLS.
     ///
     /// # Errors
-    /// When no write is acknowledged.
+    /// If no write is acknowledged.
     pub async fn start_tls(sandbox: &Sandbox, cluster: &str, identity: &Identity) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -115,11 +114,11 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, Some(identity.clone())).await
     }
 
-    /// As [`Self::start`], with the retries every client library has: a write that fails is sent again over a new
-    /// connection, and has failed when that does not help for half a minute.
+    /// Like [`Self::start`], with the retries of ordinary client libraries. A failed write is repeated over a new
+    /// connection, and counts as failed after 30 s.
     ///
     /// # Errors
-    /// When no write is acknowledged.
+    /// If no write is acknowledged.
     pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
         let pattern = WritePattern {
             every,
@@ -129,11 +128,12 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// As [`Self::start_retrying`], the access etcd recommends it to clients: with the addresses of all members, and away
-    /// from one that says it does not serve. Its keys are others, so it can write beside a client of the Service.
+    /// Like [`Self::start_retrying`], as etcd recommends for clients: with the addresses of all members, and without
+    /// members that report themselves as unhealthy. Its keys have another prefix, so it can run concurrently with a
+    /// client of the Service.
     ///
     /// # Errors
-    /// When no write is acknowledged.
+    /// If no write is acknowledged.
     pub async fn start_health_aware(
         sandbox: &Sandbox,
         cluster: &str,
@@ -178,10 +178,10 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Waits until this many more writes are acknowledged: the cluster serves.
+    /// Waits until this many more writes are acknowledged, which shows that the cluster serves clients.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the writes are not acknowledged in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
         until(&format!("{count} more writes"), DEADLINE, async || {
@@ -196,27 +196,27 @@ impl Writer {
         .await
     }
 
-    /// How many writes were acknowledged so far.
+    /// The number of acknowledged writes.
     #[must_use]
     pub fn acknowledged(&self) -> usize {
         self.with_ledger(Ledger::acknowledged)
     }
 
-    /// How long ago the last write was acknowledged.
+    /// The time since the last acknowledged write.
     #[must_use]
     pub fn silence(&self) -> Duration {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Reads back as another client: the certificate of the one that wrote is accepted no longer.
+    /// Reads back with another identity, after etcd stopped accepting the certificate of the writer.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }
 
-    /// Ends the writing, looks for every acknowledged write, and says what became of them.
+    /// Stops writing, reads every acknowledged write back, and returns the summary.
     ///
     /// # Errors
-    /// When an acknowledged write is lost, or the cluster does not serve.
+    /// If an acknowledged write is lost, or the cluster does not serve.
     pub async fn finish(self, what: &str) -> Result<Tally> {
         let tally = self.finish_counting(what).await?;
         ensure!(
@@ -227,15 +227,15 @@ impl Writer {
         Ok(tally)
     }
 
-    /// As [`Self::finish`], where a loss is expected: it is counted and no error.
+    /// Like [`Self::finish`], but a lost write is counted and is not an error.
     ///
     /// # Errors
-    /// When the cluster does not serve.
+    /// If the cluster does not serve.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
-        // The last write is ended between two others, so the ledger has an entry for each.
+        // The task is aborted between two writes, so the ledger has an entry for each write.
         self.task.abort();
         let silence = self.silence();
-        let found = until("every key can be read back", DEADLINE, async || {
+        let found = until("all keys are read back", DEADLINE, async || {
             let connection = self.access.connect().await?;
             let mut client = connection.client.kv_client();
             let answer = client.get(self.prefix, Some(GetOptions::new().with_prefix()));
@@ -255,13 +255,13 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // Past the test harness, which shows what passing tests print to nobody.
+        // Directly to standard error, because the test harness hides the output of passing tests.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
 
-    fn with_ledger<T>(&self, with_ledger: impl FnOnce(&Ledger) -> T) -> T {
-        with_ledger(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_ledger<T>(&self, read: impl FnOnce(&Ledger) -> T) -> T {
+        read(&self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -305,7 +305,7 @@ impl Route {
 }
 
 impl Access {
-    /// Whether the member at the other end has said that it does not serve.
+    /// True if the member of this connection reports itself as unhealthy.
     fn must_reconnect(&self, connection: &Connection) -> bool {
         let Route::Members(members) = &self.route else {
             return false;
@@ -330,7 +330,7 @@ impl Access {
             Route::Members(members) => {
                 member = members.iter().position(|(_, health)| health.serves());
                 let found = member.and_then(|member| members.get(member));
-                let (url, _) = found.context("no member says that it serves")?;
+                let (url, _) = found.context("no member reports itself as healthy")?;
                 (url.clone(), None)
             }
             Route::Forward {
@@ -359,14 +359,14 @@ impl Access {
     }
 }
 
-/// The current address of the client Service: a Service that was created again has another address.
+/// The current address of the client Service. A Service that is created again has a new address.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     let service = services.get(name).await.context("the client Service")?;
     let address = service.spec.and_then(|spec| spec.cluster_ip);
     address.context("the client Service has no address")
 }
 
-/// Writes until it is aborted.
+/// Writes until the task is aborted.
 async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>) {
     let mut beat = interval(pattern.every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -395,7 +395,7 @@ async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>
     }
 }
 
-/// One write, over the connection there is or a new one.
+/// One write, over the existing connection or a new one.
 async fn attempt(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -419,10 +419,10 @@ async fn attempt(
         let answer = timeout(WRITE_TIMEOUT, answer)
             .await
             .context("no answer in time")??;
-        let header = answer.header().context("an answer without a header")?;
+        let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // A forwarded port takes its time to open; a write does not.
+    // Opening a forwarded port may take longer than a write.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

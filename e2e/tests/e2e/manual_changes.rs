@@ -248,5 +248,5 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
 /// Whether the operator sets a label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
-    !by_kubernetes && key != "look" && !HISTORY.contains(&key)
+    !by_kubernetes && key != "e2e-trigger" && !HISTORY.contains(&key)
 }
