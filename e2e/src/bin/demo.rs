@@ -1,4 +1,4 @@
-//! The main job, shown from end to end: `cargo xtask demo` runs this against the testbed or a cluster of the user's.
+//! The main use case from start to end. `cargo xtask demo` runs it against the testbed or a user-provided cluster.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -12,26 +12,26 @@ use e2e::sandbox::await_no_data;
 use e2e::{Env, Keyspace, chart, kubectl, manifests};
 use kube::api::{Api, DynamicObject};
 
-/// Install the operators, run a cluster, back it up, lose it, restore it, and read every key back.
+/// Install the operators, run a cluster, back it up, delete it, restore it, and read every key back.
 #[derive(Parser)]
 struct Arguments {
-    /// Leave the restored cluster and the operators in place and print how to use them.
+    /// Keep the restored cluster and the operators, and print how to use them.
     #[arg(long)]
     keep: bool,
-    /// Keys to write before the backup.
+    /// Number of keys to write before the backup.
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
-    /// Namespace to work in; made if it does not exist.
+    /// Namespace of the demo. An existing namespace is deleted first.
     #[arg(long, default_value = "etcd-demo")]
     namespace: String,
-    /// Bucket for the backup; made if it does not exist.
+    /// Bucket for the backup. Created if it does not exist.
     #[arg(long, default_value = "etcd-demo")]
     bucket: String,
 }
 
 const CLUSTER: &str = "example-etcd-cluster";
 const KEY: &str = "demo/etcd.backup";
-const WITHIN: Duration = Duration::from_mins(5);
+const STEP_TIMEOUT: Duration = Duration::from_mins(5);
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
     };
     let outcome = demo.run().await;
     if outcome.is_err() {
-        let looks: [&[&str]; 3] = [
+        let commands: [&[&str]; 3] = [
             &[
                 "get",
                 "etcdclusters,etcdbackups,etcdrestores,pods",
@@ -66,11 +66,13 @@ async fn main() -> Result<()> {
                 "--tail=25",
             ],
         ];
-        for look in looks {
+        for command in commands {
             eprintln!(
                 "\n--- kubectl {}\n{}",
-                look.join(" "),
-                demo.kubectl(look).await.unwrap_or_else(|e| e.to_string())
+                command.join(" "),
+                demo.kubectl(command)
+                    .await
+                    .unwrap_or_else(|e| e.to_string())
             );
         }
     }
@@ -84,7 +86,7 @@ struct Demo {
     steps: Vec<(String, Duration, String)>,
 }
 
-/// What the demo remembers from before the loss.
+/// The state of the cluster before its deletion.
 struct Before {
     revision: i64,
     cluster_id: String,
@@ -121,7 +123,7 @@ impl Demo {
         .await?;
         self.step("restore it", async |demo| demo.restore(&bucket).await)
             .await?;
-        self.step("grow to 3 members again", async |demo| {
+        self.step("wait for 3 members", async |demo| {
             demo.await_cluster().await
         })
         .await?;
@@ -158,7 +160,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // Left over from a run that was stopped: the demo starts from nothing.
+        // Deletes what an interrupted run left behind.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,
@@ -198,7 +200,7 @@ impl Demo {
             &self.objects(Kind::EtcdCluster),
             CLUSTER,
             "3 ready members",
-            WITHIN,
+            STEP_TIMEOUT,
             |object| {
                 ready_members(object).len() == 3
                     && has_condition(object, "Available", "True")
@@ -245,11 +247,11 @@ impl Demo {
         self.apply(&secret).await?;
         let manifest = manifests::backup(s3, "demo", CLUSTER, &format!("{}/{KEY}", bucket.name));
         self.apply(&manifest).await?;
-        let done = await_complete(&self.objects(Kind::EtcdBackup), "demo", WITHIN).await?;
+        let done = await_complete(&self.objects(Kind::EtcdBackup), "demo", STEP_TIMEOUT).await?;
         let revision = field(&done, "/status/etcdRevision").as_i64().unwrap_or(0);
         ensure!(
             revision == before.revision,
-            "the backup is of revision {revision}, written: {}",
+            "the backup has revision {revision}, expected {}",
             before.revision
         );
         let size = field(&done, "/status/size").as_u64().unwrap_or(0);
@@ -268,19 +270,25 @@ impl Demo {
 
     async fn lose(&self) -> Result<((), String)> {
         self.kubectl(&["delete", "etcdcluster", CLUSTER]).await?;
-        await_no_data(&self.client, &self.arguments.namespace, CLUSTER, WITHIN).await?;
-        Ok(((), "no pod and no volume is left".to_owned()))
+        await_no_data(
+            &self.client,
+            &self.arguments.namespace,
+            CLUSTER,
+            STEP_TIMEOUT,
+        )
+        .await?;
+        Ok(((), "all pods and volumes are deleted".to_owned()))
     }
 
     async fn restore(&self, bucket: &Bucket) -> Result<((), String)> {
         let s3 = self.env.s3()?;
         let manifest = manifests::restore(s3, "demo", CLUSTER, &format!("{}/{KEY}", bucket.name));
         self.apply(&manifest).await?;
-        let done = await_complete(&self.objects(Kind::EtcdRestore), "demo", WITHIN).await?;
+        let done = await_complete(&self.objects(Kind::EtcdRestore), "demo", STEP_TIMEOUT).await?;
         let revision = field(&done, "/status/restoredRevision")
             .as_i64()
             .unwrap_or(0);
-        Ok(((), format!("revision {revision} serves")))
+        Ok(((), format!("etcd serves revision {revision}")))
     }
 
     async fn verify(&self, before: &Before) -> Result<((), String)> {
@@ -288,18 +296,18 @@ impl Demo {
         let revision = keys.verify("demo/", self.arguments.keys).await?;
         ensure!(
             revision == before.revision,
-            "revision {revision} after the restore, {} before",
+            "revision {revision} after the restore, expected {}",
             before.revision
         );
         let id = format!("{:x}", keys.cluster_id().await?);
         ensure!(
             id != before.cluster_id,
-            "the cluster ID is the old one: this is not the restored cluster"
+            "the cluster ID did not change: the cluster was not restored"
         );
         Ok((
             (),
             format!(
-                "{} keys, revision {revision}, as before",
+                "all {} keys, revision {revision} as before the backup",
                 self.arguments.keys
             ),
         ))
@@ -350,24 +358,24 @@ impl Demo {
         for (what, took, note) in &self.steps {
             println!("{what:width$}  {:7.1}  {note}", took.as_secs_f64());
         }
-        println!("{:width$}  {:7.1}", "in all", total.as_secs_f64());
+        println!("{:width$}  {:7.1}", "total", total.as_secs_f64());
     }
 
     fn print_usage(&self) {
         let namespace = &self.arguments.namespace;
         println!(
-            "\nThe cluster is left running. To use it:\n\
+            "\nThe cluster is still running. To use it:\n\
              \n  eval \"$(cargo xtask testbed env)\"        # on the testbed: KUBECONFIG and PATH\
              \n  kubectl -n {namespace} get etcd,pods\
              \n  kubectl -n {namespace} describe etcd {CLUSTER}\
              \n  kubectl -n {namespace} port-forward service/{CLUSTER}-client 2379\
              \n  kubectl -n {namespace} scale etcdcluster/{CLUSTER} --replicas=5\
-             \n\nTo end: kubectl delete namespace {namespace}; cargo xtask testbed down"
+             \n\nTo remove it: kubectl delete namespace {namespace}; cargo xtask testbed down"
         );
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // For people.
+#[allow(clippy::cast_precision_loss)] // Only for display.
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 20)
 }

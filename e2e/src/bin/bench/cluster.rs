@@ -1,4 +1,4 @@
-//! `bench cluster`: one life of a cluster a round, each change of it timed.
+//! `bench cluster`: runs a cluster through its life cycle in each round, and measures each change.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::idle;
 use crate::stats::{Sample, as_json, print_table};
 use crate::subject::{SUBJECTS, Subject};
 
-/// How long a measurement may take.
-pub(crate) const WITHIN: Duration = Duration::from_mins(2);
-/// Members of the cluster that is measured.
+/// The deadline of a measurement.
+pub(crate) const TIMEOUT: Duration = Duration::from_mins(2);
+/// The number of members of a measured cluster.
 const SIZE: usize = 3;
-/// Clusters that are made at once.
-const MANY: usize = 10;
+/// The number of clusters that are created at the same time.
+const CLUSTERS: usize = 10;
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -36,15 +36,15 @@ pub(crate) enum Row {
     DeleteOne,
     /// From a deleted pod and volume to 3 healthy voters.
     LoseVolume,
-    /// From size 5 to 5 healthy voters.
+    /// From a request for size 5 to 5 healthy voters.
     Grow,
-    /// From size 3 to 3 members.
+    /// From a request for size 3 to 3 members.
     Shrink,
     /// From 2 deleted pods to 3 healthy voters.
     DeleteTwo,
     /// From 3 deleted pods to 3 healthy voters.
     DeleteAll,
-    /// From apply to ten ready clusters of one member; and the operator at rest afterwards.
+    /// From apply to 10 ready clusters of one member. Afterwards, the resource usage of the idle operator.
     TenClusters,
 }
 
@@ -60,7 +60,7 @@ impl Row {
         Self::TenClusters,
     ];
 
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -74,7 +74,7 @@ impl Row {
         }
     }
 
-    /// What the project wants to reach.
+    /// The goal of the project.
     pub(crate) fn goal(self) -> &'static str {
         match self {
             Self::Create => "x1.3",
@@ -87,8 +87,8 @@ impl Row {
         }
     }
 
-    /// Whether there is anything to measure: a StatefulSet neither changes etcd's members nor makes lost data good, and
-    /// members without volumes do not outlive a majority of their pods.
+    /// True if the subject supports the measurement. A StatefulSet neither changes the member list of etcd nor replaces
+    /// lost data. Members without volumes do not survive the loss of a majority of their pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
             Self::Create | Self::DeleteOne => true,
@@ -100,7 +100,7 @@ impl Row {
     }
 }
 
-/// Measures, prints, and writes the figures where wanted.
+/// Measures, prints the results, and writes them to `json` if set.
 pub(crate) async fn bench(
     rounds: usize,
     only: &[Row],
@@ -131,7 +131,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The first round of each warms images and caches up and is not counted.
+    // The first round warms up images and caches and is not counted.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -165,10 +165,10 @@ async fn measure(
             print_round(number, subject, std::slice::from_ref(&sample));
             samples.push(sample);
             if number == rounds && subject == Subject::Operator {
-                let idle = idle::measure(sandbox, MANY).await?;
+                let idle = idle::measure(sandbox, CLUSTERS).await?;
                 return Ok(Some(idle));
             }
-            for at in 0..MANY {
+            for at in 0..CLUSTERS {
                 subject.remove(sandbox, &name(at)).await?;
             }
         }
@@ -190,7 +190,7 @@ fn print_round(number: usize, subject: Subject, samples: &[Sample]) {
     println!("{kind} {number} {subject:?}: {}", figures.join(", "));
 }
 
-/// One cluster from its creation to its end.
+/// The life cycle of one cluster.
 struct Life<'a> {
     sandbox: &'a Sandbox,
     subject: Subject,
@@ -201,7 +201,7 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // All begins with a cluster.
+            // Every life cycle starts with the creation of a cluster.
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)
                 || !(wanted(row) || row == Row::Create)
@@ -219,7 +219,9 @@ impl Life<'_> {
                 write_gap_seconds,
             });
             let size = if row == Row::Grow { SIZE + 2 } else { SIZE };
-            self.subject.settle(self.sandbox, &self.name, size).await?;
+            self.subject
+                .await_idle(self.sandbox, &self.name, size)
+                .await?;
         }
         self.subject.remove(self.sandbox, &self.name).await?;
         samples.retain(|sample| wanted(sample.row));
@@ -247,14 +249,14 @@ impl Life<'_> {
 
     async fn create(&self) -> Result<f64> {
         let manifest = self.subject.manifest(self.sandbox, &self.name, SIZE)?;
-        // The clock starts when the API server has taken the objects: kubectl's own start is not measured.
+        // Measures from the moment the API server has accepted the objects, without the start of kubectl.
         self.sandbox.apply(&manifest).await?;
         let begun = Instant::now();
-        self.await_whole(SIZE, &[], &[]).await?;
+        self.await_complete(SIZE, &[], &[]).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// From the deletion of so many pods, with or without their volumes, to as many healthy voters as before.
+    /// From the deletion of `count` pods, with or without their volumes, to the previous number of healthy voters.
     async fn delete(&self, count: usize, volumes: bool) -> Result<f64> {
         let pods = self.sandbox.member_pods(&self.name).await?;
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
@@ -273,7 +275,7 @@ impl Life<'_> {
             }
             api.delete(&victim, &DeleteParams::default()).await?;
         }
-        self.await_whole(SIZE, &survivors, &gone).await?;
+        self.await_complete(SIZE, &survivors, &gone).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
@@ -284,18 +286,18 @@ impl Life<'_> {
         clusters
             .patch(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
-        self.await_whole(size, &[], &[]).await?;
+        self.await_complete(size, &[], &[]).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// So many pods ready, none of them `gone`, and as many voters and nobody else in etcd's own list.
-    async fn await_whole(&self, size: usize, via: &[String], gone: &[String]) -> Result<()> {
+    /// Waits until `size` pods are ready, none of them has a UID in `gone`, and etcd lists exactly `size` voters.
+    async fn await_complete(&self, size: usize, via: &[String], gone: &[String]) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let mut connection: Option<Keyspace> = match via.first() {
             Some(pod) => Some(Keyspace::of_pod(env, namespace, pod).await?),
             None => None,
         };
-        until(&format!("{} is whole", self.name), WITHIN, async || {
+        until(&format!("{} is complete", self.name), TIMEOUT, async || {
             let pods = self.sandbox.member_pods(&self.name).await?;
             let is_gone = |pod: &Pod| {
                 pod.metadata
@@ -333,13 +335,13 @@ impl Life<'_> {
     }
 }
 
-/// From apply to ten ready clusters of one member.
+/// From apply to 10 ready clusters of one member.
 async fn ten_clusters(
     sandbox: &Sandbox,
     subject: Subject,
     name: &impl Fn(usize) -> String,
 ) -> Result<f64> {
-    let names: Vec<String> = (0..MANY).map(name).collect();
+    let names: Vec<String> = (0..CLUSTERS).map(name).collect();
     let manifests: Result<Vec<String>> = names
         .iter()
         .map(|name| subject.manifest(sandbox, name, 1))
@@ -347,11 +349,11 @@ async fn ten_clusters(
     let selector = format!("app=etcd,etcd_cluster in ({})", names.join(","));
     sandbox.apply(&manifests?.join("\n---\n")).await?;
     let begun = Instant::now();
-    until("ten clusters are ready", WITHIN, async || {
+    until("10 clusters are ready", TIMEOUT, async || {
         let list = ListParams::default().labels(&selector);
         let pods = sandbox.api::<Pod>().list(&list).await?.items;
         let ready = pods.iter().filter(|pod| is_ready(pod)).count();
-        Ok(if ready == MANY && pods.len() == MANY {
+        Ok(if ready == CLUSTERS && pods.len() == CLUSTERS {
             Poll::Done(())
         } else {
             Poll::NotYet(format!("{ready} of {} pods ready", pods.len()))

@@ -1,4 +1,4 @@
-//! `bench defrag`: three members with a large database are defragmented while a client writes ten times a second.
+//! `bench defrag`: defragments three members with a large database while a client writes ten times a second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,17 +12,16 @@ use serde::Serialize;
 use serde_json::json;
 
 const SIZE: usize = 3;
-/// Ten writes a second.
-const EVERY: Duration = Duration::from_millis(100);
-/// What the project wants to reach: the longest gap between two writes, in seconds.
+const WRITE_INTERVAL: Duration = Duration::from_millis(100);
+/// The goal of the project: the longest gap between two writes, in seconds.
 const GOAL: f64 = 0.5;
-/// A large database takes its time, on a machine that holds three of them.
-const WITHIN: Duration = Duration::from_mins(15);
+/// Long enough for a machine that runs all three large databases.
+const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
-/// What one defragmentation took.
+/// The results of one defragmentation.
 #[derive(Debug, Serialize)]
 struct Round {
-    /// The database file before and after, the largest of the members'.
+    /// The size of the largest member database, before and after.
     bytes_before: i64,
     bytes_after: i64,
     /// From the change of the spec until the last member is done.
@@ -30,13 +29,13 @@ struct Round {
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// Of a client that has the members' addresses and listens to their health.
+    /// The results of a client that has the addresses of all members and watches their health.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,
 }
 
-/// Measures, prints, and writes the figures where wanted.
+/// Measures, prints the results, and writes them to `json` if set.
 pub(crate) async fn bench(mebibytes: usize, rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-defrag").await?;
     let outcome = measure(&sandbox, mebibytes, rounds).await;
@@ -46,8 +45,8 @@ pub(crate) async fn bench(mebibytes: usize, rounds: usize, json: Option<&Path>) 
     let failed = |count: fn(&Round) -> usize| measured.iter().map(count).sum::<usize>();
     println!(
         "defragmentation of {mebibytes} MiB, half of it free, {SIZE} members (goal: no gap longer than {GOAL} s)\n  a \
-         client of the Service with a deadline of 1 s: longest gap {:.2} s, {} failed writes\n  one of all members that \
-         listens to their health: longest gap {:.2} s, {} failed writes",
+         client of the Service with a deadline of 1 s: longest gap {:.2} s, {} failed writes\n  a client of all members that \
+         watches their health: longest gap {:.2} s, {} failed writes",
         worst(|round| round.write_gap_seconds),
         failed(|round| round.failed_writes),
         worst(|round| round.listening_write_gap_seconds),
@@ -77,7 +76,7 @@ async fn measure(sandbox: &Sandbox, mebibytes: usize, rounds: usize) -> Result<V
 
 async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<Round> {
     let newest = sandbox.env.etcd_versions.last();
-    let version = newest.context("the nodes hold no image of etcd")?;
+    let version = newest.context("the nodes have no image of etcd")?;
     let manifest = format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\nmetadata: {{name: {name}}}\nspec:\n  \
          size: {SIZE}\n  version: \"{version}\"\n  etcd: {{quotaBackendBytes: 8589934592}}\n  pod: \
@@ -86,8 +85,8 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
     sandbox.apply(&manifest).await?;
     sandbox.await_members(name, SIZE).await?;
     fill(sandbox, name, mebibytes).await?;
-    let writer = Writer::start_retrying(sandbox, name, EVERY).await?;
-    let listening = Writer::start_health_aware(sandbox, name, EVERY).await?;
+    let writer = Writer::start_retrying(sandbox, name, WRITE_INTERVAL).await?;
+    let listening = Writer::start_health_aware(sandbox, name, WRITE_INTERVAL).await?;
     writer.await_more(20).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let rule = json!({ "spec": { "upkeep": { "defragmentation": {
@@ -97,14 +96,18 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
     clusters
         .patch(name, &PatchParams::default(), &Patch::Merge(&rule))
         .await?;
-    let done = await_object(&clusters, name, "it is defragmented", WITHIN, |object| {
-        !field(object, "/status/defragmentation/completionTime").is_null()
-    })
+    let done = await_object(
+        &clusters,
+        name,
+        "all members are defragmented",
+        STEP_TIMEOUT,
+        |object| !field(object, "/status/defragmentation/completionTime").is_null(),
+    )
     .await?;
     let seconds = begun.elapsed().as_secs_f64();
     writer.await_more(20).await?;
     let tally = writer.finish(name).await?;
-    let heard = listening.finish(&format!("{name}, listening")).await?;
+    let health_aware = listening.finish(&format!("{name}, health-aware")).await?;
     let members = field(&done, "/status/defragmentation/members").as_array();
     let largest = |figure: &str| {
         let all = members.into_iter().flatten();
@@ -117,13 +120,13 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
         failed_writes: tally.unknown,
         acknowledged_writes: tally.acknowledged,
         write_gap_seconds: tally.gap.as_secs_f64(),
-        listening_failed_writes: heard.unknown,
-        listening_acknowledged_writes: heard.acknowledged,
-        listening_write_gap_seconds: heard.gap.as_secs_f64(),
+        listening_failed_writes: health_aware.unknown,
+        listening_acknowledged_writes: health_aware.acknowledged,
+        listening_write_gap_seconds: health_aware.gap.as_secs_f64(),
     })
 }
 
-/// Fills the database and frees every second key.
+/// Fills the database and deletes half of the keys.
 async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
     for number in 0..mebibytes {
@@ -132,8 +135,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // It may take longer than a client waits; the operator begins when it has freed enough.
-    until("what was deleted is forgotten", WITHIN, async || {
+    // A compaction may outlast the deadline of the client. The operator starts once enough space is free.
+    until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");
         Ok(match outcome {

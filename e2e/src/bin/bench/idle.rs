@@ -1,4 +1,4 @@
-//! What the cluster operator needs while nothing happens: memory and processor time, as its kubelet counts them.
+//! Memory and CPU usage of the idle cluster operator, as measured by the kubelet.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use kube::api::ListParams;
 use serde::Serialize;
 use serde_json::Value;
 
-/// How long nothing happens.
+/// The duration of the measurement.
 const WINDOW: Duration = Duration::from_secs(45);
 
-/// At rest.
+/// The resource usage of the idle operator.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Idle {
     clusters: usize,
@@ -29,13 +29,13 @@ struct Usage {
     at: String,
 }
 
-/// Looks at the operator twice.
+/// Reads the usage at the start and at the end of the window.
 pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
     println!(
-        "the operator at rest with {clusters} clusters: {} s",
+        "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // What was begun by the last change ends first.
+    // Waits for the work that the last change caused.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let before = usage(sandbox).await?;
     tokio::time::sleep(WINDOW).await;
@@ -56,8 +56,8 @@ pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> 
 impl Idle {
     pub(crate) fn print(&self) {
         println!(
-            "\nThe operator at rest with {} clusters: {:.1} MB resident (working set {:.1} MB; goal 20), {:.2} ms of \
-             processor time a second",
+            "\nThe idle operator with {} clusters: {:.1} MB resident (working set {:.1} MB; goal 20), {:.2} ms of \
+             CPU time per second",
             self.clusters,
             self.resident_megabytes,
             self.working_set_megabytes,
@@ -66,7 +66,7 @@ impl Idle {
     }
 }
 
-/// The kubelet's own figures for the operator's container.
+/// The statistics of the kubelet for the operator's container.
 async fn usage(sandbox: &Sandbox) -> Result<Usage> {
     let pods = sandbox
         .api::<Pod>()
@@ -79,12 +79,12 @@ async fn usage(sandbox: &Sandbox) -> Result<Usage> {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
             name.starts_with("etcd-operator-") && pod.metadata.deletion_timestamp.is_none()
         })
-        .context("no pod of the cluster operator")?;
+        .context("the cluster operator has no pod")?;
     let node = operator
         .spec
         .as_ref()
         .and_then(|spec| spec.node_name.clone())
-        .context("its pod has no node")?;
+        .context("the pod of the cluster operator has no node")?;
     let request = http::Request::get(format!("/api/v1/nodes/{node}/proxy/stats/summary"))
         .body(Vec::new())
         .context("request")?;
@@ -98,7 +98,7 @@ async fn usage(sandbox: &Sandbox) -> Result<Usage> {
             pod["podRef"]["name"] == name && pod["podRef"]["namespace"] == sandbox.namespace
         })
         .map(|pod| pod["containers"][0].clone())
-        .with_context(|| format!("the kubelet of {node} has no figures for {name} yet"))?;
+        .with_context(|| format!("the kubelet of {node} has no statistics for {name} yet"))?;
     let number = |pointer: &str| {
         container
             .pointer(pointer)
@@ -122,7 +122,7 @@ fn seconds_between(before: &str, after: &str) -> Result<f64> {
     let seconds = time(after)?.duration_since(time(before)?).as_secs_f64();
     anyhow::ensure!(
         seconds > 0.0,
-        "the kubelet's figures did not change in {} s",
+        "the kubelet's statistics did not change within {} s",
         WINDOW.as_secs()
     );
     Ok(seconds)

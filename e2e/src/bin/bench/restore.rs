@@ -1,5 +1,5 @@
-//! `bench restore`: a large backup until it serves again, beside doing it by hand on the same machine; then until three
-//! members vote; and how long a client of a living cluster goes without an answer when it is restored over.
+//! `bench restore`: measures the restore of a large backup until etcd serves, compared with a manual restore on the
+//! same machine, and until three members vote. Also measures the downtime of clients during an in-place restore.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,43 +23,43 @@ use serde_json::{Value, json};
 const MINOR: &str = "3.6";
 const KEY: &str = "bench/etcd.backup";
 const MIB: usize = 1 << 20;
-/// How long a step may take before the benchmark gives up.
-const WITHIN: Duration = Duration::from_mins(15);
-/// A living cluster is restored over up to this size, in MiB.
-const IN_PLACE: usize = 1024;
-/// What the project wants to reach.
+/// The deadline of a step.
+const STEP_TIMEOUT: Duration = Duration::from_mins(15);
+/// The largest database for the in-place restore, in MiB.
+const IN_PLACE_LIMIT: usize = 1024;
+/// The goals of the project: a ratio, and two durations in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
 
-/// What one round took, in seconds.
+/// The results of one round, in seconds.
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
-    /// Download with the store's own tool, `etcdutl snapshot restore`, start of etcd.
+    /// Download with the AWS command line, `etcdutl snapshot restore`, start of etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
     by_hand: Option<ByHand>,
-    /// The same with a download that is one request and a file, as no tool has it.
+    /// The same with a download in a single HTTP request, without a tool.
     by_hand_bare: ByHand,
-    /// From the EtcdRestore to a seed that serves and is verified.
+    /// From the EtcdRestore to a verified seed that serves clients.
     ours: f64,
-    /// From there to three members that vote: they take part in Raft, so one of them may be lost.
+    /// From the verified seed to three voters, which tolerate the loss of one.
     voters: f64,
-    /// From there to three members that serve clients, too.
+    /// From the verified seed to three members that serve clients.
     serving: f64,
-    /// The longest time between two acknowledged writes of a client while it is restored over.
+    /// The longest time between two acknowledged writes during an in-place restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
-    /// What had happened by when, in seconds from the EtcdRestore on.
+    /// The time of each stage since the creation of the EtcdRestore, in seconds.
     stages: Stages,
 }
 
-/// The steps of the way by hand, in seconds.
+/// The steps of the manual restore, in seconds.
 #[derive(Debug, Serialize)]
 struct ByHand {
     download: f64,
     restore: f64,
-    /// Until etcd serves.
+    /// From the start of the process until etcd serves.
     start: f64,
 }
 
@@ -69,7 +69,7 @@ impl ByHand {
     }
 }
 
-/// Measures, prints, and writes the figures where wanted.
+/// Measures, prints the results, and writes them to `json` if set.
 pub(crate) async fn bench(
     sizes: &[usize],
     rounds: usize,
@@ -77,9 +77,7 @@ pub(crate) async fn bench(
     json: Option<&Path>,
 ) -> Result<()> {
     if aws.is_none() {
-        println!(
-            "without --aws: by hand the backup is fetched in one request, and with no tool of the store"
-        );
+        println!("without --aws: the manual restore downloads the backup in a single HTTP request");
     }
     let sandbox = Sandbox::create("bench-restore").await?;
     let mut measured = Vec::new();
@@ -98,8 +96,8 @@ pub(crate) async fn bench(
 
 fn print(sizes: &[usize], measured: &[Round]) {
     println!(
-        "| database | ours | by hand, with aws s3 cp | ratio (goal {GOAL_RATIO}) | by hand, one bare request | ratio | \
-              to three voters (goal {GOAL_VOTERS} s at 1 GiB) | all of them serve | downtime in place (goal \
+        "| database | operator | manual, with aws s3 cp | ratio (goal {GOAL_RATIO}) | manual, single request | ratio | \
+              to three voters (goal {GOAL_VOTERS} s at 1 GiB) | to three serving members | in-place downtime (goal \
               {GOAL_DOWNTIME} s at 1 GiB) |\n|---|---|---|---|---|---|---|---|---|"
     );
     for size in sizes {
@@ -140,20 +138,20 @@ async fn measure(
     for size in sizes {
         store(&bucket, *size)
             .await
-            .with_context(|| format!("a backup of {size} MiB"))?;
+            .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // Alternating, so that what else the machine does falls on both alike; and what the disk still owes the
-            // step before is written first.
+            // Alternates the kinds of restores, so that other load on the machine affects all. `sync` completes the
+            // disk writes of the step before.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
-                settle().await?;
+                flush_disk().await?;
                 let took = by_hand(sandbox, &bucket, Some(aws)).await;
-                by_hand_with_tool = Some(took.context("by hand")?);
+                by_hand_with_tool = Some(took.context("manual restore with the AWS command line")?);
             }
-            settle().await?;
+            flush_disk().await?;
             let bare = by_hand(sandbox, &bucket, None).await;
-            let bare = bare.context("by hand, without a tool")?;
-            settle().await?;
+            let bare = bare.context("manual restore with a single request")?;
+            flush_disk().await?;
             let round = ours(sandbox, &bucket, *size, (by_hand_with_tool, bare)).await?;
             println!("{round:?}");
             measured.push(round);
@@ -162,14 +160,14 @@ async fn measure(
     Ok(())
 }
 
-/// Writes what the machine's disk has not written yet.
-async fn settle() -> Result<()> {
+/// Flushes pending disk writes.
+async fn flush_disk() -> Result<()> {
     let synced = tokio::process::Command::new("sync").status().await?;
     ensure!(synced.success(), "sync");
     Ok(())
 }
 
-/// etcd's own programs of the version, as the testbed keeps them.
+/// A program of this etcd version, from the testbed's cache.
 fn program(name: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -178,11 +176,11 @@ fn program(name: &str) -> Result<PathBuf> {
     let prefix = format!("etcd-{MINOR}-");
     let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
     let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    let found = found.with_context(|| format!("no {prefix} in the testbed's cache"))?;
+    let found = found.with_context(|| format!("the testbed's cache has no {prefix}*"))?;
     Ok(found.path().join(name))
 }
 
-/// An etcd of this machine.
+/// A local etcd process.
 struct Running {
     child: Child,
     url: String,
@@ -228,7 +226,7 @@ impl Running {
     }
 
     async fn serves(&self) -> Result<Client> {
-        let end = Instant::now() + WITHIN;
+        let end = Instant::now() + STEP_TIMEOUT;
         while Instant::now() < end {
             if let Ok(mut client) = Client::connect([&self.url], None).await
                 && client
@@ -244,10 +242,10 @@ impl Running {
     }
 }
 
-/// Fills an etcd of this machine with values that do not compress, and stores a snapshot of it.
+/// Fills a local etcd with incompressible values and uploads a snapshot of it.
 async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // etcd keeps its log in memory: with values this large a short one is enough.
+    // etcd keeps its log in memory. A short log limits the memory for large values.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;
@@ -279,7 +277,7 @@ async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     bucket.upload(KEY, &file).await
 }
 
-/// What one would do: download, `etcdutl snapshot restore`, start etcd.
+/// The manual restore: download, `etcdutl snapshot restore`, start etcd.
 async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Result<ByHand> {
     let folder = tempfile::tempdir()?;
     let (file, data) = (
@@ -312,7 +310,7 @@ async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Resu
     })
 }
 
-/// With the command line of AWS, as it comes.
+/// Downloads with the AWS command line and its default settings.
 fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
     let fetched = Command::new(aws)
         .args([
@@ -345,7 +343,7 @@ async fn ours(
     (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
-    // A pod that asks for no processor gets what all others leave, and the way by hand is no pod.
+    // The CPU request protects the pod from other load. The manual restore does not run in a pod.
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{resources: {{requests: {{cpu: 500m}}}}, persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], \
@@ -362,14 +360,14 @@ async fn ours(
     logged(sandbox, begun, &mut stages).await?;
     let (voters, serving) = await_voters(sandbox, begun, &mut stages).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    await_complete(&restores, "back", WITHIN).await?;
+    await_complete(&restores, "back", STEP_TIMEOUT).await?;
     let mut downtime = None;
-    if mebibytes <= IN_PLACE {
+    if mebibytes <= IN_PLACE_LIMIT {
         let writer = Writer::start(sandbox, "c").await?;
         writer.await_more(20).await?;
         let over = restore_with(s3, "over", "{name: c}", &path, "  overwrite: true\n");
         sandbox.apply(&over).await?;
-        await_complete(&restores, "over", WITHIN).await?;
+        await_complete(&restores, "over", STEP_TIMEOUT).await?;
         writer.await_more(20).await?;
         let tally = writer.finish_counting("restored in place").await?;
         downtime = Some(tally.gap.as_secs_f64());
@@ -396,7 +394,7 @@ async fn await_seed(
     stages: &mut Stages,
 ) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    until("the seed serves", WITHIN, async || {
+    until("the seed serves", STEP_TIMEOUT, async || {
         let object = restores.get(name).await?;
         ensure!(
             !has_condition(&object, "Failed", "True"),
@@ -414,7 +412,7 @@ async fn await_seed(
     .await
 }
 
-/// When three members voted, and when all of them served clients, in seconds from the EtcdRestore on.
+/// The times until three members voted and until all of them served clients, in seconds since the EtcdRestore.
 async fn await_voters(
     sandbox: &Sandbox,
     begun: Instant,
@@ -422,12 +420,12 @@ async fn await_voters(
 ) -> Result<(f64, f64)> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let mut elected = None;
-    let served = until("three members vote and serve", WITHIN, async || {
+    let served = until("three members vote and serve", STEP_TIMEOUT, async || {
         let object = clusters.get("c").await?;
         pods(sandbox, begun, stages).await?;
-        let claim = "etcd.database.coreos.com/restore";
+        let restore_lock = "etcd.database.coreos.com/restore";
         let annotations = object.metadata.annotations.as_ref();
-        if annotations.is_none_or(|all| !all.contains_key(claim)) {
+        if annotations.is_none_or(|all| !all.contains_key(restore_lock)) {
             note(stages, begun, "handed over".to_owned());
         }
         let details = field(&object, "/status/memberDetails").as_array();
@@ -452,7 +450,7 @@ async fn await_voters(
     Ok((elected.unwrap_or(served), served))
 }
 
-/// What was seen first at which second; a name begins with the number of what it counts.
+/// The second at which each stage was first observed. Some names start with a count.
 type Stages = std::collections::BTreeMap<String, f64>;
 
 fn note(stages: &mut Stages, begun: Instant, what: String) {
@@ -460,13 +458,13 @@ fn note(stages: &mut Stages, begun: Instant, what: String) {
     stages.entry(what).or_insert(seconds);
 }
 
-/// What the seed's etcd container wrote in its log, and what that means.
+/// Log lines of the seed's etcd container, and the stages that they mark.
 const LOGGED: [(&str, &str); 2] = [
     ("this goes on as etcd", "seed: data directory is made"),
     ("ready to serve client requests", "seed: etcd serves"),
 ];
 
-/// What only the log of the seed tells, when it was written.
+/// Adds the stages that are only visible in the log of the seed.
 async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let applied = Timestamp::now() - SignedDuration::try_from(begun.elapsed())?;
     let members = ListParams::default().labels("app=etcd");
@@ -491,7 +489,7 @@ async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Resul
     Ok(())
 }
 
-/// How far the pods' containers are.
+/// Adds the stages of the pods' containers.
 async fn pods(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let members = ListParams::default().labels("app=etcd");
     let pods = sandbox.api::<Pod>().list(&members).await?;

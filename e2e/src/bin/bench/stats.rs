@@ -1,4 +1,4 @@
-//! What was measured, as a table and as JSON.
+//! The results as a table and as JSON.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -10,18 +10,15 @@ use crate::subject::{SUBJECTS, Subject};
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// What was measured.
     pub(crate) row: Row,
-    /// Of whom.
     pub(crate) subject: Subject,
-    /// How long it took.
     pub(crate) seconds: f64,
-    /// The longest time between two acknowledged writes meanwhile, where a writer was there.
+    /// The longest time between two acknowledged writes, if a writer ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) write_gap_seconds: Option<f64>,
 }
 
-/// Lowest, middle and highest of some values.
+/// Minimum, median and maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -54,7 +51,7 @@ fn of(
     spread(here.filter_map(value))
 }
 
-/// Every row and subject that was measured, beside the StatefulSet's and the goal.
+/// Prints every measurement of every subject, with the ratio to the StatefulSet and the goal.
 pub(crate) fn print_table(samples: &[Sample], dns: &str) {
     println!(
         "\nDNS: {dns}; seconds: median (lowest to highest), ratio to the StatefulSet's median\n"
@@ -71,13 +68,13 @@ pub(crate) fn print_table(samples: &[Sample], dns: &str) {
             let reference = of(samples, row, Subject::StatefulSet, |sample| {
                 Some(sample.seconds)
             });
-            let ours = subject != Subject::StatefulSet;
+            let is_operator = subject != Subject::StatefulSet;
             let ratio = reference
-                .filter(|_| ours)
+                .filter(|_| is_operator)
                 .map_or_else(String::new, |reference| {
                     format!("x{:.2}", seconds.median / reference.median)
                 });
-            let goal = if ours { row.goal() } else { "" };
+            let goal = if is_operator { row.goal() } else { "" };
             let gap = of(samples, row, subject, |sample| sample.write_gap_seconds)
                 .map_or_else(String::new, |gap| text(&gap));
             println!(
@@ -97,7 +94,6 @@ fn text(spread: &Spread) -> String {
     )
 }
 
-/// All figures.
 pub(crate) fn as_json(samples: &[Sample], dns: &str, idle: Option<&Idle>) -> Value {
     let mut medians = Vec::new();
     for row in Row::ALL {

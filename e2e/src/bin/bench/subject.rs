@@ -1,4 +1,4 @@
-//! Whom a round measures, and the manifests of each.
+//! The subjects of the measurements, and their manifests.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use kube::api::ListParams;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cluster::WITHIN;
+use crate::cluster::TIMEOUT;
 
-/// Whom a round measures.
+/// The subject of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
     /// A parallel StatefulSet with static bootstrap and a volume for each member.
     StatefulSet,
-    /// An EtcdCluster without volumes: a deleted pod is replaced by another member.
+    /// An EtcdCluster without volumes: a deleted pod is replaced by a new member.
     Operator,
-    /// An EtcdCluster with volumes: a deleted pod comes back on its own.
+    /// An EtcdCluster with volumes: the member of a deleted pod restarts on its volume.
     OperatorDurable,
 }
 
@@ -43,7 +43,7 @@ impl Subject {
         }
     }
 
-    /// What to apply for a cluster of `size` members.
+    /// The manifest of a cluster of `size` members.
     pub(crate) fn manifest(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<String> {
         let version = sandbox
             .env
@@ -64,8 +64,8 @@ impl Subject {
         })
     }
 
-    /// Nothing is in progress any more, so that the next measurement starts from rest.
-    pub(crate) async fn settle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
+    /// Waits until no work is pending, so that the next measurement starts idle.
+    pub(crate) async fn await_idle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
         if self != Self::StatefulSet {
             sandbox.await_members(name, size).await?;
             let object = sandbox.objects(Kind::EtcdCluster).get(name).await?;
@@ -75,12 +75,13 @@ impl Subject {
                 field(&object, "/status")
             );
         }
-        // etcd takes a change only when its voters have been connected for five seconds: a cluster at rest is older.
+        // etcd accepts a member change only after its voters have been connected for five seconds. An idle cluster
+        // meets this.
         tokio::time::sleep(Duration::from_secs(6)).await;
         Ok(())
     }
 
-    /// Deletes the cluster and waits for its pods' end.
+    /// Deletes the cluster and waits until its pods are deleted.
     pub(crate) async fn remove(self, sandbox: &Sandbox, name: &str) -> Result<()> {
         let object = match self {
             Self::StatefulSet => format!("statefulset/{name}"),
@@ -91,7 +92,7 @@ impl Subject {
         sandbox
             .kubectl(&["delete", "pvc", "-l", &selector, "--wait=false"])
             .await?;
-        until("its pods are gone", WITHIN, async || {
+        until("all pods are deleted", TIMEOUT, async || {
             let pods = sandbox.api::<Pod>();
             let list = pods.list(&ListParams::default().labels(&selector)).await?;
             Ok(if list.items.is_empty() {
@@ -104,7 +105,7 @@ impl Subject {
     }
 }
 
-/// The reference: what one writes by hand, with the same image, probes and pod security as the operator's pods.
+/// The reference: a typical StatefulSet with the same image, probes and pod security as the operator's pods.
 fn stateful_set(name: &str, version: &str, size: usize) -> String {
     let peers: Vec<String> = (0..size)
         .map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380"))
@@ -115,7 +116,7 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // What clients use, named as the operator names it.
+    // The client Service, with the name that the operator uses.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

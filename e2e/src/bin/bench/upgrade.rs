@@ -1,4 +1,4 @@
-//! `bench upgrade`: three members from 3.5 to 3.6 while a client writes ten times a second.
+//! `bench upgrade`: upgrades three members from 3.5 to 3.6 while a client writes ten times a second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,26 +11,25 @@ use kube::api::{Patch, PatchParams};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cluster::WITHIN;
+use crate::cluster::TIMEOUT;
 
 const SIZE: usize = 3;
-/// Ten writes a second.
-const EVERY: Duration = Duration::from_millis(100);
-/// What the project wants to reach: seconds in all, and the longest gap between two writes.
+const WRITE_INTERVAL: Duration = Duration::from_millis(100);
+/// The goals of the project, in seconds: the total duration, and the longest gap between two writes.
 const GOALS: (f64, f64) = (20.0, 0.5);
 
-/// What one upgrade took.
+/// The results of one upgrade.
 #[derive(Debug, Serialize)]
 struct Round {
     durable: bool,
-    /// From the change of the spec to three members of the new version and nothing in progress.
+    /// From the change of the spec to three members of the new version and no pending work.
     seconds: f64,
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
 }
 
-/// Measures, prints, and writes the figures where wanted.
+/// Measures, prints the results, and writes them to `json` if set.
 pub(crate) async fn bench(rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-upgrade").await?;
     let outcome = measure(&sandbox, rounds).await;
@@ -64,7 +63,7 @@ fn print(durable: bool, measured: &[Round]) {
     let worst = worst.fold(0.0, f64::max);
     println!(
         "3.5 to 3.6, {SIZE} members {disks}: {:.1} s (goal {} s), {failed} failed writes (goal 0), longest gap {:.2} s \
-         in the median and {worst:.2} s at worst (goal {} s)",
+         (median) and {worst:.2} s (maximum; goal {} s)",
         median(|round| round.seconds),
         GOALS.0,
         median(|round| round.write_gap_seconds),
@@ -101,7 +100,7 @@ async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> 
     );
     sandbox.apply(&manifest).await?;
     sandbox.await_members(name, SIZE).await?;
-    let writer = Writer::start_retrying(sandbox, name, EVERY).await?;
+    let writer = Writer::start_retrying(sandbox, name, WRITE_INTERVAL).await?;
     writer.await_more(20).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let patch = json!({ "spec": { "version": new } });
@@ -109,7 +108,7 @@ async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> 
     clusters
         .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
         .await?;
-    until(&format!("{name} runs etcd {new}"), WITHIN, async || {
+    until(&format!("{name} runs etcd {new}"), TIMEOUT, async || {
         let object = clusters.get(name).await?;
         let details = field(&object, "/status/memberDetails").as_array();
         let run = details.map_or(0, |list| {
@@ -120,7 +119,7 @@ async fn upgrade(sandbox: &Sandbox, name: &str, durable: bool) -> Result<Round> 
         Ok(if run == SIZE && rests {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{run} members run it"))
+            Poll::NotYet(format!("{run} members run the new version"))
         })
     })
     .await?;
