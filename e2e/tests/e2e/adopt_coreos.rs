@@ -1,11 +1,15 @@
-//! A cluster made by coreos/etcd-operator v0.9.4 is taken over while clients write.
+//! The operator adopts a cluster of coreos/etcd-operator v0.9.4 while clients write.
 //!
-//! The test makes the old form itself: the object with its old status, both Services, and pods as that operator built
-//! them (`pkg/util/k8sutil/k8sutil.go`), first a seed and then members that were added one by one. The last of them has
-//! the init container that waits for DNS, with etcd's image and a command that ends at once, as the nodes hold no
-//! busybox; the others have none. The probe calls etcdctl without a shell, which the images here have none. On volumes
-//! the pods run as the user the new ones run as, because the volumes here follow no `fsGroup` (`docs/adoption.md`).
-//! Every form with the original init container is in the unit tests (`observe/tests/coreos.rs` in the crate `cluster`).
+//! The test creates the cluster in its old form: the EtcdCluster with its old status, both Services, and pods as that
+//! operator built them (`pkg/util/k8sutil/k8sutil.go`). The first pod is the seed, and the others join one by one. Some
+//! details differ from the original:
+//!
+//! - The last pod has the init container that waits for DNS. It uses the etcd image and a command that exits
+//!   immediately, because the nodes have no busybox. The other pods have no init container.
+//! - The probe calls etcdctl without a shell, because the images have none.
+//! - On volumes, the pods run as the user of the new pods, because these volumes ignore `fsGroup` (`docs/adoption.md`).
+//!
+//! The unit tests have every form with the original init container (`observe/tests/coreos.rs` in the crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
@@ -18,7 +22,7 @@ use crate::certificates::{client, make_secrets, pod_dns_names};
 
 const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
-/// What the old cluster asked for.
+/// The configuration of the old cluster.
 #[derive(Clone, Copy)]
 enum Form {
     Plain,
@@ -35,7 +39,7 @@ impl Form {
         }
     }
 
-    /// How etcdctl was called in the pods.
+    /// The etcdctl command line of the pods.
     fn etcdctl(self) -> Vec<String> {
         let mut words = vec!["/usr/local/bin/etcdctl".to_owned()];
         if matches!(self, Self::Tls) {
@@ -102,13 +106,14 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // What the annotation meant before Kubernetes 1.21.
+        // The annotation had this effect before Kubernetes 1.21.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
 }
 
-/// `together`: the members the pod is told of, itself last; the first of all begins the cluster.
+/// `initial_members`: the members in the pod's `--initial-cluster`, the pod itself last. The first member of all starts
+/// the cluster.
 fn pod(
     sandbox: &Sandbox,
     owner: &Value,
@@ -191,7 +196,7 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // In place of the init container: with TLS a member is let in when DNS knows it.
+            // Replaces the init container. With TLS, members accept a new member only after DNS has its name.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -229,9 +234,9 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
     .await
 }
 
-/// Makes the cluster as the old operator did; returns its object's owner reference.
+/// Creates the cluster as the old operator did.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The old pods name no security context.
+    // The old pods have no security context.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[
@@ -289,10 +294,10 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // etcd takes an addition when its members have been connected for a while.
+            // etcd accepts an addition only after its members have been connected for a while.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // By an attempt whose answer was lost.
+                    // An earlier attempt, whose response was lost, added the member.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -317,8 +322,8 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
     Ok(())
 }
 
-/// The members have no volumes, so others replace them. Invariant 20: the Secrets are those that coreos/etcd-operator used,
-/// and no member is started with others.
+/// The members have no volumes, so new members replace them. Invariant 20: the operator uses the Secrets of
+/// coreos/etcd-operator, and starts no member with other Secrets.
 #[tokio::test]
 async fn adopts_coreos_cluster_with_tls() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
@@ -327,7 +332,7 @@ async fn adopts_coreos_cluster_with_tls() {
     .await;
 }
 
-/// Invariant 5: every member stays the one it was, with its claim.
+/// Invariant 5: every member keeps its identity and its PVC.
 #[tokio::test]
 async fn adopts_coreos_cluster_on_volumes() {
     cluster_scenario("adopt_coreos_volumes", async |sandbox| {
@@ -337,7 +342,7 @@ async fn adopts_coreos_cluster_on_volumes() {
 }
 
 async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
-    // Stopped as the old operator is before this one is installed.
+    // As in a migration, the old operator is stopped before the new one is installed.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
@@ -353,8 +358,8 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     .await?;
     let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
-        // Old members look up who connects to them in DNS, and the name they get ends in the cluster's domain
-        // (`isHostInDNS` in etcd's `client/pkg/transport`): the old operator asked for names in both forms.
+        // Old members look up the names of their peers in DNS. The names end in the cluster domain (`isHostInDNS` in
+        // etcd's `client/pkg/transport`), so the old operator required names in both forms.
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;
@@ -370,12 +375,19 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let seen = await_object(&clusters, "c", "it is recorded", DEADLINE, |object| {
-        field(object, "/status/clusterID").is_string() && has_condition(object, "Available", "True")
-    })
+    let seen = await_object(
+        &clusters,
+        "c",
+        "the cluster ID is recorded",
+        DEADLINE,
+        |object| {
+            field(object, "/status/clusterID").is_string()
+                && has_condition(object, "Available", "True")
+        },
+    )
     .await?;
     let id = field(&seen, "/status/clusterID").clone();
-    until("every pod is of the new form", DEADLINE * 2, async || {
+    until("every pod has the new form", DEADLINE * 2, async || {
         let pods = sandbox.member_pods("c").await?;
         let policy = |pod: &k8s_openapi::api::core::v1::Pod| {
             pod.spec
@@ -396,7 +408,7 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
         field(&after, "/status/clusterID") == &id,
-        "it is the same cluster"
+        "the cluster ID changed"
     );
     let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
     let stays = matches!(form, Form::Volumes);
@@ -408,7 +420,7 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     );
     writer.await_more(10).await?;
     writer
-        .finish("a cluster of coreos/etcd-operator taken over")
+        .finish("adoption of a coreos/etcd-operator cluster")
         .await
         .map(drop)
 }
@@ -416,7 +428,6 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
 mod full {
     use super::*;
 
-    /// Neither TLS nor volumes.
     #[tokio::test]
     async fn adopts_coreos_cluster_without_tls_or_volumes() {
         cluster_scenario("adopt_coreos", async |sandbox| {

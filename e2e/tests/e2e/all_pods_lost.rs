@@ -1,4 +1,4 @@
-//! All members are lost at once, and the data is there when they are back: on their disks, or in pods that restart.
+//! All members are lost at the same time. They return with their data: on their volumes, or in pods that restart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -9,15 +9,15 @@ use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Invariant 8: losing every pod loses no data while the disks exist.
+/// Invariant 8: losing every pod loses no data as long as the volumes exist.
 #[tokio::test]
 async fn losing_all_pods_keeps_data_on_volumes() {
     cluster_scenario("all_pods_lost", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // Told to go at once, and politely: then a leader would wait for a successor, and members for their clients.
-        for (how, options) in [("at once", &["--now"][..]), ("politely", &[])] {
+        // With a grace period, the leader waits for a successor, and members wait for their clients.
+        for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
             delete_all(sandbox, options).await?;
@@ -25,7 +25,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
             let after = sandbox.await_members("c", 3).await?;
             same_members(&before, &after)?;
             writer.await_more(10).await?;
-            let what = format!("all pods lost {how}, disks left");
+            let what = format!("all pods deleted {how}, volumes kept");
             writer.finish(&what).await?;
         }
         Ok(())
@@ -33,7 +33,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume the data lies in the pod, which outlives its container.
+/// Without a volume, the data is in the pod, which survives its containers.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -50,14 +50,14 @@ async fn killed_containers_restart_with_their_data() {
             pods.iter().map(|pod| pod.metadata.uid.clone()).collect()
         };
         let now = sandbox.member_pods("c").await?;
-        ensure!(uids(&now) == uids(&pods), "a pod was made anew");
+        ensure!(uids(&now) == uids(&pods), "a pod was recreated");
         writer.await_more(10).await?;
         writer.finish("all containers killed").await.map(drop)
     })
     .await;
 }
 
-/// Every pod of a cluster without disks is gone: the status says so, and names the way on.
+/// All pods of a cluster without volumes are deleted. The status reports the loss and names the recovery.
 #[tokio::test]
 async fn reports_total_loss_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
@@ -70,7 +70,7 @@ async fn reports_total_loss_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // First no quorum answers; that nothing is left, and the way on, is known when the pods are gone.
+                // The operator first reports that no quorum answers. It names the recovery after the pods are deleted.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
@@ -81,27 +81,27 @@ async fn reports_total_loss_without_new_bootstrap() {
             },
         )
         .await?;
-        // Invariant 7: it is not bootstrapped again.
+        // Invariant 7: the operator does not bootstrap the cluster again.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         let pods = sandbox.member_pods("c").await?;
-        ensure!(pods.is_empty(), "{} pods were made", pods.len());
+        ensure!(pods.is_empty(), "{} pods were created", pods.len());
         Ok(())
     })
     .await;
 }
 
-/// Waits until none of these pods is left and as many others are ready. What the status says in between may be over
-/// before it is looked at.
+/// Waits until none of these pods is left and the same number of new pods is ready. The status is not used, because its
+/// states in between may be too short to observe.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
-    until("every member is in another pod", DEADLINE, async || {
+    until("every member has a new pod", DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let new = |pod: &&Pod| is_ready(pod) && !old.contains(&&pod.metadata.uid);
         let new = pods.iter().filter(new).count();
         Ok(if new == before.len() && new == pods.len() {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{new} others of {} are ready", pods.len()))
+            Poll::NotYet(format!("{new} of {} pods are new and ready", pods.len()))
         })
     })
     .await
@@ -115,7 +115,7 @@ async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-/// The same members, by name and ID, of the same cluster.
+/// Ensures that the members have the same names and IDs, in the same cluster.
 pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let sorted = |object| {
         let mut members = members(object);
@@ -143,13 +143,13 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Waits until the containers of each of these pods have restarted since.
+/// Waits until the containers of each of these pods have restarted.
 pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     until("the containers have restarted", DEADLINE, async || {
         for old in before {
             let name = old.metadata.name.as_deref().unwrap_or_default();
             let new = sandbox.api::<Pod>().get_opt(name).await?;
-            let new = new.with_context(|| format!("{name} is gone"))?;
+            let new = new.with_context(|| format!("{name} is deleted"))?;
             if restarts(&new) <= restarts(old) {
                 return Ok(Poll::NotYet(format!("{name} has not restarted")));
             }

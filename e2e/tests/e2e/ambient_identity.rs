@@ -1,5 +1,5 @@
-//! Backups and restores without a Secret: with the operator's own identity, where its administrator allows that, and
-//! nowhere else. A part of the test of cluster-wide operators.
+//! Backups and restores without a Secret use the identity of the operator, where the administrator grants it. All other
+//! places are rejected. Steps of the test of cluster-wide operators.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,7 +12,7 @@ const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 
-/// What AWS's own tools read: the identity, and where its S3 is.
+/// The environment variables of AWS tools: the identity, and the S3 endpoint.
 fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     vec![
         ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),
@@ -22,17 +22,17 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// One namespace may use the identity of the cluster-wide operators for one place.
+/// A grant: one namespace may use the identity of the cluster-wide operators for one place.
 pub(crate) struct Grant {
     bucket: Bucket,
-    /// The place: a bucket and the beginning of a key.
+    /// The place: a bucket and a key prefix.
     place: String,
-    /// The namespace.
     namespace: String,
 }
 
 impl Grant {
-    /// Makes the bucket, in which a place is granted to `allowed`. Its pods get an identity of their own there.
+    /// Creates the bucket and grants a place in it to `allowed`. The pods of that namespace get an identity for the
+    /// bucket.
     pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
         let s3 = wide.env.s3()?;
         let bucket = Bucket::create(s3, &wide.namespace).await?;
@@ -77,15 +77,15 @@ impl Grant {
     }
 }
 
-/// Deletes the admission policies of [`Grant::create`], which are in no namespace.
+/// Deletes the admission policies of [`Grant::create`], which are cluster-scoped.
 pub(crate) async fn remove_policies(wide: &Sandbox, allowed: &Sandbox) -> Result<()> {
     let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
     let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
     kubectl::run(&wide.env, &words).await.map(drop)
 }
 
-/// Gives the container that fetches a backup an identity of its own, as the webhooks of clouds do it: a seed fetches
-/// with that of its pod, and never with the operator's.
+/// Injects an identity into the container that fetches a backup, like the webhooks of cloud providers. A seed fetches
+/// with the identity of its pod, and never with the operator's.
 fn pod_identity(s3: &S3, namespace: &str) -> String {
     let variables: Vec<String> = environment(s3)
         .iter()
@@ -122,7 +122,7 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// An EtcdBackup of `cluster` to `path` or an EtcdRestore from there, without a Secret.
+/// An EtcdBackup of `cluster` to `path`, or an EtcdRestore from `path`, without a Secret.
 fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
@@ -134,12 +134,13 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies it and waits until it is refused, with the remedy. Where the cluster does not matter there is none.
+/// Applies the object and waits until it is rejected with the remedy. The cluster does not exist, because the rejection
+/// does not depend on it.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
     let objects = sandbox.objects(kind);
-    let seen = await_object(&objects, name, "a refusal", DEADLINE, |object| {
+    let seen = await_object(&objects, name, "a rejection", DEADLINE, |object| {
         condition(object, "Complete").is_some_and(|found| found["reason"] == "AccessDenied")
     })
     .await?;
@@ -153,8 +154,8 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-/// The cluster of the namespace with the grant is backed up, lost and restored. Another place and another namespace are
-/// refused.
+/// Backs up, deletes and restores the cluster of the namespace with the grant. Other places and other namespaces are
+/// rejected.
 pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,
@@ -171,7 +172,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // Another place, another namespace, and a place that only begins with the same characters.
+    // Another place, another namespace, and a place that only shares a prefix.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "beside", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "strange", &path).await?;

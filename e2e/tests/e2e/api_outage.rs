@@ -1,5 +1,5 @@
-//! The API server is away while a member dies: clients notice neither, and the operator sees to it afterwards. A step of
-//! the test of reboots.
+//! A member fails while the API server is down. Clients are served, and the operator repairs the member afterwards. A
+//! step of the test of reboots.
 
 use anyhow::{Context, Result};
 use e2e::objects::{leader, node_of};
@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use crate::all_pods_lost::await_restarts;
 use crate::node_reboot::{TwoClusters, operator, serve};
 
-/// Invariant 1: an API server that does not answer is no reason for anything. The outage is longer than the
-/// operator's lease, so its process ends meanwhile, and a new one finds the member that died unseen.
+/// Invariant 1: an unreachable API server never causes a change. The outage is longer than the operator's lease, so its
+/// process exits. A new process finds the failed member.
 pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -18,20 +18,20 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // The leader, unless it shares the operator's node: then another.
+    // The leader, unless the leader shares a node with the operator.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;
     pods.sort_by_key(|pod| pod.name_any() != leader);
     let victim = pods
         .first()
-        .context("all members run beside the operator")?;
+        .context("all members share a node with the operator")?;
 
     testbed.stop_daemon("kube-apiserver").await?;
     testbed.kill_node(node_of(victim)).await?;
     serve(writers, 50).await?;
     testbed.await_containers_stopped(&operator).await?;
-    // They go on to the end of it.
+    // The clients are served until the end of the outage.
     serve(writers, 10).await?;
     testbed.start_daemon("kube-apiserver").await?;
 

@@ -1,4 +1,4 @@
-//! Manifests that the API server accepts or rejects, without operators: the cases of the unit tests, the examples of this
+//! The API server accepts or rejects manifests, without operators: the cases of the unit tests, the examples of this
 //! project, and the manifests of coreos/etcd-operator v0.9.4.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use http::Request;
 
 use crate::fixtures::manifests;
 
-/// Requests in flight at a time.
+/// Concurrent requests.
 const AT_A_TIME: usize = 4;
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn api_server_applies_every_rule_to_manifests() {
     .await;
 }
 
-/// Applies all manifests of a folder in one dry run. Each of their objects would be created.
+/// Applies all manifests of a folder in one dry run, and ensures that each object would be created.
 async fn is_accepted(sandbox: &Sandbox, folder: &str) -> Result<()> {
     let paths = manifests(folder)?;
     ensure!(paths.len() >= 5, "only {} manifests", paths.len());
@@ -71,7 +71,7 @@ async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     let expected = first.trim_start_matches('#').trim();
     ensure!(
         !expected.is_empty(),
-        "the first line is no comment with the expected message"
+        "the first line is not a comment with the expected message"
     );
     let request = dry_run(sandbox, &manifest)?;
     match sandbox.client.request_text(request).await {
@@ -85,7 +85,7 @@ async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     }
 }
 
-/// The request of `kubectl create --dry-run=server`, without the process.
+/// The request of `kubectl create --dry-run=server`, without a kubectl process.
 fn dry_run(sandbox: &Sandbox, manifest: &str) -> Result<Request<Vec<u8>>> {
     let kind = manifest
         .lines()

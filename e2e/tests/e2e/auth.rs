@@ -1,4 +1,4 @@
-//! Clusters with etcd's own authentication: members change, passwords change, and backups are made and restored.
+//! Clusters with etcd's authentication: members change, passwords change, and backups are made and restored.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -36,19 +36,19 @@ pub(crate) async fn accepts_password(
     Keyspace::accepts_login(env, namespace, cluster, ("root", password)).await
 }
 
-/// Waits until etcd takes this password.
+/// Waits until etcd accepts the password.
 pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
-    until("etcd takes the password", DEADLINE, async || {
+    until("etcd accepts the password", DEADLINE, async || {
         Ok(if accepts_password(sandbox, cluster, password).await? {
             Poll::Done(())
         } else {
-            Poll::NotYet("it does not let root in".to_owned())
+            Poll::NotYet("etcd rejects the password".to_owned())
         })
     })
     .await
 }
 
-/// What there is in the beginning: the Secret with the first password, and a cluster with these lines under `spec`.
+/// Creates the Secret with the first password, and a cluster with these lines under `spec`.
 async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
     sandbox.apply(&secret(FIRST)).await?;
     sandbox
@@ -57,21 +57,21 @@ async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()
     sandbox.await_members("c", size).await.map(drop)
 }
 
-/// Keys are written, and whoever wrote them turns authentication on.
+/// Writes keys and enables authentication, as a user does.
 async fn fill_and_enable_auth(sandbox: &Sandbox) -> Result<()> {
     let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     open.fill("kept/", KEYS, |_| ()).await?;
     open.enable_auth(FIRST).await
 }
 
-/// A bucket, and the Secret for it.
+/// Creates a bucket and its Secret.
 async fn bucket(sandbox: &Sandbox) -> Result<Bucket> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
     Bucket::create(s3, &sandbox.namespace).await
 }
 
-/// Backs the cluster up, to its end.
+/// Backs up the cluster and waits for completion. Returns the path.
 async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<String> {
     let file = format!("{name}.backup");
     sandbox
@@ -81,13 +81,13 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<Strin
     Ok(format!("{}/{file}", bucket.name))
 }
 
-/// The keys are there for whoever has this password.
+/// Reads all keys with this password.
 async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<i64> {
     let keys = keys_as(sandbox, cluster, password).await?;
     keys.verify("kept/", KEYS).await
 }
 
-/// Waits for a problem of the cluster, by its reason.
+/// Waits until the cluster is degraded for this reason. Returns the message.
 async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let seen = await_object(&clusters, cluster, reason, DEADLINE, |object| {
@@ -98,12 +98,12 @@ async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Resul
     Ok(message.unwrap_or_default())
 }
 
-/// Lines under `spec` of a cluster whose authentication the operator turns on or off.
+/// Lines under `spec` of a cluster whose authentication the operator enables or disables.
 fn managed(enabled: bool) -> String {
     format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n")
 }
 
-/// The operator turns authentication on, changes the password, and turns authentication off. A restored cluster has the
+/// The operator enables authentication, changes the password, and disables authentication. A restored cluster has the
 /// users of its backup.
 #[tokio::test]
 async fn operator_enables_auth_changes_password_disables_auth() {
@@ -119,12 +119,12 @@ async fn operator_enables_auth_changes_password_disables_auth() {
         step("change the password and restore a backup", changed).await?;
         let restarted = members_change_with_new_logins(sandbox);
         step("restart all members, add and remove some", restarted).await?;
-        step("turn authentication off", turns_off(sandbox)).await
+        step("disable authentication", turns_off(sandbox)).await
     })
     .await;
 }
 
-/// `path` is a backup with the first password. The cluster has the first password again in the end.
+/// `path` is a backup with the first password. At the end, the cluster has the first password again.
 async fn password_changes_and_backup_keeps_its_own(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -132,14 +132,15 @@ async fn password_changes_and_backup_keeps_its_own(
     written: i64,
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
-    // The restored cluster has the password of the backup, and the Secret another one: the restore reports it.
+    // The restored cluster has the password of the backup, but the Secret has the second password. The restore reports
+    // this.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     await_object(
         &restores,
         "back",
-        "the password does not fit",
+        "the password mismatch is reported",
         DEADLINE,
         |object| {
             object.data["status"]
@@ -148,11 +149,11 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // The operator is not asked to read the Secret: it reads each Secret once a minute.
+    // No trigger: the operator reads each Secret once a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
-        "the password before still fits"
+        "etcd still accepts the previous password"
     );
     sandbox.await_members("c", 3).await?;
     back_up(sandbox, bucket, "second").await?;
@@ -168,8 +169,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Members keep logins in memory. After a restart of all members the operator's login is invalid, and it logs in again. A
-/// learner requires a login and gives none out.
+/// Members keep auth tokens in memory. After a restart of all members, the operator's token is invalid, and the
+/// operator logs in again. A learner requires a token and issues none.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
@@ -177,13 +178,13 @@ async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let force = ["--force", "--grace-period=0", "--wait=false"];
     let words = [&["delete", "pod", selector], &force[..]].concat();
     sandbox.kubectl(&words).await?;
-    until("every member has another pod", DEADLINE, async || {
+    until("every member has a new pod", DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
         let old = pods.iter().any(|pod| before.contains(&pod.metadata.uid));
         Ok(if !old && pods.len() == 3 {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{} pods, some of before: {old}", pods.len()))
+            Poll::NotYet(format!("{} pods, old ones among them: {old}", pods.len()))
         })
     })
     .await?;
@@ -209,8 +210,8 @@ async fn turns_off(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// A user turns authentication on and changes the password. The EtcdCluster and a backup of endpoints each name the Secret,
-/// and a restored cluster has the users of the backup.
+/// The user enables authentication and changes the password. The EtcdCluster and a backup of endpoints name the Secret.
+/// A restored cluster has the users of the backup.
 #[tokio::test]
 async fn operators_log_in_where_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
@@ -218,8 +219,8 @@ async fn operators_log_in_where_user_manages_auth() {
         create_cluster(sandbox, 1, "  auth: {secret: root}\n").await?;
         fill_and_enable_auth(sandbox).await?;
         has_the_keys(sandbox, "c", FIRST).await?;
-        let follows = secret_follows_the_password(sandbox);
-        step("change the password, then the Secret", follows).await?;
+        let changed = secret_follows_the_password(sandbox);
+        step("change the password, then the Secret", changed).await?;
         let backed_up = endpoints_are_backed_up(sandbox, &bucket);
         let path = step("back up by endpoints", backed_up).await?;
         step("restore", is_restored(sandbox, &path)).await
@@ -227,7 +228,7 @@ async fn operators_log_in_where_user_manages_auth() {
     .await;
 }
 
-/// Until the Secret has the new password, the operator reports the Secret.
+/// The operator reports the Secret until it contains the new password.
 async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     keys_as(sandbox, "c", FIRST)
         .await?
@@ -240,7 +241,7 @@ async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     );
     sandbox.apply(&secret(SECOND)).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "nothing is wrong", DEADLINE, |object| {
+    await_object(&clusters, "c", "Degraded=False", DEADLINE, |object| {
         has_condition(object, "Degraded", "False")
     })
     .await?;
@@ -259,7 +260,7 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
     };
     let backups = sandbox.objects(Kind::EtcdBackup);
     sandbox.apply(&of("denied", "")).await?;
-    await_object(&backups, "denied", "it is not let in", DEADLINE, |object| {
+    await_object(&backups, "denied", "access is denied", DEADLINE, |object| {
         conditions_line(object).contains("authSecret")
     })
     .await?;
@@ -270,7 +271,8 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
     Ok(format!("{}/by-endpoint", bucket.name))
 }
 
-/// Over the running cluster, whose spec names the Secret, and into a new cluster, whose template does.
+/// An in-place restore of the cluster whose spec names the Secret, and a restore into a new cluster whose template
+/// names it.
 async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
     let (env, namespace, s3) = (&sandbox.env, &sandbox.namespace, sandbox.env.s3()?);
     let version = crate::fixtures::newest_version(env)?;
@@ -295,7 +297,10 @@ async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
         sandbox.await_members(cluster, 1).await?;
         has_the_keys(sandbox, cluster, SECOND).await?;
         let anonymous = Keyspace::of_cluster(env, namespace, cluster).await?;
-        ensure!(anonymous.verify("kept/", KEYS).await.is_err(), "it is open");
+        ensure!(
+            anonymous.verify("kept/", KEYS).await.is_err(),
+            "etcd accepts anonymous clients"
+        );
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The backup operator dies between any two writes of a backup, to S3 and beside a claim. The next process makes one whole
-//! backup of it, and does not repeat a complete one. A part of the test of backups on a claim.
+//! The backup operator crashes between the writes of a backup, to S3 and to a PVC. The next process completes the
+//! backup, and does not repeat a complete one. A step of the test of backups on a PVC.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -13,18 +13,18 @@ use kube::api::{DynamicObject, ListParams};
 use crate::backup_pvc::pvc_backup;
 use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location};
 
-/// Where the operator dies.
+/// A crash of the operator.
 #[derive(Clone, Copy)]
 struct Crash {
-    /// The fail point, which is the name of the EtcdBackup, too.
+    /// The failpoint. It is also the name of the EtcdBackup.
     point: &'static str,
-    /// Whether the backup is made by a pod beside a claim; else by the operator, to S3.
+    /// True if a pod writes the backup to a PVC. Otherwise, the operator writes it to S3.
     to_pvc: bool,
-    /// Whether the next process finds the backup whole.
+    /// True if the next process finds a complete backup.
     adopted: bool,
 }
 
-/// Both kinds in turn: a process that dies in the one kind completes a backup of the other.
+/// Alternates the two kinds: a process that crashes in one kind first completes a backup of the other.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -53,7 +53,7 @@ const CRASHES: [Crash; 5] = [
     },
 ];
 
-/// How often the operator's container was restarted.
+/// The number of restarts of the operator's container.
 async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     let pods = sandbox
         .api::<Pod>()
@@ -64,7 +64,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     Ok(containers.map(|container| container.restart_count).sum())
 }
 
-/// Replaces the operator's process by one that dies at this point.
+/// Restarts the operator with this failpoint, or without one.
 async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
@@ -79,7 +79,7 @@ async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Resul
     sandbox.await_operator_pods("etcd-backup-operator", 1).await
 }
 
-/// A cluster `c` and a claim `backups` exist.
+/// Requires the cluster `c` and the PVC `backups`.
 pub(crate) async fn crashes_leave_complete_backups(
     sandbox: &Sandbox,
     keys: &Keyspace,
@@ -108,7 +108,7 @@ pub(crate) async fn crashes_leave_complete_backups(
         .filter_map(|location| location.strip_prefix(&here));
     let expected: Vec<&str> = in_bucket.collect();
     ensure!(expected.len() == 3, "{stored:?}");
-    let what = "each backup with its manifest, and nothing else";
+    let what = "each backup has its manifest, and nothing else is stored";
     let keys = await_keys(&bucket, what, |keys| keys.len() == 2 * expected.len()).await?;
     for key in expected {
         ensure!(keys.iter().any(|one| one == key), "{key} of {keys:?}");
@@ -116,7 +116,7 @@ pub(crate) async fn crashes_leave_complete_backups(
     await_all_finished(&bucket).await
 }
 
-/// Begins a backup, in which the operator dies. Returns the revision of the keys that were there; others are written
+/// Starts a backup during which the operator crashes. Returns the revision before the backup. More keys are written
 /// afterwards.
 async fn crash_during_backup(
     sandbox: &Sandbox,
@@ -134,20 +134,20 @@ async fn crash_during_backup(
         backup_with(sandbox.env.s3()?, point, "c", &path, policy)
     };
     sandbox.apply(&manifest).await?;
-    until("the operator dies", DEADLINE, async || {
+    until("the operator crashes", DEADLINE, async || {
         Ok(match restarts(sandbox).await? {
-            0 => Poll::NotYet("it lives".to_owned()),
+            0 => Poll::NotYet("the operator has not crashed".to_owned()),
             _ => Poll::Done(()),
         })
     })
     .await?;
     if !crash.to_pvc && !crash.adopted {
-        // The next process knows of the attempts that ended with their operator.
+        // The status counts the attempts of crashed processes.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // In the backup only if that is made again.
+    // These keys are in the backup only if the next process repeats it.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }
@@ -156,7 +156,7 @@ fn attempts(backup: &DynamicObject) -> &serde_json::Value {
     field(backup, "/status/unfinishedAttempts")
 }
 
-/// Waits until the backup is complete; returns its location.
+/// Waits until the backup is complete. Returns its location.
 async fn completed(sandbox: &Sandbox, crash: Crash, revision_before: i64) -> Result<String> {
     let point = crash.point;
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -167,7 +167,7 @@ async fn completed(sandbox: &Sandbox, crash: Crash, revision_before: i64) -> Res
     let revision = field(&done, "/status/etcdRevision").as_i64();
     ensure!(
         (revision == Some(revision_before)) == crash.adopted,
-        "{point}: revision {revision:?}, {revision_before} before"
+        "{point}: revision {revision:?}, {revision_before} before the crash"
     );
     Ok(location(&done))
 }

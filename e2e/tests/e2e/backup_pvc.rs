@@ -1,4 +1,4 @@
-//! Backups beside a PersistentVolumeClaim: the pod that makes them, retention, and restores into members with volumes.
+//! Backups on a PersistentVolumeClaim: the backup pod, retention, and restores into members with volumes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,10 +33,10 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until no pod beside a claim is left: each ends with its work.
+/// Waits until no backup pod is left. Each pod is deleted after its work.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
-    until("no pod is left beside the claim", DEADLINE, async || {
+    until("no backup pod is left", DEADLINE, async || {
         let pods = sandbox.api::<Pod>().list(&ours).await?.items;
         Ok(if pods.is_empty() {
             Poll::Done(())
@@ -55,7 +55,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
         sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill_mixed("mixed/", KEYS).await?;
-        step("name a missing claim", waits_for_claim(sandbox)).await?;
+        step("name a missing PVC", waits_for_pvc(sandbox)).await?;
         let crashes = crashes_leave_complete_backups(sandbox, &keys);
         step("crash the operator", crashes).await?;
         await_no_pods(sandbox).await?;
@@ -67,8 +67,8 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// The EtcdBackup is completed when the claim is created, and can be deleted without it.
-async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
+/// The EtcdBackup waits for the missing PVC, and can be deleted without it.
+async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
     let message = [
@@ -80,10 +80,10 @@ async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.api::<Pod>().list(&backup_pod_selector()).await?;
     ensure!(
         pods.items.is_empty(),
-        "a pod waits for a claim that does not exist"
+        "a pod waits for a PVC that does not exist"
     );
 
-    // Nothing delays the deletion, because no claim can hold a backup.
+    // The deletion is immediate, because no PVC can contain a backup.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -93,10 +93,10 @@ async fn waits_for_claim(sandbox: &Sandbox) -> Result<()> {
     no_restarts(sandbox).await
 }
 
-/// One compressed backup, a series with retention, and a claim without a volume.
+/// One compressed backup, a schedule with retention, and a PVC without a volume.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // A pod without a node is reported after a minute. Other backups are made meanwhile.
+    // An unscheduled pod is reported after a minute. Other backups run in the meantime.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -114,9 +114,9 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // The first may already be followed by a second one. What could not be removed is removed the next time.
+        // A second backup may already exist. A failed deletion is retried after the next backup.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
-        let what = "the next backup, and old ones removed";
+        let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {
             let kept = field(object, "/status/backups").as_array();
             has_condition(object, "Complete", "True")
@@ -138,7 +138,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     await_no_pods(sandbox).await
 }
 
-/// Over the running cluster, by the path; and by the name of the EtcdBackup into a new member with a volume.
+/// An in-place restore by path, and a restore by the name of the EtcdBackup into a new cluster on a volume.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
     sandbox.apply(&pvc_backup("last", "")).await?;

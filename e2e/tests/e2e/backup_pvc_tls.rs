@@ -1,5 +1,5 @@
-//! A backup beside a claim of a cluster that asks for certificates and for passwords: the pod that makes it has both
-//! from Secrets, and nobody else sees them.
+//! A backup to a PVC of a cluster with TLS and authentication. The backup pod gets certificates and password from
+//! Secrets, and leaks neither.
 
 use anyhow::ensure;
 use e2e::leaks::ensure_no_leaks;
@@ -36,7 +36,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // By the cluster's name, with its own Secrets; and by an endpoint, with those the EtcdBackup names.
+        // By the name of the cluster, with the cluster's Secrets; and by an endpoint, with the Secrets that the
+        // EtcdBackup names.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
@@ -55,9 +56,9 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // A certificate alone opens nothing, and what the pod has found out is said.
+        // A certificate alone grants no access. The EtcdBackup reports the error of the pod.
         sandbox.apply(&by_endpoint("refused", "")).await?;
-        await_object(&backups, "refused", "etcd's refusal", DEADLINE, |object| {
+        await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);
             said.contains("AccessDenied") || said.contains("EtcdUnreachable")
         })

@@ -1,4 +1,4 @@
-//! A backup to a real S3 server, the loss of the cluster, and its return with every key.
+//! A cluster is backed up to a real S3 server, deleted, and restored with every key.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -18,7 +18,7 @@ use crate::member_loss::await_one_volume_per_member;
 use crate::restore_sources::{await_equal_restore, filled_cluster, seconds_between};
 
 const KEYS: usize = 2_000;
-/// Where the backup is.
+/// The key of the backup.
 const KEY: &str = "daily/etcd.backup";
 const MANIFEST: &str = "daily/etcd.backup.manifest.json";
 
@@ -27,7 +27,7 @@ pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> 
     Ok(manifests::backup(s3, name, "c", &format!("{bucket}/{key}")))
 }
 
-/// What is done says of which generation it speaks, when it began and ended, and no reason of a failure.
+/// Ensures that the status of a completed object has the current generation, both times and no failure reason.
 fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     let generation = field(done, "/status/observedGeneration").as_i64();
     ensure!(generation.is_some() && generation == done.metadata.generation);
@@ -35,7 +35,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
         field(done, "/status/startTime").as_str(),
         field(done, "/status/completionTime").as_str(),
     );
-    // Both in UTC, to the second.
+    // Both times are in UTC with seconds, so they compare as strings.
     ensure!(
         began.is_some() && began <= ended,
         "began {began:?}, ended {ended:?}"
@@ -45,10 +45,10 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cluster as it was when it was backed up.
+/// The cluster at the time of the backup.
 struct Before {
     cluster: DynamicObject,
-    /// What is in the backup.
+    /// The content of the backup.
     state: StoreState,
 }
 
@@ -65,7 +65,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
-        // Newer than the backup.
+        // These keys are newer than the backup.
         keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -77,7 +77,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         step("check Events and metrics", checked).await?;
         let served = serves_as_before(sandbox, &restored, &before);
         let is = step("check the cluster", served).await?;
-        let again = seed_comes_back(sandbox, &restored, &is, &before.state);
+        let again = seed_restarts_with_its_data(sandbox, &restored, &is, &before.state);
         step("lose the seed's pod", again).await
     })
     .await;
@@ -91,11 +91,14 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // The recorded revision is the snapshot's own: nothing wrote after the last key.
+    // The recorded revision is the one of the snapshot. Nothing was written after the last key.
     let revision = field(&done, "/status/etcdRevision");
-    ensure!(*revision == before.state.revision, "{revision} recorded");
+    ensure!(
+        *revision == before.state.revision,
+        "the status has revision {revision}"
+    );
 
-    // The bucket holds what the status says: the object and its manifest, nothing else, nothing unfinished.
+    // The bucket contains only the backup and its manifest, and no unfinished upload.
     let objects = bucket.keys().await?;
     ensure!(objects == [KEY, MANIFEST], "{objects:?}");
     ensure!(bucket.unfinished_uploads().await? == 0);
@@ -119,7 +122,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     Ok(())
 }
 
-/// The EtcdCluster was deleted, and only the backup knows what it was.
+/// The EtcdCluster is deleted, so only the backup has its spec.
 async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let restored = await_equal_restore(sandbox, "back", "c", &before.state).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
@@ -128,13 +131,13 @@ async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     let (bytes, total) = ("/status/progress/bytes", "/status/progress/totalBytes");
     ensure!(
         field(&restored, bytes).as_i64() > Some(0),
-        "no progress was told"
+        "the status has no progress"
     );
     ensure!(field(&restored, bytes) == field(&restored, total));
     Ok(restored)
 }
 
-/// A new cluster with the old spec, on volumes, with the keys of the backup and no others; clients write on.
+/// The new cluster has the old spec, volumes, exactly the keys of the backup, and accepts writes.
 async fn serves_as_before(
     sandbox: &Sandbox,
     restored: &DynamicObject,
@@ -145,13 +148,13 @@ async fn serves_as_before(
     let seed = field(restored, "/status/seed/member").as_str();
     ensure!(
         seed.is_some_and(|seed| members.iter().any(|name| name == seed)),
-        "{seed:?} is no member"
+        "{seed:?} is not a member"
     );
     ensure!(field(restored, "/status/clusterID") == field(&after, "/status/clusterID"));
     ensure!(field(&after, "/spec") == field(&before.cluster, "/spec"));
     ensure!(
         field(&after, "/status/clusterID") != field(&before.cluster, "/status/clusterID"),
-        "a restore is a new cluster"
+        "the restored cluster has the old cluster ID"
     );
     let lock = after.annotations().get("etcd.database.coreos.com/restore");
     ensure!(lock.is_none(), "the restore lock is still there");
@@ -168,9 +171,9 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// The seed's pod is lost after the Secret was deleted with which the backup was downloaded. The member returns with its
-/// data, and is asked alone.
-async fn seed_comes_back(
+/// The seed's pod is deleted after the Secret for the download. The member restarts with its data. The test reads from
+/// this member directly.
+async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,
     cluster: &DynamicObject,
@@ -189,7 +192,7 @@ async fn seed_comes_back(
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
-/// Events tell what was done, and the operator's metrics how long it took and how much it was.
+/// Events report the steps, and the metrics of the operator report duration and size.
 async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
     let name = done.name_any();
     for reason in [
@@ -205,9 +208,9 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
     }
     let of_it = format!("namespace=\"{}\",name=\"{name}\"", sandbox.namespace);
     let bytes = field(done, "/status/progress/bytes").as_i64();
-    let bytes = bytes.context("no progress was told")?;
+    let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
-    // Whole numbers, which a page prints as such.
+    // The metrics endpoint prints whole numbers without a fraction.
     let expected = [
         ("size_bytes", bytes),
         ("progress_bytes", bytes),
@@ -215,19 +218,23 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         ("throughput_bytes_per_second", bytes / took.max(1)),
         ("failed", 0),
     ];
-    until("the restore is measured", DEADLINE, async || {
-        let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-        // The sum of nothing is -0.
-        let measured =
-            |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
-        let found = expected.map(|(what, _)| (what, measured(what).to_string()));
-        Ok(
-            if found == expected.map(|(what, it)| (what, it.to_string())) {
-                Poll::Done(())
-            } else {
-                Poll::NotYet(format!("{found:?}, and not {expected:?}"))
-            },
-        )
-    })
+    until(
+        "the metrics of the restore are complete",
+        DEADLINE,
+        async || {
+            let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
+            // The sum of no values is -0.
+            let measured =
+                |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
+            let found = expected.map(|(what, _)| (what, measured(what).to_string()));
+            Ok(
+                if found == expected.map(|(what, it)| (what, it.to_string())) {
+                    Poll::Done(())
+                } else {
+                    Poll::NotYet(format!("{found:?}, expected {expected:?}"))
+                },
+            )
+        },
+    )
     .await
 }

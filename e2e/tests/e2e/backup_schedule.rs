@@ -1,4 +1,4 @@
-//! Backups that are made again and again: when, what is kept, and what goes with the EtcdBackup or with the cluster.
+//! Scheduled backups: schedule, retention, and deletion together with the EtcdBackup or the cluster.
 
 use std::collections::BTreeSet;
 
@@ -17,22 +17,22 @@ use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys of a neighbor, whose names begin like those of `etcd`.
+/// Keys of another owner. Their names start like those of `etcd`.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
     "etcd_vault",
 ];
-/// The keys in the cluster that backs itself up.
+/// The number of keys in the cluster with its own schedule.
 const KEYS: usize = 500;
 
-/// A bucket for one step of a test.
+/// Creates a bucket for one step of the test.
 async fn bucket(sandbox: &Sandbox, step: &str) -> Result<Bucket> {
     let name = format!("{}-{step}", sandbox.namespace);
     Bucket::create(sandbox.env.s3()?, &name).await
 }
 
-/// Suspends an EtcdBackup, or lets it go on.
+/// Suspends or resumes an EtcdBackup.
 pub(crate) async fn suspend(sandbox: &Sandbox, name: &str, suspended: bool) -> Result<()> {
     let patch = format!(r#"{{"spec":{{"backupPolicy":{{"suspend":{suspended}}}}}}}"#);
     let patch = ["patch", "etcdbackup", name, "--type=merge", "-p", &patch];
@@ -46,7 +46,7 @@ pub(crate) fn location(object: &DynamicObject) -> String {
         .to_owned()
 }
 
-/// The next backup after the one at `before`, complete.
+/// Waits for a complete backup with another location than `before`. Returns the EtcdBackup.
 async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<DynamicObject> {
     await_object(
         &sandbox.objects(Kind::EtcdBackup),
@@ -58,7 +58,7 @@ async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<Dynam
     .await
 }
 
-/// Waits until the bucket holds exactly these keys.
+/// Waits until the keys of the bucket satisfy `holds`. Returns the keys.
 pub(crate) async fn await_keys(
     bucket: &Bucket,
     what: &str,
@@ -75,9 +75,9 @@ pub(crate) async fn await_keys(
     .await
 }
 
-/// Waits until no upload is left unfinished.
+/// Waits until the bucket has no unfinished upload.
 pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
-    until("nothing unfinished is left", DEADLINE, async || {
+    until("no unfinished upload is left", DEADLINE, async || {
         Ok(match bucket.unfinished_uploads().await? {
             0 => Poll::Done(()),
             left => Poll::NotYet(format!("{left} uploads")),
@@ -86,7 +86,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The backups of `path` whose manifest is beside them; the names are those of v1beta2.
+/// The backups of `path` that have a manifest. Their names have the form of v1beta2.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -97,7 +97,7 @@ fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// What the status says of the newest is what its manifest says.
+/// Ensures that the status matches the manifest of the newest backup.
 async fn is_as_its_manifest_says(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
     let newest = location(object);
     let key = newest
@@ -120,7 +120,7 @@ async fn is_as_its_manifest_says(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The minute of the second cluster's schedule passes during the other steps.
+        // The schedule of the second cluster is due during the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = backs_itself_up(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -139,12 +139,12 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// Every five seconds, across a restart of the operator.
+/// A backup every five seconds, with a restart of the operator.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // Backups of coreos/etcd-operator are deleted like the own ones.
+    // Retention also applies to backups of coreos/etcd-operator.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
-        bucket.write(key, b"somebody's".to_vec()).await?;
+        bucket.write(key, b"foreign".to_vec()).await?;
     }
     let policy = "  backupPolicy: {backupIntervalInSecond: 5, maxBackups: 2}\n";
     let s3 = sandbox.env.s3()?;
@@ -161,7 +161,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The process holds no state: the next one continues.
+            // The operator keeps no state in memory, so the next process continues.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -174,11 +174,11 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may be of the backup before.
+            // The condition may belong to the previous backup.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
-    let what = "two backups and the siblings are left";
+    let what = "two backups and the siblings remain";
     let keys = await_keys(&bucket, what, |keys| keys.len() == 4 + SIBLINGS.len()).await?;
     ensure!(stored(&keys, "etcd").len() == 2, "{keys:?}");
     let is_there = |sibling: &&str| keys.iter().any(|key| key == sibling);
@@ -194,7 +194,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     .map(drop)
 }
 
-/// A cluster `s` whose own spec has a schedule: by cron, compressed.
+/// The manifest of a cluster `s` with a cron schedule and compression in its spec.
 fn backs_itself_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let more = format!(
@@ -205,7 +205,7 @@ fn backs_itself_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     cluster_with(&sandbox.env, "s", 1, &more)
 }
 
-/// The EtcdBackup is deleted with the cluster. Its stored backups stay, and the cluster is restored from one.
+/// The EtcdBackup is deleted with the cluster. The stored backups remain, and one of them restores the cluster.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "a backup with all keys";
@@ -253,7 +253,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// The stored backup is deleted with the EtcdBackup only where its deletionPolicy is Delete.
+/// The stored backup is deleted with the EtcdBackup only if deletionPolicy is Delete.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -270,7 +270,8 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The example's account may create EtcdBackups and nothing else; what its ConfigMap holds is accepted and made.
+/// The ServiceAccount of the example may only create EtcdBackups. The manifest in its ConfigMap is accepted and
+/// completes.
 async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
@@ -305,7 +306,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
         .await?;
     let mut names = Vec::new();
     for _ in 0..2 {
-        // What the job's container does, as the job's account.
+        // The command of the job's container, with the ServiceAccount of the job.
         let create = [
             "-n",
             &sandbox.namespace,
@@ -316,7 +317,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             "-o",
             "name",
         ];
-        // The account may do so when the API server has heard of its rights.
+        // The rights take effect some time after the RoleBinding is created.
         let created = until_allowed("the account may create a backup", DEADLINE, async || {
             let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
             Ok(Poll::Done(created.await?))
@@ -351,7 +352,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// More objects than a page of a listing has. A test with a real S3 server covers the paging in every run:
+/// More objects than one page of a listing. A test with a real S3 server covers paging in every run:
 /// `retention_pages_through_more_than_a_thousand_objects`.
 mod full {
     use anyhow::ensure;
@@ -389,14 +390,20 @@ mod full {
                 .apply(&backup_with(s3, "again", "c", &path, policy))
                 .await?;
             let backups = sandbox.objects(Kind::EtcdBackup);
-            let kept = await_object(&backups, "again", "old ones removed", DEADLINE, |object| {
-                has_condition(object, "RetentionApplied", "True")
-                    && field(object, "/status/backups/0/location")
-                        == field(object, "/status/location")
-            })
+            let kept = await_object(
+                &backups,
+                "again",
+                "old backups are deleted",
+                DEADLINE,
+                |object| {
+                    has_condition(object, "RetentionApplied", "True")
+                        && field(object, "/status/backups/0/location")
+                            == field(object, "/status/location")
+                },
+            )
             .await?;
             let left = bucket.keys().await?;
-            // The new one, its manifest, the two newest old ones, and the siblings.
+            // The new backup, its manifest, the two newest old backups, and the siblings.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

@@ -1,5 +1,5 @@
-//! Backups to each kind of store that is not S3, with the Secrets of v1beta2, under the chart's own rights. S3 has tests of
-//! its own.
+//! Backups to every kind of store except S3, with the Secrets of v1beta2 and the RBAC of the chart. S3 has its own
+//! tests.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,7 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Without a policy, the backup is at the path itself. With one it is numbered, and here compressed.
+/// Without a policy, the backup is stored at the path itself. With a policy, the name has a revision. The second case
+/// also uses compression.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -24,11 +25,11 @@ const POLICIES: [(&str, &str); 2] = [
 /// A kind of store.
 struct Store {
     name: &'static str,
-    /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.
+    /// Lines under `spec` of an EtcdBackup. `PATH` is a placeholder for the path.
     block: String,
-    /// The beginning of a location.
+    /// The prefix of a location.
     scheme: &'static str,
-    /// Whether a restore can read it.
+    /// True if a restore can read from the store.
     restores: bool,
 }
 
@@ -37,7 +38,7 @@ fn variable(name: &str) -> Result<String> {
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// The stores. OSS speaks the S3 protocol here, at an endpoint that is not OSS's own.
+/// The stores. OSS uses the S3 protocol here, at an endpoint that is not from OSS.
 fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
     let shared = variable("E2E_BUCKET")?;
     let gcs = format!(
@@ -102,7 +103,7 @@ async fn every_store_takes_backups_and_returns_them() {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
         step("back up to every store", are_made(sandbox, &stores)).await?;
-        // Keys that are newer than the backups.
+        // These keys are newer than the backups.
         keys.fill("later/", 10, |_| ()).await?;
         let restored = are_restored(sandbox, &stores, &before);
         step("restore from every store", restored).await
@@ -110,7 +111,7 @@ async fn every_store_takes_backups_and_returns_them() {
     .await;
 }
 
-/// Backs the cluster up to every store at once. Every store reports the size of the backup.
+/// Backs up the cluster to every store concurrently. Every EtcdBackup reports the size of the backup.
 async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
@@ -140,7 +141,7 @@ async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the newest backup of an EtcdBackup of each store at once, into a cluster with the name of the store.
+/// Restores the newest backup of each store concurrently, into clusters with the names of the stores.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

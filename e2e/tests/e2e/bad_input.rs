@@ -1,5 +1,5 @@
-//! What a user gets wrong: rejected by the schema or explained by a condition and an Event, and nothing else stops. The test
-//! of the API server's rules has all cases of the schema.
+//! Mistakes of users are rejected by the schema or explained by a condition and an Event. Other objects are not
+//! affected. The test of the API server's rules has all cases of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -18,7 +18,7 @@ use crate::fixtures::{cluster, newest_version};
 use crate::restore_in_place::{self, restarts_of};
 use crate::restore_storage::left;
 
-/// The schema refuses the manifest, with a message that says why.
+/// Ensures that the schema rejects the manifest with this message.
 async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
     match sandbox.apply(manifest).await {
         Ok(printed) => anyhow::bail!("accepted: {printed}\n{manifest}"),
@@ -30,7 +30,7 @@ async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> R
     }
 }
 
-/// The object gets a condition with all the fragments, and a Warning Event.
+/// Waits until the object has a condition with all the fragments, and a Warning Event.
 async fn await_reported(
     sandbox: &Sandbox,
     kind: Kind,
@@ -40,7 +40,7 @@ async fn await_reported(
     await_object(
         &sandbox.objects(kind),
         name,
-        &format!("{fragments:?} in its conditions"),
+        &format!("conditions with {fragments:?}"),
         DEADLINE,
         |object| {
             let line = conditions_line(object);
@@ -51,7 +51,8 @@ async fn await_reported(
     await_warning(sandbox, kind, name).await
 }
 
-/// The EtcdBackup waits for this reason, which its message explains with all the fragments, and there is a Warning Event.
+/// Waits until the EtcdBackup is incomplete for this reason, with all the fragments in the message, and has a Warning
+/// Event.
 pub(crate) async fn await_waiting(
     sandbox: &Sandbox,
     name: &str,
@@ -90,12 +91,12 @@ async fn await_warning(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> 
 
 const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
 
-/// A manifest with its `spec` in one line.
+/// A manifest with its `spec` on one line.
 fn object(kind: Kind, name: &str, spec: &str) -> String {
     format!("{HEAD}kind: {kind:?}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
-/// Invariant 15: a stored object that cannot work stops no other.
+/// Invariant 15: an invalid stored object blocks no other object.
 #[tokio::test]
 async fn invalid_clusters_are_rejected_or_explained() {
     cluster_scenario("bad_cluster", async |sandbox| {
@@ -104,9 +105,9 @@ async fn invalid_clusters_are_rejected_or_explained() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // A field that is not in effect.
+        // This field has no effect.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // Secrets that do not exist: no member runs without the encryption that is asked for.
+        // The Secrets do not exist. The operator starts no member without the requested encryption.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -131,10 +132,10 @@ async fn invalid_clusters_are_rejected_or_explained() {
         sandbox.await_members("later", 1).await?;
         ensure!(
             sandbox.member_pods("secret").await?.is_empty(),
-            "a member runs without the encryption asked for"
+            "a member runs without the requested encryption"
         );
 
-        // A version with an image is the remedy.
+        // The remedy: a version with an image.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -163,7 +164,7 @@ async fn invalid_backups_and_restores_are_rejected_or_explained() {
     .await;
 }
 
-/// No cluster exists, and none is made.
+/// No cluster exists, and no restore creates one.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -189,12 +190,12 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
     let found = clusters.list(&ListParams::default()).await?.items.len();
     ensure!(
         found == count,
-        "a restore that cannot work has made a cluster: there are {found}"
+        "expected {count} clusters, found {found}: an invalid restore created a cluster"
     );
     Ok(())
 }
 
-/// Backups of the cluster `c` that wait for a correction, and one that does not.
+/// Several backups of the cluster `c` wait for a correction, and one completes.
 async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
@@ -203,7 +204,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // The Secret is missing, then lacks a key, then has a wrong identity, then is right: the same object is completed.
+    // The Secret is missing, then lacks a key, then has a wrong identity, then is correct. The same EtcdBackup
+    // completes.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -240,33 +242,33 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // Nothing is stored of those that cannot work.
+    // The invalid backups store nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 
-/// These backups lie in the bucket, each with its manifest, and nothing else.
+/// Ensures that the bucket contains exactly these backups with their manifests.
 async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let pairs = backups
         .iter()
         .flat_map(|key| [(*key).to_owned(), format!("{key}.manifest.json")]);
     let (expected, found) = (pairs.collect::<Vec<_>>(), bucket.keys().await?);
-    ensure!(found == expected, "{found:?}, and not {expected:?}");
+    ensure!(found == expected, "{found:?}, expected {expected:?}");
     let begun = bucket.unfinished_uploads().await?;
-    ensure!(begun == 0, "{begun} uploads were begun and not ended");
+    ensure!(begun == 0, "{begun} uploads are unfinished");
     Ok(())
 }
 
-/// A backup that is there, and a template or a manifest that does not fit it. No cluster is made.
+/// The backup exists, but the template or the manifest does not match it. No cluster is created.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // A template of a release that cannot read what the manifest says.
+    // The release in the template cannot read the backup, according to the manifest.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
     let older = restore_with(s3, "older", &older, &path, "");
 
-    // Cut off, which is seen before a cluster is made for it.
+    // The backup is truncated. The operator detects this before it creates a cluster.
     let mut cut = bucket.read("good").await?;
     cut.truncate(cut.len() / 2);
     bucket.write("cut", cut).await?;
@@ -285,14 +287,14 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Mistakes are reported over a running cluster as well, and nothing is touched.
+/// Mistakes are also reported for in-place restores, and nothing is changed.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
-    let living = sandbox.await_members("c", 1).await?;
-    // Of a release that this cluster's etcd cannot read, by its manifest.
+    let running = sandbox.await_members("c", 1).await?;
+    // The manifest names an etcd release that is too new for this cluster.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -324,29 +326,29 @@ async fn running_cluster_is_unchanged(
         let manifest = manifest.replace("awsSecret: aws,", &secret);
         sandbox.apply(&manifest).await?;
         await_reported(sandbox, Kind::EtcdRestore, name, fragments).await?;
-        ensure_unchanged(sandbox, &living).await.context(name)?;
+        ensure_unchanged(sandbox, &running).await.context(name)?;
     }
     let now = restarts_of(sandbox).await?;
-    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    ensure!(now == pods, "pods {now:?}, before {pods:?}");
     before.ensure_same(&StoreState::now(keys).await?)
 }
 
-/// Nobody has claimed it, it is the cluster that it was, and there is nothing of a seed.
+/// Ensures that the cluster has no restore lock, is unchanged, and has no objects of a seed.
 async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let is = sandbox.await_members("c", 1).await?;
     let claimed = is
         .annotations()
         .contains_key(restore_in_place::RESTORE_LOCK);
-    ensure!(!claimed, "it was claimed");
+    ensure!(!claimed, "the cluster has a restore lock");
     for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
         ensure!(field(&is, part) == field(before, part), "{part} changed");
     }
     let left = left(sandbox, "c").await?;
-    ensure!(left.is_empty(), "there is a seed: {left:?}");
+    ensure!(left.is_empty(), "objects of a seed exist: {left:?}");
     Ok(())
 }
 
-/// The operators have not crashed.
+/// Ensures that no operator has crashed.
 pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
     let operators = ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
     let pods = sandbox.api::<Pod>().list(&operators).await?;
@@ -356,7 +358,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // One that could not renew its lease ends by itself.
+        // An operator that cannot renew its lease exits.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

@@ -1,4 +1,4 @@
-//! From an EtcdCluster to members that serve, and back to nothing when the EtcdCluster is deleted.
+//! Clusters form, serve clients, and are deleted with their EtcdClusters.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
@@ -24,13 +24,19 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;
     sandbox.await_members("plain", 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let object = await_object(&clusters, "plain", "all is well", DEADLINE, |object| {
-        field(object, "/status/phase") == "Running"
-            && field(object, "/status/currentVersion") == field(object, "/spec/version")
-            && has_condition(object, "Available", "True")
-            && has_condition(object, "Degraded", "False")
-            && ready_members(object).len() == 3
-    })
+    let object = await_object(
+        &clusters,
+        "plain",
+        "the cluster is healthy",
+        DEADLINE,
+        |object| {
+            field(object, "/status/phase") == "Running"
+                && field(object, "/status/currentVersion") == field(object, "/spec/version")
+                && has_condition(object, "Available", "True")
+                && has_condition(object, "Degraded", "False")
+                && ready_members(object).len() == 3
+        },
+    )
     .await?;
     ensure!(field(&object, "/status/serviceName") == "plain-client");
     ensure!(field(&object, "/status/clientPort") == 2379);
@@ -44,7 +50,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
         "clusterID: {id}"
     );
 
-    // The names in etcd, of the pods and in the status are the same.
+    // etcd, the pods and the status have the same names.
     let members = keys.members().await?.into_iter();
     let mut members: Vec<String> = members.map(|(name, _)| name).collect();
     members.sort();
@@ -75,8 +81,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one member is recorded and forms the cluster, the others join it as learners. Its volume is the
-/// only one that is claimed at first; when that claim is deleted later, the member is replaced while it serves.
+/// `bootstrap: Seed`: one recorded member forms the cluster, and the others join as learners. Only the PVC of this
+/// member exists at first. When that PVC is deleted later, the operator replaces the member while it serves clients.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;
@@ -92,7 +98,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // Nothing but the claim is deleted: Kubernetes holds it back, the operator replaces the member.
+    // Only the PVC is deleted. Kubernetes delays the deletion until the operator has replaced the member.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox
@@ -106,7 +112,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     writer.await_more(10).await?;
-    let tally = writer.finish("the seed's volume claim deleted").await;
+    let tally = writer.finish("deleted PVC of the seed").await;
     tally.map(drop)
 }
 
@@ -115,7 +121,7 @@ async fn deleted(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["delete", "etcdcluster", "plain", "durable"])
         .await?;
-    let what = "pods, volumes and Services are gone";
+    let what = "pods, volumes and Services are deleted";
     until(what, DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster in (plain, durable)");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();

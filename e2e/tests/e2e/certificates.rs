@@ -1,4 +1,4 @@
-//! Clusters with TLS from Secrets: what the tests share.
+//! Shared helpers for clusters with TLS from Secrets.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
-/// How often the operator and the kubelets are asked to read Secrets.
+/// How often a test triggers the operator and the kubelets to read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// The pause between two checks, each of which starts several processes.
+/// The pause between two polls. Each poll starts several processes.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
 
-/// Lines under `spec` for TLS between members and towards clients.
+/// Lines under `spec` for TLS between members and for clients.
 pub(crate) const STATIC: &str = "  TLS:
     static:
       member: {peerSecret: peer, serverSecret: server}
       operatorSecret: operator
 ";
 
-/// The names v1beta2's documentation asks for: the pods' form, and the client Service.
+/// The DNS names that the documentation of v1beta2 requires: the pods, and the client Service.
 pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
     vec![
@@ -31,17 +31,18 @@ pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     ]
 }
 
-/// The names of members with Services of their own; the client Service's is one of them.
+/// The DNS names of members with their own Services. The client Service matches as well.
 pub(crate) fn service_dns_names(sandbox: &Sandbox) -> Vec<String> {
     vec![format!("*.{}.svc", sandbox.namespace)]
 }
 
-/// The name clients expect.
+/// The DNS name that clients expect.
 pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
     format!("{cluster}-client.{}.svc", sandbox.namespace)
 }
 
-/// Makes the Secrets `peer`, `server` and `operator`, of one authority, with the keys of v1beta2 or the usual ones.
+/// Creates the Secrets `peer`, `server` and `operator`, from one authority, with the keys of v1beta2 or of
+/// cert-manager.
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],
@@ -69,13 +70,13 @@ pub(crate) async fn make_secrets(
     Ok(authority)
 }
 
-/// A client of the cluster that the authority has certified.
+/// A client with a certificate of the authority.
 pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let own = authority.client()?;
     Ok(authority.identity(Some(&own), &client_name(sandbox, cluster)))
 }
 
-/// Waits until three members are ready, and `TLSReady` is true and says this.
+/// Waits until three members are ready, and `TLSReady` is true with this text in its message.
 pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
     sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -89,8 +90,8 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
     .map(drop)
 }
 
-/// As [`until`]. The operator and the kubelets read the Secrets of cluster `c` every few seconds; without a request, each
-/// reads them once a minute.
+/// Like [`until`], but triggers the operator and the kubelets to read the Secrets of cluster `c` every few seconds.
+/// Without a trigger, each reads them once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -135,7 +136,7 @@ pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<St
         .collect())
 }
 
-/// No URL in the arguments of members is without TLS, except that of metrics.
+/// Ensures that all URLs in the arguments of members use TLS, except the metrics URL.
 pub(crate) async fn urls_have_tls(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     for argument in arguments(sandbox, cluster).await? {
         ensure!(

@@ -1,4 +1,4 @@
-//! The chart as an administrator installs it: CRDs, Deployments, least rights, and what stays when it is uninstalled. The
+//! Installation of the chart: CRDs, Deployments, least privilege, and the objects that remain after uninstall. The
 //! cluster is the first example of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
@@ -10,12 +10,10 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::fixtures::{may, newest_version, root};
 
-/// The cluster of the example.
 const CLUSTER: &str = "example-etcd-cluster";
-/// Its client Service.
 const CLIENT: &str = "example-etcd-cluster-client";
 
-/// Each operator has what it needs and not more: account, verb, resource, whether it is allowed.
+/// The rights of the operators: account, verb, resource, whether it is allowed.
 const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "create", "pods", true),
     (
@@ -34,7 +32,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "list", "secrets", false),
     ("etcd-operator", "create", "pods/exec", false),
     ("etcd-backup-operator", "get", "secrets", true),
-    // Beside claims.
+    // For backups on PVCs.
     ("etcd-backup-operator", "create", "pods", true),
     ("etcd-backup-operator", "list", "pods", false),
     ("etcd-backup-operator", "create", "pods/exec", false),
@@ -68,7 +66,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
         "etcdclusters.etcd.database.coreos.com",
         false,
     ),
-    // Of a seed that was given up, and of the cluster that is restored over.
+    // For failed seeds, and for clusters that are replaced by an in-place restore.
     (
         "etcd-restore-operator",
         "delete",
@@ -88,7 +86,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "get", "secrets", true),
 ];
 
-async fn rights_are_what_is_needed(sandbox: &Sandbox) -> Result<()> {
+async fn rights_are_minimal(sandbox: &Sandbox) -> Result<()> {
     for (account, verb, resource, allowed) in RIGHTS {
         let found = may(sandbox, account, verb, resource, &sandbox.namespace).await?;
         ensure!(
@@ -104,34 +102,34 @@ async fn chart_upgrade_and_uninstall_leave_clusters_running() {
     scenario("chart_install", async |sandbox| {
         step("upgrade the release with CRDs", upgrades(sandbox)).await?;
         step("run the example of v0.9.4", runs_old_example(sandbox)).await?;
-        step("check the rights", rights_are_what_is_needed(sandbox)).await?;
+        step("check the rights", rights_are_minimal(sandbox)).await?;
         step("reject an unknown value", rejects_unknown(sandbox)).await?;
         step("uninstall and install again", is_installed_again(sandbox)).await
     })
     .await;
 }
 
-/// An upgrade of the release that the scenario has installed without CRDs.
+/// Upgrades the release, which the scenario installed without CRDs.
 async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     let settings = ["--set", "crds.install=true", "--take-ownership"];
     let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
     ensure!(
         printed.contains("kubectl"),
-        "the notes do not say how to go on: {printed}"
+        "the notes name no next step: {printed}"
     );
     sandbox.await_operators().await
 }
 
-/// Only the version differs from the example, because the nodes have no image of the old one.
+/// Only the version differs from the example, because the nodes have no image of the old version.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
     ensure!(
         old.contains("3.2.13"),
-        "the fixture does not name the old version any more"
+        "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // 3.2 is accepted, and reported as untested.
+    // 3.2 is accepted and reported as untested.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -142,7 +140,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of the old operator know two Services by name and the pods by label.
+    // Clients of the old operator use two Services by name and the pods by label.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -162,7 +160,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Without operators the cluster serves; the CRDs and objects stay. Operators that are installed again manage it.
+/// Without operators, the cluster keeps serving, and the CRDs and objects remain. Reinstalled operators manage the
+/// cluster again.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;
@@ -221,7 +220,7 @@ async fn chart_values_are_checked_by_schema() {
         ensure!(rules == 1, "{rules} PrometheusRules");
         let absent = rendered.matches("alert: EtcdOperatorAbsent").count();
         ensure!(absent == 3, "{absent} alerts on three operators");
-        // In one namespace nothing of the operators' own rights is the whole cluster's.
+        // Operators of one namespace have no cluster-wide rights.
         ensure!(!rendered.contains("kind: ClusterRole\n"), "{rendered}");
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Cluster-wide operators and a namespaced operator in the same Kubernetes: each object has one manager, by its annotation,
-//! and an object without a manager says so. The cluster-wide operators have an identity of their own.
+//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. Each object has one manager, selected
+//! by its annotation. An object without a manager reports this. The cluster-wide operators have their own identity.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
@@ -12,7 +12,7 @@ use crate::fixtures::{cluster, may};
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
 
-/// A cluster of one member, annotated or not.
+/// A cluster of one member, with or without the annotation.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     let plain = cluster(&sandbox.env, name, 1)?;
     if !annotated {
@@ -39,7 +39,7 @@ async fn await_managed(
     .await
 }
 
-/// Without cluster-wide operators, the namespaced operator reports that an object which asks for them has no manager.
+/// Without cluster-wide operators, the namespaced operator reports that an annotated object has no manager.
 async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     namespaced
         .apply(&manifest(namespaced, "own", false)?)
@@ -51,7 +51,10 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     await_managed(namespaced, "own", "True", "Namespaced").await?;
     let unmanaged = await_managed(namespaced, "handed", "False", "NotManaged").await?;
     let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
-    ensure!(message.contains("--cluster-wide"), "no remedy: {message}");
+    ensure!(
+        message.contains("--cluster-wide"),
+        "the message names no remedy: {message}"
+    );
     namespaced
         .await_event(Kind::EtcdCluster, "handed", &["NotManaged"])
         .await?;
@@ -59,8 +62,8 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The cluster-wide operators manage annotated objects, next to the namespaced operator and in a namespace without
-/// operators, and no others.
+/// The cluster-wide operators manage only annotated objects: in the namespace of the namespaced operator, and in a
+/// namespace without operators.
 async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     empty.apply(&manifest(empty, "handed", true)?).await?;
     empty.apply(&manifest(empty, "plain", false)?).await?;
@@ -70,11 +73,14 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     }
     let unmanaged = await_managed(empty, "plain", "False", "NotManaged").await?;
     let message = condition(&unmanaged, "Managed").context("just seen")?["message"].to_string();
-    ensure!(message.contains(SCOPE), "no remedy: {message}");
+    ensure!(
+        message.contains(SCOPE),
+        "the message names no remedy: {message}"
+    );
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // The remedy works.
+    // The remedy in the message works.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
@@ -85,7 +91,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has its rights in every namespace, the namespaced operator in its own.
+/// The cluster-wide operator has its rights in every namespace, the namespaced operator only in its own.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -142,7 +148,7 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // Objects without a namespace: ClusterRoles and admission policies.
+            // Also deletes the cluster-scoped objects: ClusterRoles and admission policies.
             let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &gone).await;
             let removed = remove_policies(&wide, &empty).await;

@@ -1,4 +1,4 @@
-//! Two restores at once into one and the same cluster: a new one, and one that is there. Parts of the test of all sources.
+//! Two concurrent restores into the same cluster: a new one, and an existing one. Steps of the test of all sources.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
@@ -13,7 +13,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::restore_in_place::RESTORE_LOCK;
 use crate::restore_sources::Sources;
 
-/// Restores two backups at once into one cluster: `{prefix}-early` and `{prefix}-late`.
+/// Restores two backups concurrently into one cluster: `{prefix}-early` and `{prefix}-late`.
 async fn restore_both(
     sandbox: &Sandbox,
     sources: &Sources,
@@ -33,32 +33,38 @@ async fn restore_both(
     Ok([ended(sandbox, early).await?, ended(sandbox, late).await?])
 }
 
-/// The EtcdRestore when nothing of it goes on any more.
+/// Waits until the EtcdRestore has completed or failed.
 async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    await_object(&restores, name, "its end", DEADLINE, |object| {
-        has_condition(object, "Complete", "True") || field(object, "/status/phase") == "Failed"
-    })
+    await_object(
+        &restores,
+        name,
+        "completion or failure",
+        DEADLINE,
+        |object| {
+            has_condition(object, "Complete", "True") || field(object, "/status/phase") == "Failed"
+        },
+    )
     .await
 }
 
-/// It was refused in favour of the other one, which it names as the cause, and is in nobody's way.
+/// Ensures that the restore was rejected because of the other one, which its message names, and blocks nothing.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
     ensure!(why.iter().any(|why| message.contains(why)), "{message}");
     let finalizers = refused.finalizers();
-    ensure!(finalizers.is_empty(), "{finalizers:?} are left");
+    ensure!(finalizers.is_empty(), "finalizers {finalizers:?} remain");
     Ok(())
 }
 
-/// Of the seed that this restore would have made, or has made, nothing is left.
+/// Waits until no object of this restore's seed is left.
 async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()> {
     let Some(seed) = field(restore, "/status/seed/member").as_str() else {
         return Ok(());
     };
     until(
-        &format!("nothing is left of {seed}"),
+        &format!("all objects of {seed} are deleted"),
         DEADLINE,
         async || {
             let pod = sandbox.api::<Pod>().get_opt(seed).await?.is_some();
@@ -67,7 +73,7 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
             let claim = claims.iter().any(|claim| claim.name_any().contains(seed));
             let service = sandbox.api::<Service>().get_opt(seed).await?.is_some();
             Ok(if pod || claim || service {
-                Poll::NotYet(format!("pod {pod}, claim {claim}, Service {service}"))
+                Poll::NotYet(format!("pod {pod}, PVC {claim}, Service {service}"))
             } else {
                 Poll::Done(())
             })
@@ -76,7 +82,8 @@ async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()>
     .await
 }
 
-/// One member, one volume, no claim, one cluster ID wherever it is asked for; and exactly this backup.
+/// Ensures that the cluster has one member, one volume, no restore lock, the same cluster ID everywhere, and exactly
+/// the winner's backup.
 async fn ensure_one_backup_restored(
     sandbox: &Sandbox,
     cluster: &str,
@@ -86,10 +93,17 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // The cluster operator tells of the one before until it has looked.
-    await_object(&clusters, cluster, "the restored one", DEADLINE, |object| {
-        field(object, "/status/clusterID") == id && !object.annotations().contains_key(RESTORE_LOCK)
-    })
+    // The status shows the previous cluster until the cluster operator has reconciled.
+    await_object(
+        &clusters,
+        cluster,
+        "the restored cluster",
+        DEADLINE,
+        |object| {
+            field(object, "/status/clusterID") == id
+                && !object.annotations().contains_key(RESTORE_LOCK)
+        },
+    )
     .await?;
     let is = sandbox.await_members(cluster, 1).await?;
     ensure!(field(&is, "/status/clusterID") == id);
@@ -119,7 +133,7 @@ async fn ensure_one_backup_restored(
     Ok(is)
 }
 
-/// One of the restores makes the cluster, and the other one is refused.
+/// One restore creates the cluster, and the other one is rejected.
 pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let [early, late] = restore_both(sandbox, sources, "new", "f", "").await?;
     let is_complete = |object: &DynamicObject| has_condition(object, "Complete", "True");
@@ -131,7 +145,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // A refused EtcdRestore owns nothing, and nothing is deleted with it.
+    // A rejected EtcdRestore owns nothing, so its deletion deletes nothing else.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)
@@ -139,14 +153,14 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
         .map(drop)
 }
 
-/// One of the backups is restored whole over the cluster `c`, whichever it is.
+/// One of the backups is completely restored over the cluster `c`. Either one may win.
 pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let both = restore_both(sandbox, sources, "over", "c", "  overwrite: true\n").await?;
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // A restore that looked when the other one was done has replaced its result.
+    // A restore that started after the other one completed has replaced its result.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")
@@ -154,7 +168,7 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
     let message: Vec<String> = refused.iter().map(conditions_line).collect();
     let winner = complete
         .pop()
-        .with_context(|| format!("none: {message:?}"))?;
+        .with_context(|| format!("no restore completed: {message:?}"))?;
     for loser in &refused {
         ensure_rejected(loser, &["is being restored by another EtcdRestore"])?;
     }
@@ -162,7 +176,10 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
         await_no_seed(sandbox, other).await?;
     }
     let is = ensure_one_backup_restored(sandbox, "c", &winner, sources).await?;
-    ensure!(is.metadata.uid == before.metadata.uid, "made anew");
+    ensure!(
+        is.metadata.uid == before.metadata.uid,
+        "the EtcdCluster was recreated"
+    );
     ensure!(field(&is, "/spec") == field(&before, "/spec"));
     let id = field(&before, "/status/clusterID");
     ensure!(field(&is, "/status/clusterID") != id);

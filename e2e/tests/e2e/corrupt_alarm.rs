@@ -1,8 +1,7 @@
-//! etcd says that the data of one member differs from the others' (alarm CORRUPT) and refuses every write: that member
-//! is replaced, the alarm is taken back, and the cluster is writable again.
+//! etcd raises the alarm CORRUPT for one member and rejects every write. The operator replaces that member and disarms
+//! the alarm, and the cluster accepts writes again.
 //!
-//! The alarm is raised by hand, by the call that etcd's own check makes: data that really differs would need a defect
-//! of etcd.
+//! The test raises the alarm with the request of etcd's own check. Really different data would need a defect in etcd.
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, follower, members};
@@ -30,10 +29,17 @@ async fn corrupt_alarm_replaces_member_and_restores_writes() {
         keys.raise_corrupt(u64::from_str_radix(id, 16)?).await?;
 
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let after = await_object(&clusters, "c", "it is replaced", DEADLINE, |object| {
-            let names: Vec<String> = members(object).into_iter().map(|(name, _)| name).collect();
-            !names.contains(&victim) && field(object, "/status/alarms").is_null()
-        })
+        let after = await_object(
+            &clusters,
+            "c",
+            "the member is replaced",
+            DEADLINE,
+            |object| {
+                let names: Vec<String> =
+                    members(object).into_iter().map(|(name, _)| name).collect();
+                !names.contains(&victim) && field(object, "/status/alarms").is_null()
+            },
+        )
         .await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&sandbox.await_members("c", 3).await?)

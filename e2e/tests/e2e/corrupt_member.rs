@@ -1,4 +1,4 @@
-//! A member cannot start on its data: it is replaced, and its damaged volume with it.
+//! A member cannot start from its data. The operator replaces the member and its damaged volume.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
@@ -9,17 +9,20 @@ use kube::api::Api;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::{SelectMember, await_one_volume_per_member};
 
-/// Where the testbed keeps the volume of a claim.
+/// The directory of a PVC's volume on the testbed.
 async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
     let claims: Api<PersistentVolumeClaim> = sandbox.api();
     let spec = claims.get(claim).await?.spec.context("no spec")?;
-    let name = spec.volume_name.context("the claim has no volume")?;
+    let name = spec.volume_name.context("the PVC has no volume")?;
     let volumes: Api<PersistentVolume> = Api::all(sandbox.client.clone());
     let spec = volumes.get(&name).await?.spec.context("no spec")?;
-    Ok(spec.host_path.context("no folder of the machine")?.path)
+    Ok(spec
+        .host_path
+        .context("the volume is not a host path")?
+        .path)
 }
 
-/// What the disk did to it: the first records of each log, or the first pages of the database.
+/// The damage: the first records of each WAL file, or the first pages of the database.
 const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
@@ -37,7 +40,7 @@ async fn replaces_member_with_damaged_data() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = volume_directory(sandbox, &victim).await?;
-            // It stands still meanwhile: what it writes on the way to its end would mend what was damaged.
+            // Stopped, because the shutdown of a running member would overwrite the damage.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(
@@ -47,13 +50,16 @@ async fn replaces_member_with_damaged_data() {
                 .await?;
             ensure!(
                 damaged.contains(&volume_directory),
-                "nothing was damaged: {damaged}"
+                "no file was damaged: {damaged}"
             );
             testbed.kill_containers(&pods).await?;
             sandbox.await_unready("c", &victim).await?;
             let after = sandbox.await_members("c", 3).await.context(files)?;
             let members = ready_members(&after);
-            ensure!(!members.contains(&victim), "{victim} is back on {files}");
+            ensure!(
+                !members.contains(&victim),
+                "{victim} restarted with damaged {files}"
+            );
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             await_one_volume_per_member(sandbox, &members).await?;
         }

@@ -1,5 +1,6 @@
-//! The operator crashes before writes of certificates, passwords and network policies, and the next process goes on from
-//! the state that it finds. `full` crashes before each of these writes; `tls_rotation_generated` crashes during a rotation.
+//! The operator crashes before writes of certificates, passwords and network policies. The next process continues from
+//! the state that it finds. `full` crashes before each of these writes. `tls_rotation_generated` crashes during a
+//! rotation.
 
 use std::cell::Cell;
 
@@ -14,35 +15,35 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
-/// From nothing to a cluster with certificates.
+/// A new cluster with certificates.
 const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// New authorities are asked for.
+/// A rotation of the authorities.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The bundle of an authority is lost.
+/// The trust bundle of an authority is lost.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
 /// A Secret loses a label.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// A member with certificates of its own leaves.
+/// A member with its own certificates is removed.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
-/// Authentication is turned on.
+/// Authentication is enabled.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The Secret has another password.
+/// The Secret has a new password.
 const PASSWORD: &[&str] = &["before-change-password"];
-/// Authentication is turned off again.
+/// Authentication is disabled.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
-/// All of them.
+/// The failpoints of these tests.
 pub(crate) const POINTS: [&[&str]; 10] = [
     ISSUING,
     ROTATION,
@@ -91,8 +92,8 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The authorities exist, and no certificate does; etcd has the user root, and its authentication is off; etcd has one of
-/// two recorded passwords; authentication is off, and passwords are recorded.
+/// The states after the crashes: authorities without certificates; the user root with disabled authentication; one of
+/// two recorded passwords; disabled authentication with recorded passwords.
 #[tokio::test]
 async fn operator_crashes_while_access_changes_keep_access() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
@@ -142,7 +143,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
             let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
             Ok(match record {
                 None => Poll::Done(()),
-                Some(_) => Poll::NotYet("there is a record".to_owned()),
+                Some(_) => Poll::NotYet("the record still exists".to_owned()),
             })
         })
         .await?;
@@ -170,7 +171,7 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // Whoever made two clusters for want of a crash would see it here.
+            // A process that did not crash in time would leave a second cluster here.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             victim
@@ -224,8 +225,8 @@ mod full {
                     sandbox.scale("c", size.get()).await
                 })
                 .await?;
-            let stories = [ISSUING, ROTATION, LOST_BUNDLE, UNLABELED, MEMBER_REMOVAL];
-            let points = stories.concat().len();
+            let groups = [ISSUING, ROTATION, LOST_BUNDLE, UNLABELED, MEMBER_REMOVAL];
+            let points = groups.concat().len();
             ensure!(victim.run_without_failpoints().await? == points);
             until("one authority is trusted", DEADLINE, async || {
                 for secret in ["c-client-ca", "c-peer-ca"] {
@@ -247,20 +248,20 @@ mod full {
             let writer = Writer::start_tls(sandbox, "c", &identity).await?;
             writer.await_more(10).await?;
             writer
-                .finish("crashes while certificates are made")
+                .finish("crashes while certificates are issued")
                 .await
                 .map(drop)
         })
         .await;
     }
 
-    /// Waits until etcd lets root in with this password, and has everything.
+    /// Waits until etcd accepts this password for root, and reads all keys.
     async fn await_password(sandbox: &Sandbox, password: &str) -> Result<()> {
-        until("etcd takes the password", DEADLINE, async || {
+        until("etcd accepts the password", DEADLINE, async || {
             Ok(if accepts_password(sandbox, "c", password).await? {
                 Poll::Done(())
             } else {
-                Poll::NotYet("it does not let root in".to_owned())
+                Poll::NotYet("etcd rejects the password".to_owned())
             })
         })
         .await?;
@@ -291,7 +292,8 @@ mod full {
             let round = Cell::new(0);
             victim
                 .crash_at_each(PASSWORD, async |times| {
-                    // What is changed before it is on is no change to etcd. Later calls find an operator that dies first.
+                    // A new password has no effect in etcd before authentication is enabled. In later calls, the
+                    // operator crashes before.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -307,9 +309,9 @@ mod full {
                 .await?;
             victim
                 .crash_at_each(NO_POLICY, async |times| {
-                    // One that is not there yet would never be deleted.
+                    // A missing policy would never be deleted.
                     if times == 0 {
-                        until("there is a policy", DEADLINE, async || {
+                        until("the policy exists", DEADLINE, async || {
                             let policy =
                                 sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
                             Ok(match policy {
@@ -331,15 +333,19 @@ mod full {
                 })
                 .await?;
             ensure!(victim.run_without_failpoints().await? == 7);
-            until("nothing is left of it", DEADLINE, async || {
-                let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
-                let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
-                Ok(if record.is_none() && policy.is_none() {
-                    Poll::Done(())
-                } else {
-                    Poll::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
-                })
-            })
+            until(
+                "the record and the policy are deleted",
+                DEADLINE,
+                async || {
+                    let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
+                    let policy = sandbox.api::<NetworkPolicy>().get_opt("c-members").await?;
+                    Ok(if record.is_none() && policy.is_none() {
+                        Poll::Done(())
+                    } else {
+                        Poll::NotYet(format!("{} {}", record.is_some(), policy.is_some()))
+                    })
+                },
+            )
             .await?;
             await_desired_members(sandbox, "c", 1).await?;
             let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;

@@ -1,5 +1,5 @@
-//! Defragmentation when too much of the database is free: one member after the other, the leader last and moved
-//! before, and clients write on.
+//! Defragmentation of a database with much free space: one member at a time, the leader last and after a leadership
+//! transfer, while clients write.
 
 use std::collections::BTreeSet;
 
@@ -26,12 +26,12 @@ const DURABLE: &str = "  pod:
 /// Mebibytes that are written and deleted.
 const FREE: i64 = 32;
 
-/// What marks who is passed by.
+/// The label that removes a member from the endpoints of the client Service.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
-/// Invariant 22: the members that the client Service passed by, one at a time, until it leads to all again. Each change
-/// of a pod since that version is seen: a busy machine may look too late for a moment like these.
+/// Invariant 22: returns the members that were removed from the endpoints of the client Service, until all are
+/// endpoints again. Observes each change of a pod since that version, because the states are short.
 async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -54,18 +54,23 @@ async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeS
         (all.len() == 3 && busy.is_empty()).then_some(())
     });
     let seen = seen.await;
-    seen.with_context(|| format!("all are passed by and none is; so far were {all:?}"))?;
-    ensure!(most < 3, "all were taken out of the client Service");
+    seen.with_context(|| {
+        format!("not all members were removed and added again; removed so far: {all:?}")
+    })?;
+    ensure!(
+        most < 3,
+        "all members were removed from the endpoints at the same time"
+    );
     Ok(all)
 }
 
-/// How often a member has seen another leader.
+/// The number of leader changes that a member has seen.
 async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     let page = Page::of_member(sandbox, member).await?;
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
 }
 
-/// Waits until every member has forgotten what was deleted: each does so by itself.
+/// Waits until every member has compacted its database. Each member does so independently.
 async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
     until("every member has free space", DEADLINE, async || {
         for member in members {
@@ -98,7 +103,7 @@ async fn defragments_members_one_by_one_leader_last() {
         await_compacted(sandbox, &names).await?;
         let led = leader(&sandbox.await_members("c", 3).await?)?;
         let other = names.iter().find(|name| **name != led);
-        let other = other.context("nobody but the leader")?;
+        let other = other.context("the leader is the only member")?;
         let elected = elections(sandbox, other).await?;
         let pods = sandbox.api::<Pod>();
         let pods = pods.list(&ListParams::default().labels(MEMBERS)).await?;
@@ -111,23 +116,30 @@ async fn defragments_members_one_by_one_leader_last() {
             .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", rule])
             .await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let is_over = await_object(&clusters, "c", "it is defragmented", DEADLINE, |object| {
-            !field(object, "/status/defragmentation/completionTime").is_null()
-        });
+        let is_over = await_object(
+            &clusters,
+            "c",
+            "all members are defragmented",
+            DEADLINE,
+            |object| !field(object, "/status/defragmentation/completionTime").is_null(),
+        );
         let (done, removed_from_endpoints) =
             future::join(is_over, removed_from_endpoints(sandbox, &since)).await;
         let (done, removed_from_endpoints) = (done?, removed_from_endpoints?);
         ensure!(
             removed_from_endpoints.len() == 3,
-            "the client Service led to who was busy: {removed_from_endpoints:?}"
+            "a busy member was still an endpoint: {removed_from_endpoints:?}"
         );
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");
         for pair in members.windows(2) {
-            // Times of one format, in UTC.
+            // Both times are in UTC and in the same format.
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
-            ensure!(ended.as_str() <= began.as_str(), "two at a time: {run}");
+            ensure!(
+                ended.as_str() <= began.as_str(),
+                "two members at the same time: {run}"
+            );
         }
         for member in members {
             let (was, is) = (&member["sizeBefore"], &member["sizeAfter"]);
@@ -137,16 +149,19 @@ async fn defragments_members_one_by_one_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // A busy machine elects at times by itself: then nobody can say from outside who led when.
+        // A busy machine may cause elections. Then the leader at each time is unknown.
         if elections(sandbox, other).await? < elected + 1.5 {
-            ensure!(members[2]["name"] == led.as_str(), "{led} led: {run}");
-            ensure!(leader(&after)? != led, "the leadership was moved");
+            ensure!(
+                members[2]["name"] == led.as_str(),
+                "the leader {led} was not last: {run}"
+            );
+            ensure!(leader(&after)? != led, "the leadership was not transferred");
         }
         let pods: Vec<Pod> = sandbox.member_pods("c").await?;
         let now: i32 = pods.iter().map(restarts).sum();
-        ensure!(now == started, "a member restarted");
+        ensure!(now == started, "a member was restarted");
         writer.await_more(10).await?;
-        writer.finish("defragmented").await.map(drop)
+        writer.finish("defragmentation").await.map(drop)
     })
     .await;
 }

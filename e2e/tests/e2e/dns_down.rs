@@ -1,10 +1,10 @@
-//! The cluster's DNS is away. A step of the test of reboots. What holds then:
+//! The DNS of the cluster is down. A step of the test of reboots. The expected behavior:
 //!
-//! - Members that run go on: their connections to each other were made before. Clients that are connected, or know
-//!   an address, are served; a lost follower costs nothing while the rest is a quorum.
-//! - The operator goes on: it stays ready and changes no member it cannot ask.
-//! - A pod that is lost is made anew on its disk at once, since that takes the Kubernetes API alone. Its etcd starts,
-//!   and joins the others when names can be looked up again, by itself.
+//! - Running members continue, because their connections exist. Connected clients, and clients with an address, are
+//!   served. The loss of a follower has no effect while the rest is a quorum.
+//! - The operator stays ready. It does not change members that it cannot reach.
+//! - A lost pod is recreated on its volume immediately, which only needs the Kubernetes API. Its etcd starts, and joins
+//!   the others when DNS works again.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::follower;
@@ -26,7 +26,7 @@ pub(crate) async fn pod_is_lost_during_outage(
     let old = sandbox.api::<Pod>().get(&victim).await?.metadata.uid;
     let delete = ["delete", "pod", &victim, "--now", "--wait=false"];
     sandbox.kubectl(&delete).await?;
-    until("the pod is made anew", DEADLINE, async || {
+    until("the pod is recreated", DEADLINE, async || {
         let new = sandbox.api::<Pod>().get_opt(&victim).await?;
         let new = new.and_then(|pod| pod.metadata.uid);
         Ok(if new.is_some() && new != old {
@@ -46,12 +46,12 @@ pub(crate) async fn pod_is_lost_during_outage(
 }
 
 async fn await_started(sandbox: &Sandbox, name: &str) -> Result<()> {
-    until("its container runs", DEADLINE, async || {
+    until("the container runs", DEADLINE, async || {
         let pod = sandbox.api::<Pod>().get(name).await?;
         let status = pod.status.context("no status")?;
         let containers = status.container_statuses.unwrap_or_default();
         let restarts: i32 = containers.iter().map(|it| it.restart_count).sum();
-        ensure!(restarts == 0, "it ended {restarts} times");
+        ensure!(restarts == 0, "the container restarted {restarts} times");
         Ok(if containers.iter().any(|it| it.started == Some(true)) {
             Poll::Done(())
         } else {

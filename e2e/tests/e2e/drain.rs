@@ -1,5 +1,5 @@
-//! An administrator drains a node: the disruption budget lets members go one by one, and the cluster serves on. A step of
-//! the test of lost nodes.
+//! An administrator drains a node. The disruption budget evicts members one by one, and the cluster keeps serving. A
+//! step of the test of lost nodes.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, members, node_of};
@@ -11,53 +11,61 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_loss::members_on;
 
-/// The node holds two of three members with volumes, and all members of a cluster without: drained at once, they would
-/// take the quorum along.
+/// The node runs two of three members with volumes, and all members of a cluster without volumes. Draining all at the
+/// same time would lose the quorum.
 pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let before = sandbox.await_members("durable", 3).await?;
     let node_with_two_members = node_with_two_members(sandbox, "durable").await?;
     let writer = pack(sandbox, testbed, &node_with_two_members).await?;
-    let gone = members_on(sandbox, "packed", &node_with_two_members).await?;
+    let replaced = members_on(sandbox, "packed", &node_with_two_members).await?;
     ensure!(
-        gone.len() == 3,
-        "only {gone:?} are on {node_with_two_members}"
+        replaced.len() == 3,
+        "only {replaced:?} are on {node_with_two_members}"
     );
     let moved = members_on(sandbox, "durable", &node_with_two_members).await?;
     let checks = [
-        (RollingCheck::start(sandbox, "packed", 3).await?, gone.len()),
+        (
+            RollingCheck::start(sandbox, "packed", 3).await?,
+            replaced.len(),
+        ),
         (
             RollingCheck::start(sandbox, "durable", 3).await?,
             moved.len(),
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // With pods deleted, the old status still holds for a moment.
+    // The status may still show the deleted pods.
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let what = "those without a disk are replaced";
+    let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {
-        !members(object).iter().any(|(name, _)| gone.contains(name))
+        !members(object)
+            .iter()
+            .any(|(name, _)| replaced.contains(name))
     })
     .await?;
     for cluster in ["packed", "durable"] {
         sandbox.await_members(cluster, 3).await?;
         let left = members_on(sandbox, cluster, &node_with_two_members).await?;
-        ensure!(left.is_empty(), "{left:?} on the drained node");
+        ensure!(left.is_empty(), "{left:?} remain on the drained node");
     }
     for (check, there) in checks {
         let ended = check.finish().await?;
-        ensure!(ended == there, "{ended} ended, {there} were there");
+        ensure!(
+            ended == there,
+            "{ended} pods were terminated, expected {there}"
+        );
     }
-    // With a disk a member moves; without one it is replaced.
+    // A member with a volume moves. A member without one is replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
     sandbox
         .kubectl(&["uncordon", &node_with_two_members])
         .await?;
     writer.await_more(10).await?;
-    writer.finish("packed members drained").await?;
+    writer.finish("drained members without volumes").await?;
     budget_as_before(sandbox).await
 }
 
-/// Creates a cluster without volumes whose members all run on this node, and a client that writes.
+/// Creates a cluster without volumes whose members all run on this node, and starts a client that writes.
 async fn pack(sandbox: &Sandbox, testbed: &Testbed<'_>, node: &str) -> Result<Writer> {
     let nodes = testbed.nodes();
     let others = nodes.iter().map(String::as_str);
@@ -73,7 +81,6 @@ async fn pack(sandbox: &Sandbox, testbed: &Testbed<'_>, node: &str) -> Result<Wr
     Writer::start(sandbox, "packed").await
 }
 
-/// The node with two members.
 async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<String> {
     let pods = sandbox.member_pods(cluster).await?;
     let nodes: Vec<&str> = pods.iter().map(node_of).collect();
@@ -84,7 +91,7 @@ async fn node_with_two_members(sandbox: &Sandbox, cluster: &str) -> Result<Strin
         .with_context(|| format!("no node has two members: {nodes:?}"))
 }
 
-/// As the Kubernetes documentation has it; what is refused by a budget is asked again until it is let go.
+/// As in the Kubernetes documentation. `kubectl drain` retries evictions that a budget denies.
 async fn drain(sandbox: &Sandbox, node: &str) -> Result<()> {
     let args = ["drain", node, "--ignore-daemonsets"];
     let more = ["--delete-emptydir-data", "--timeout=300s"];

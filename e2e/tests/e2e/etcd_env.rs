@@ -1,5 +1,5 @@
-//! `spec.pod.etcdEnv` sets no flag of etcd that the operator owns: with `ETCD_FORCE_NEW_CLUSTER` a healthy cluster of
-//! three would lose two of its three members and their volumes.
+//! `spec.pod.etcdEnv` cannot set etcd flags that the operator owns. With `ETCD_FORCE_NEW_CLUSTER`, a healthy cluster of
+//! three would lose two members and their volumes.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::volume_growth::claims;
 
 const KEYS: usize = 50;
 const PREFIX: &str = "etcd-env";
-/// The only way to set this option in v1beta2.
+/// An allowed variable: v1beta2 has no other way to set this option.
 const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
 
 async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
@@ -25,14 +25,14 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
     sandbox.kubectl(&words).await
 }
 
-/// By UID: every pod of the cluster with its restarts, and every volume claim.
+/// The restarts of every pod by UID, and the UIDs of all PVCs.
 async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
     let kept = claims.iter().map(|claim| &claim.metadata);
     let kept = kept.filter(|metadata| metadata.deletion_timestamp.is_none());
     ensure!(
         pods.len() == 3 && kept.count() == 3,
-        "three pods, three volumes"
+        "expected three pods and three PVCs"
     );
     let pods = pods.iter();
     let pods = pods.map(|pod| (pod.uid().unwrap_or_default(), restarts(pod)));
@@ -41,7 +41,7 @@ async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     Ok(pods.chain(claims).collect())
 }
 
-/// Pods and volumes, the cluster's ID, and its members.
+/// Pods and PVCs, the cluster ID, and the members.
 type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
 async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {
@@ -76,12 +76,12 @@ async fn rejects_etcd_env_that_overrides_operator_flags() {
             };
             ensure!(
                 text.contains("spec.pod.etcdEnv") && text.contains("remove that variable"),
-                "{name}: neither the field nor the remedy in: {text}"
+                "{name}: the message lacks the field or the remedy: {text}"
             );
         }
 
         let after = cluster_state(sandbox, &keys).await?;
-        ensure!(before == after, "{before:?}, and afterwards {after:?}");
+        ensure!(before == after, "before: {before:?}, after: {after:?}");
         let now = sandbox.objects(Kind::EtcdCluster).get("c").await?;
         ensure!(now.metadata.generation == object.metadata.generation);
         ensure!(ready_members(&now) == ready_members(&object));

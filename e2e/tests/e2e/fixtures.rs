@@ -1,4 +1,4 @@
-//! Manifests the tests share.
+//! Shared manifests.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The version most tests run: the newest the testbed holds.
+/// The etcd version of most tests: the newest on the testbed.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
     env.etcd_versions
         .last()
         .cloned()
-        .context("E2E_ETCD_VERSIONS is empty: which etcd images do the nodes hold?")
+        .context("E2E_ETCD_VERSIONS is empty: list the etcd versions whose images the nodes have")
 }
 
-/// A cluster with nothing but a size and the newest version.
+/// A cluster with only a size and the newest version.
 pub(crate) fn cluster(env: &Env, name: &str, size: usize) -> Result<String> {
     cluster_with(env, name, size, "")
 }
 
-/// A cluster with further lines under `spec`, each indented by two spaces.
+/// A cluster with additional lines under `spec`, each indented by two spaces.
 pub(crate) fn cluster_with(env: &Env, name: &str, size: usize, more: &str) -> Result<String> {
     let version = newest_version(env)?;
     Ok(format!(
@@ -30,14 +30,14 @@ pub(crate) fn cluster_with(env: &Env, name: &str, size: usize, more: &str) -> Re
     ))
 }
 
-/// Lines under `spec` that give members a volume of their own.
+/// Lines under `spec` that give each member a volume.
 pub(crate) const DURABLE: &str = "  pod:
     persistentVolumeClaimSpec:
       accessModes: [ReadWriteOnce]
       resources: {requests: {storage: 64Mi}}
 ";
 
-/// The repository's root.
+/// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -54,11 +54,16 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
         })
         .collect();
     files.sort();
-    anyhow::ensure!(!files.is_empty(), "{} holds no manifests", path.display());
+    anyhow::ensure!(
+        !files.is_empty(),
+        "{} contains no manifests",
+        path.display()
+    );
     Ok(files)
 }
 
-/// Whether a ServiceAccount of the sandbox has a right in `namespace`. `resource` has the form `NAME[.GROUP][/SUBRESOURCE]`.
+/// True if a ServiceAccount of the sandbox has a right in `namespace`. `resource` has the form
+/// `NAME[.GROUP][/SUBRESOURCE]`.
 pub(crate) async fn may(
     sandbox: &Sandbox,
     account: &str,
@@ -91,6 +96,6 @@ pub(crate) async fn may(
     let review: SubjectAccessReview = serde_json::from_value(review)?;
     let reviews: Api<SubjectAccessReview> = Api::all(sandbox.client.clone());
     let answer = reviews.create(&PostParams::default(), &review).await?;
-    let status = answer.status.context("no answer about rights")?;
+    let status = answer.status.context("the review has no status")?;
     Ok(status.allowed)
 }

@@ -1,4 +1,4 @@
-//! `spec.hibernate`: no pods, while volumes and Services stay; set back, the same cluster is there with its data.
+//! `spec.hibernate`: the pods are deleted, while volumes and Services remain. After a resume, the cluster has its data.
 
 use anyhow::{Result, ensure};
 use e2e::metrics::Page;
@@ -35,7 +35,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
 
         hibernate(sandbox, true).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
-        let what = "it hibernates, and nothing is wrong";
+        let what = "the cluster is hibernated and not degraded";
         let asleep = await_object(&clusters, "c", what, DEADLINE, |object| {
             field(object, "/status/phase") == "Hibernated"
                 && condition(object, "Available").is_some_and(|found| {
@@ -52,7 +52,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
             "something was deleted"
         );
 
-        // Another process of the operator finds it as it is.
+        // A new process of the operator changes nothing.
         sandbox
             .kubectl(&[
                 "delete",
@@ -63,15 +63,19 @@ async fn hibernated_cluster_resumes_with_its_data() {
             ])
             .await?;
         sandbox.await_operators().await?;
-        until("it has looked at the cluster", DEADLINE, async || {
-            let page = Page::of_operator(sandbox, "etcd-operator").await?;
-            let reconciles = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
-            Ok(if reconciles > 0.5 {
-                Poll::Done(())
-            } else {
-                Poll::NotYet("it has not".to_owned())
-            })
-        })
+        until(
+            "the new process has reconciled the cluster",
+            DEADLINE,
+            async || {
+                let page = Page::of_operator(sandbox, "etcd-operator").await?;
+                let reconciles = page.sum("etcd_operator_cluster_reconcile_duration_count", "");
+                Ok(if reconciles > 0.5 {
+                    Poll::Done(())
+                } else {
+                    Poll::NotYet("no reconcile".to_owned())
+                })
+            },
+        )
         .await?;
         let pods = all::<Pod>(sandbox).await?;
         ensure!(pods.is_empty(), "{pods:?}");
@@ -79,16 +83,16 @@ async fn hibernated_cluster_resumes_with_its_data() {
         hibernate(sandbox, false).await?;
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        await_object(&clusters, "c", "it runs", DEADLINE, |object| {
+        await_object(&clusters, "c", "phase Running", DEADLINE, |object| {
             field(object, "/status/phase") == "Running"
         })
         .await?;
         ensure!(
             volumes_and_services(sandbox).await? == objects,
-            "the same volumes and Services"
+            "volumes or Services changed"
         );
         writer.await_more(10).await?;
-        writer.finish("hibernated").await.map(drop)
+        writer.finish("hibernation").await.map(drop)
     })
     .await;
 }
